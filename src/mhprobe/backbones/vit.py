@@ -1,0 +1,56 @@
+"""timm's VisionTransformer: ViT, DeiT, DeiT3, DINOv2 and others with registers, CLIP and SigLIP towers, hybrids.
+
+layers.Attention concatenates its heads, head 0 first, and projects; nothing stands between heads and projection
+unless ``scale_norm`` is on, which mixes them. Attention pooling behind the blocks is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
+from torch import nn
+
+from mhprobe.backbones.base import Family
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite
+
+
+class ViT(Family):
+    title = "timm VisionTransformer (ViT, DeiT, DeiT3, DINOv2, CLIP, SigLIP)"
+
+    @staticmethod
+    def claims(model: nn.Module) -> bool:
+        return isinstance(model, VisionTransformer)
+
+    @staticmethod
+    def sites(model: nn.Module) -> Iterator[HeadSite]:
+        for number, block in enumerate(model.blocks):
+            where = f"blocks.{number}"
+            if type(block) not in (Block, ResPostBlock, ParallelThingsBlock):
+                raise UserError(
+                    f"{where} is a {type(block).__name__}: its heads and its MLP share one projection, or its heads are "
+                    f"combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
+                )
+            names = [f"attns.{i}.attn" for i in range(len(block.attns))] if hasattr(block, "attns") else ["attn"]
+            for name in names:
+                attn = block.get_submodule(name)
+                if type(attn) is not Attention:
+                    raise UserError(
+                        f"{where}.{name} is a {type(attn).__name__}, expected timm.layers.Attention: its heads are "
+                        f"combined before the projection, so none can be gated alone."
+                    )
+                if not isinstance(attn.norm, nn.Identity):
+                    raise UserError(
+                        f"{where}.{name}.norm is a {type(attn.norm).__name__} between the heads and the projection "
+                        f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
+                    )
+                yield HeadSite(
+                    name=f"{where}.{name}",
+                    stage=0,
+                    block=number,
+                    num_heads=attn.num_heads,
+                    head_dim=attn.head_dim,
+                    prefix_tokens=model.num_prefix_tokens,
+                )

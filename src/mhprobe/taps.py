@@ -1,0 +1,151 @@
+"""record(): one forward pass, perhaps one backward pass, and what every head did in it.
+
+The taps stand on both sides of the gate, for this call only: z is read before it, the gradient after it, so that a
+masked head still has a slope. The call runs eager (a hook added to a compiled model is silently ignored), in eval
+mode, with the weights frozen: the backward pass then costs about one forward.
+
+Shapes: B images, T tokens, H heads of one site, D head width, C classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadBatch, HeadSite
+
+NEEDS = frozenset({"grad", "attn"})
+
+
+def record(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None = None,
+    needs: Collection[str] = frozenset({"grad"}),
+    valid: Tensor | None = None,
+) -> HeadBatch:
+    """Run ``model`` on ``images`` and return a HeadBatch.
+
+    model: carries gates (see ``attach``); may be a wrapper around the timm model, e.g. a LightningModule.
+    images: (B, 3, height, width), normalised. labels: (B,), needed for "grad".
+    needs: "grad" for slopes of the per-image cross-entropy, "attn" for attention weights; z is always there.
+    valid: (B,) bool, default all True.
+    """
+    if unknown := set(needs) - NEEDS:
+        raise UserError(f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}.")
+    if "grad" in needs and labels is None:
+        raise UserError('record: needs={"grad"} takes the slope of the loss, so it needs labels, got None.')
+    if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
+        raise UserError(
+            "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
+        )
+    gates = gates_of(model)
+    sites = gates.layout.sites
+    heads: list[Tensor] = [torch.empty(0)] * len(sites)
+    gated: list[Tensor] = [torch.empty(0)] * len(sites)
+    attn: list[Tensor] = [torch.empty(0)] * len(sites)
+
+    def before_gate(number: int, args: tuple[Tensor, ...]) -> None:
+        heads[number] = args[0].detach()
+
+    def after_gate(number: int, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # the first site has nothing trainable upstream: there the graph begins
+        y = args[0] if args[0].requires_grad else args[0].detach().requires_grad_("grad" in needs)
+        gated[number] = y
+        return (y, *args[1:])
+
+    def weights(number: int, args: tuple[Tensor, ...]) -> None:
+        attn[number] = args[0].detach()
+
+    with contextlib.ExitStack() as stack:
+        # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and copy the input
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.set_grad_enabled("grad" in needs))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_frozen_eval(model))
+        for number, site in enumerate(sites):
+            module = model.get_submodule(_path(model, gates.layout.sites[0].name) + site.name)
+            stack.callback(
+                module.proj.register_forward_pre_hook(
+                    lambda _, args, n=number: before_gate(n, args), prepend=True
+                ).remove
+            )
+            stack.callback(
+                module.proj.register_forward_pre_hook(lambda _, args, n=number: after_gate(n, args)).remove
+            )
+            if "attn" in needs:
+                stack.enter_context(_unfused(module))
+                stack.callback(
+                    module.attn_drop.register_forward_pre_hook(lambda _, args, n=number: weights(n, args)).remove
+                )
+        logits = model(images.clone() if images.is_inference() else images)
+        labels = labels.clone() if labels is not None and labels.is_inference() else labels
+        loss = None if labels is None else nn.functional.cross_entropy(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits, labels, reduction="none")
+        grad = torch.autograd.grad(loss.sum(), gated) if "grad" in needs and loss is not None else None
+
+    return HeadBatch(
+        z=tuple(_per_head(site, z, len(images)) for site, z in zip(sites, heads, strict=True)),
+        grad=None if grad is None else tuple(_per_head(site, g, len(images)) for site, g in zip(sites, grad, strict=True)),
+        attn=tuple(a.unflatten(0, (len(images), -1)) for a in attn) if "attn" in needs else None,
+        logits=logits.detach(),
+        loss=None if loss is None else loss.detach(),
+        labels=labels,
+        valid=torch.ones(len(images), dtype=torch.bool, device=logits.device) if valid is None else valid,
+    )
+
+
+def _per_head(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
+    """(B * windows, tokens, H * D) as the projection sees it -> (B, T, H, D) in raster order."""
+    tokens = rows.reshape(batch, -1, site.channels)
+    if site.windows is not None:
+        order = site.windows.rows().to(rows.device)
+        if order.numel() and int(order.max()) >= tokens.shape[1]:
+            raise UserError(
+                f"{site.name}: its grid was {site.windows.grid} when the gates were attached, but this input has "
+                f"{tokens.shape[1]} rows. Feed images of the size the model was made for, or attach again."
+            )
+        tokens = tokens[:, order]
+    return tokens.unflatten(-1, (site.num_heads, site.head_dim))
+
+
+def _path(model: nn.Module, site: str) -> str:
+    """The prefix under which a wrapper keeps the timm model: '' or e.g. 'backbone.'."""
+    for name, _ in model.named_modules():
+        if name == site or name.endswith("." + site):
+            return name[: -len(site)]
+    raise UserError(f"record: {type(model).__name__} has no module {site}; was a block removed after attach()?")
+
+
+@contextlib.contextmanager
+def _frozen_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients for weights, both put back afterwards."""
+    training = [(module, module.training) for module in model.modules()]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        for module, mode in training:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _unfused(attention: nn.Module) -> Iterator[None]:
+    """Attention weights are only visible when they are materialised."""
+    if not hasattr(attention, "fused_attn"):
+        raise UserError(f"{type(attention).__name__} has no attention weights to look at.")
+    before = attention.fused_attn
+    attention.fused_attn = False
+    try:
+        yield
+    finally:
+        attention.fused_attn = before
