@@ -10,7 +10,9 @@ Shapes: B images, T tokens, H heads of one site, D head width, C classes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+import functools
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,16 +52,16 @@ def record(
     gated: list[Tensor] = [torch.empty(0)] * len(sites)
     attn: list[Tensor] = [torch.empty(0)] * len(sites)
 
-    def before_gate(number: int, args: tuple[Tensor, ...]) -> None:
+    def before_gate(number: int, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
         heads[number] = args[0].detach()
 
-    def after_gate(number: int, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def after_gate(number: int, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # the first site has nothing trainable upstream: there the graph begins
         y = args[0] if args[0].requires_grad else args[0].detach().requires_grad_("grad" in needs)
         gated[number] = y
         return (y, *args[1:])
 
-    def weights(number: int, args: tuple[Tensor, ...]) -> None:
+    def weights(number: int, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
         attn[number] = args[0].detach()
 
     with contextlib.ExitStack() as stack:
@@ -68,29 +70,31 @@ def record(
         stack.enter_context(torch.set_grad_enabled("grad" in needs))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_frozen_eval(model))
+
+        def tap(module: nn.Module, hook: Callable[..., Any], number: int, prepend: bool = False) -> None:
+            handle = module.register_forward_pre_hook(functools.partial(hook, number), prepend=prepend)
+            stack.callback(handle.remove)
+
+        modules = dict(model.named_modules())
+        prefix = _prefix(modules, sites[0])
         for number, site in enumerate(sites):
-            module = model.get_submodule(_path(model, gates.layout.sites[0].name) + site.name)
-            stack.callback(
-                module.proj.register_forward_pre_hook(
-                    lambda _, args, n=number: before_gate(n, args), prepend=True
-                ).remove
-            )
-            stack.callback(
-                module.proj.register_forward_pre_hook(lambda _, args, n=number: after_gate(n, args)).remove
-            )
+            attention = modules[prefix + site.name]
+            tap(attention.proj, before_gate, number, prepend=True)
+            tap(attention.proj, after_gate, number)
             if "attn" in needs:
-                stack.enter_context(_unfused(module))
-                stack.callback(
-                    module.attn_drop.register_forward_pre_hook(lambda _, args, n=number: weights(n, args)).remove
-                )
-        logits = model(images.clone() if images.is_inference() else images)
-        labels = labels.clone() if labels is not None and labels.is_inference() else labels
-        loss = None if labels is None else nn.functional.cross_entropy(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits, labels, reduction="none")
-        grad = torch.autograd.grad(loss.sum(), gated) if "grad" in needs and loss is not None else None
+                stack.enter_context(_unfused(attention, site))
+                tap(attention.attn_drop, weights, number)
+        logits = model(_usable(images))
+        loss, grad = None, None
+        if labels is not None:
+            labels = _usable(labels)
+            loss = nn.functional.cross_entropy(at_least_float32(logits), labels, reduction="none")
+            if "grad" in needs:
+                grad = torch.autograd.grad(loss.sum(), gated)
 
     return HeadBatch(
         z=tuple(_per_head(site, z, len(images)) for site, z in zip(sites, heads, strict=True)),
-        grad=None if grad is None else tuple(_per_head(site, g, len(images)) for site, g in zip(sites, grad, strict=True)),
+        grad=None if grad is None else tuple(_per_head(s, g, len(images)) for s, g in zip(sites, grad, strict=True)),
         attn=tuple(a.unflatten(0, (len(images), -1)) for a in attn) if "attn" in needs else None,
         logits=logits.detach(),
         loss=None if loss is None else loss.detach(),
@@ -113,12 +117,21 @@ def _per_head(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
     return tokens.unflatten(-1, (site.num_heads, site.head_dim))
 
 
-def _path(model: nn.Module, site: str) -> str:
-    """The prefix under which a wrapper keeps the timm model: '' or e.g. 'backbone.'."""
-    for name, _ in model.named_modules():
-        if name == site or name.endswith("." + site):
-            return name[: -len(site)]
-    raise UserError(f"record: {type(model).__name__} has no module {site}; was a block removed after attach()?")
+def _prefix(modules: dict[str, nn.Module], site: HeadSite) -> str:
+    """Under which name a wrapper keeps the timm model: '' or e.g. 'backbone.'."""
+    for name in modules:
+        if name == site.name or name.endswith("." + site.name):
+            return name[: -len(site.name)]
+    raise UserError(f"record: the model has no module {site.name}; was a block removed after attach()?")
+
+
+def _usable(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precisions are widened before anything is summed or compared."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @contextlib.contextmanager
@@ -139,10 +152,10 @@ def _frozen_eval(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unfused(attention: nn.Module) -> Iterator[None]:
+def _unfused(attention: nn.Module, site: HeadSite) -> Iterator[None]:
     """Attention weights are only visible when they are materialised."""
     if not hasattr(attention, "fused_attn"):
-        raise UserError(f"{type(attention).__name__} has no attention weights to look at.")
+        raise UserError(f"{site.name} ({type(attention).__name__}) has no attention weights to look at.")
     before = attention.fused_attn
     attention.fused_attn = False
     try:

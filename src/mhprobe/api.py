@@ -1,0 +1,110 @@
+"""The notebook's way in: any timm model of a supported family, any loader of (images, labels), no Lightning.
+
+    model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
+    gates = mhprobe.attach(model)
+    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
+    found["gate_importance"]            # (A,) larger means more important
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.evaluate import evaluator
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.curve import CurveSpec, order_named
+from mhprobe.masking.curve import masking_curve as trace_curve
+from mhprobe.measures.base import Measure
+from mhprobe.progress import progress
+from mhprobe.taps import record
+
+
+def measure(
+    model: nn.Module,
+    loader: Iterable[Any],
+    measures: Sequence[Measure | Callable[[HeadLayout], Measure]],
+    show_progress: bool = False,
+) -> dict[str, Tensor]:
+    """Each measure's value on the images of ``loader``, by the measure's name, on the CPU.
+
+    model: a timm model; gates are attached if it has none. Weights and mode are left as they were.
+    loader: yields (images, labels) or Batch; images as the model wants them, normalised float.
+    measures: instances, or things that make one from a layout (a class, a functools.partial).
+
+    One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
+    """
+    layout = attach(model).layout
+    device = next(model.parameters()).device
+    built = [(item if isinstance(item, Measure) else item(layout)).to(device) for item in measures]
+    names = [item.name for item in built]
+    if len(set(names)) < len(names):
+        raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
+    needs = frozenset[str]().union(*(item.needs for item in built))
+    total = len(loader) if hasattr(loader, "__len__") else 0
+    with progress("measuring", total, "batches", show_progress) as done:
+        for batch in _batches(loader, device):
+            heads = record(model, batch.images, batch.labels, needs, batch.valid)
+            for item in built:
+                item.update(heads)
+            done(1)
+    return {item.name: item.compute().cpu() for item in built}
+
+
+def masking_curve(
+    model: nn.Module,
+    loader: Iterable[Any],
+    units: str = "index",
+    order: str = "keep_best",
+    select_loader: Iterable[Any] | None = None,
+    steps: int | None = None,
+    **order_options: Any,
+) -> list[dict[str, Any]]:
+    """Accuracy as heads are masked one unit after the other: rows of curve, split, step, heads_masked, ... seed.
+
+    units: index (the same head of every layer), layer, head or stage. order: keep_best, hurt_most or random, with
+    its options as keywords. select_loader: the images a greedy order is chosen on; without it the order is chosen on
+    the images it is reported on, which flatters.
+    The loaders are walked once per step, so they must be walkable again (a DataLoader, a list; not a generator).
+    """
+    layout = attach(model).layout
+    report = _walker(model, loader)
+    select = report if select_loader is None else _walker(model, select_loader)
+    spec = CurveSpec(name=f"{units}_{order}", units=units, order=order_named(order, **order_options))
+    splits = ("test", "test") if select_loader is None else ("validation", "test")
+    return trace_curve(layout, spec, select, report, splits=splits, steps=steps)
+
+
+def load(path: str | Path) -> nn.Module:
+    """The timm model in a .safetensors + .json pair or a training checkpoint, in eval mode."""
+    from mhprobe.weights import load_weights
+
+    return load_weights(path)[0]
+
+
+def _walker(model: nn.Module, loader: Iterable[Any]) -> Any:
+    if iter(loader) is loader:
+        raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
+    device = next(model.parameters()).device
+    images = sum(int(batch.valid.sum()) for batch in _batches(loader, torch.device("cpu")))
+    return evaluator(model, lambda: _batches(loader, device), images)
+
+
+def _batches(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:
+    """Batches with an index of their own, from whatever the loader yields."""
+    first = 0
+    for item in loader:
+        images, labels, *rest = item
+        valid = item.valid if isinstance(item, Batch) else torch.ones(len(images), dtype=torch.bool)
+        index = first + torch.cumsum(valid.cpu(), 0) - 1
+        if rest and not isinstance(item, Batch):
+            raise UserError(f"loader: expected (images, labels) or Batch, got {len(item)} things in a batch.")
+        first += int(valid.sum())
+        yield Batch(*(t.to(device) for t in (images, labels, index.clamp(min=0), valid)))

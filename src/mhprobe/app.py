@@ -1,0 +1,207 @@
+"""Puts together what Hydra composed: data, model, measures, curves, report and trainer. The tasks are thin on top."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from mhprobe.errors import UserError
+
+# Noise that a user can do nothing about, each with its reason.
+QUIET = (
+    ("LeafSpec", "torch moved a private class that Lightning still imports"),
+    ("does not have many workers", "a memory-mapped gather is faster than worker processes for small images"),
+    ("sync_dist=True", "the logged numbers are reduced already, exactly, by torchmetrics"),
+    ("Checkpoint directory", "resuming into the folder of a run is meant"),
+    ("tensorboardX", "the csv logger is chosen"),
+    ("lr_scheduler.step", "mixed precision may skip its first step"),
+)
+
+
+class Session:
+    """One run: built from a checked configuration, writing into ``folder``.
+
+    measures, curves: whether the test probes heads and draws masking curves.
+    """
+
+    def __init__(self, cfg: dict[str, Any], folder: Path, measures: bool = False, curves: bool = False) -> None:
+        for message, _ in QUIET:
+            warnings.filterwarnings("ignore", message=f".*{message}")
+        import lightning as L
+        from hydra.utils import instantiate
+
+        from mhprobe.classifier import GatedClassifier
+        from mhprobe.data.base import InputSpec
+        from mhprobe.report.report import Report
+        from mhprobe.weights import load_weights
+
+        L.seed_everything(cfg["seed"], workers=True, verbose=False)
+        self.cfg, self.folder = cfg, folder
+        self.checkpoints = folder / "checkpoints"
+        self.data = _construct(instantiate, cfg["data"], "data")
+        self.data.prepare_data()
+        self.data.setup()
+
+        if cfg["weights"]:
+            backbone, description = load_weights(cfg["weights"])
+            if description["class_names"] != list(self.data.class_names):
+                raise UserError(
+                    f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the data "
+                    f"has {', '.join(self.data.class_names[:3])} ... Choose the data it was trained on with data=..."
+                )
+        else:
+            settings = {key: value for key, value in cfg["backbone"].items() if key != "_target_"}
+            backbone = _construct(instantiate, {**cfg["backbone"], "num_classes": self.data.num_classes}, "backbone")
+            description = {"backbone": settings, "class_names": list(self.data.class_names)}
+        from mhprobe.backbones import input_spec
+
+        spec = input_spec(backbone)
+        self.data.spec = InputSpec(**spec)
+        description = {**description, "input": {key: list(value) for key, value in spec.items()}}
+        self.classifier = GatedClassifier(
+            backbone, description, learnable_gates=cfg["gates"]["learnable"], gate_lr=cfg["gates"]["lr"], **cfg["optim"]
+        )
+        if cfg["compile"]:
+            backbone.compile()
+
+        self.loggers = self._loggers(instantiate)
+        self.report = Report(folder, self.classifier.gates.layout, self.loggers)
+        self.trainer = self._trainer(self._callbacks(instantiate, measures, curves))
+
+    def fit(self) -> None:
+        """Train, keeping ``best.ckpt`` and ``last.ckpt``."""
+        self.trainer.fit(self.classifier, datamodule=self.data, ckpt_path=self._resume_from())
+
+    def test(self, best: bool = False) -> None:
+        """Test, probe and mask; with the best checkpoint of ``fit`` or the weights as they are."""
+        if best:
+            from mhprobe.weights import load_checkpoint
+
+            self.classifier.load_state_dict(load_checkpoint(self.checkpoints / "best.ckpt")["state_dict"])
+        (metrics,) = self.trainer.test(self.classifier, datamodule=self.data, verbose=False)
+        if self.trainer.is_global_zero:
+            self.report.add_metrics({**metrics, "test/images": self.data.sizes["test"]})
+
+    def close(self) -> None:
+        """Write the weights and the last of the report, and say where everything is."""
+        from mhprobe.weights import save_weights
+
+        if not self.trainer.is_global_zero:
+            return
+        made = {"by": f"mhprobe.{Path(sys.argv[0]).stem}", "data": self.data.fingerprint, "seed": self.cfg["seed"]}
+        save_weights(
+            self.classifier.backbone, self.folder / "model.safetensors", {**self.classifier.description, "made": made}
+        )
+        self.report.close()
+        metrics = self.report.metrics
+        print(f"test accuracy {100 * metrics['test/accuracy']:.2f} % of {metrics['test/images']} images")
+        print(f"tables, figures and weights: {self.folder}")
+
+    def _trainer(self, callbacks: list[Any]) -> Any:
+        import lightning as L
+        from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
+        from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+        from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
+
+        settings = dict(self.cfg["trainer"])
+        if settings["precision"] == "auto":
+            settings["precision"] = _best_precision(settings["accelerator"])
+        try:
+            return L.Trainer(
+                **settings,
+                callbacks=callbacks,
+                logger=self.loggers,
+                plugins=[AtomicCheckpointIO()],
+                default_root_dir=self.folder,
+                use_distributed_sampler=False,  # ours pads with flagged images
+                num_sanity_val_steps=0,
+                enable_model_summary=False,
+            )
+        except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+
+    def _callbacks(self, instantiate: Any, measures: bool, curves: bool) -> list[Any]:
+        from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+
+        from mhprobe.callbacks.checkpoints import SameShape, SaveOnTerminate, best_and_last
+        from mhprobe.callbacks.curve import MaskingCurve
+        from mhprobe.callbacks.probe import Probe
+        from mhprobe.callbacks.seed import SeedEachStep
+
+        cfg = self.cfg
+        callbacks = [
+            RichProgressBar(leave=False),
+            LearningRateMonitor(logging_interval="step"),
+            SeedEachStep(cfg["seed"]),
+            SameShape(cfg["data"].get("batch_size", 0)),
+            *best_and_last(self.checkpoints, cfg["checkpoint"]["every_n_steps"]),
+            SaveOnTerminate(self.checkpoints),
+        ]
+        if measures and cfg["measure"]:
+            factories = {name: _construct(instantiate, part, f"measure.{name}") for name, part in cfg["measure"].items()}
+            callbacks.append(Probe(factories, self.report, cfg["probe"]["every_n_epochs"]))
+        if curves and cfg["masking"]["curves"]:
+            specs = {
+                name: {**part, "order": _construct(instantiate, part["order"], f"masking.curves.{name}.order")}
+                for name, part in cfg["masking"]["curves"].items()
+            }
+            options = {key: cfg["masking"][key] for key in ("select_on", "steps", "step")}
+            callbacks.append(MaskingCurve(specs, self.report, Path(cfg["cache_dir"]) / "orders", **options))
+        return callbacks
+
+    def _loggers(self, instantiate: Any) -> list[Any]:
+        from lightning.pytorch.utilities import rank_zero_only
+
+        rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+        return [
+            _construct(instantiate, part, f"logger.{name}", folder=self.folder) for name, part in self.cfg["logger"].items()
+        ]
+
+    def _resume_from(self) -> str | None:
+        path = self.cfg["ckpt_path"]
+        if path is None:
+            return None
+        if "://" in path:
+            raise UserError(f"ckpt_path: {path} is remote, where pickled code could hide; download it first.")
+        if path != "last":
+            if not Path(path).is_file():
+                raise UserError(f"ckpt_path: no file {path}; ckpt_path=last takes the newest run's last checkpoint.")
+            return path
+        runs = Path(self.cfg["out"]) / self.cfg["name"]
+        found = sorted({*runs.glob("**/checkpoints/last.ckpt"), *self.checkpoints.glob("last.ckpt")}, key=os.path.getmtime)
+        if not found:
+            raise UserError(f"ckpt_path=last: no last.ckpt under {runs}; leave ckpt_path out to start anew.")
+        print(f"resuming from {found[-1]}")
+        return str(found[-1])
+
+
+def _construct(instantiate: Any, part: dict[str, Any], where: str, **extra: Any) -> Any:
+    """hydra's instantiate, with a wrong key or value named in one line."""
+    from hydra.errors import InstantiationException
+
+    try:
+        return instantiate(part, **extra)
+    except InstantiationException as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, (TypeError, ImportError, ValueError)):
+            raise UserError(f"{where}: {' '.join(str(cause).split())}") from error
+        raise
+
+
+def _best_precision(accelerator: str) -> str:
+    """bf16-mixed where the hardware multiplies bfloat16 faster than float32."""
+    import torch
+
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    if accelerator in ("auto", "cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "bf16-mixed"
+    return "32-true"

@@ -1,0 +1,1 @@
+"""Lightning callbacks: what watches and steers a run without the classifier knowing."""

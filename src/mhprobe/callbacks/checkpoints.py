@@ -1,0 +1,102 @@
+"""Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from mhprobe.errors import UserError
+from mhprobe.weights import load_checkpoint
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write under a temporary name, sync, rename; read with checksums verified and code refused."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        temporary = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(handle, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise UserError(
+                f"checkpoint: could not write {path} ({error}). The one before it is untouched; free some room and "
+                f"go on with ckpt_path=last."
+            ) from error
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return load_checkpoint(path)
+
+
+def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
+    """``best.ckpt`` by validation accuracy; ``last.ckpt`` after every epoch, and every n steps where asked."""
+    common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
+    best = ModelCheckpoint(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
+    each_epoch = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
+    if every_n_steps is None:
+        return [best, each_epoch]
+    return [best, each_epoch, ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common)]
+
+
+class SaveOnTerminate(L.Callback):
+    """On SIGTERM finish the step, save ``last.ckpt`` on all ranks together, and exit with code 143.
+
+    The handler only sets a flag: saving inside it deadlocks while a peer is in its backward pass.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "last.ckpt"
+        self.terminated = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        def handler(_signal: int, _frame: FrameType | None) -> None:
+            self.terminated = True
+
+        signal.signal(signal.SIGTERM, handler)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        flag = self.terminated
+        if trainer.world_size > 1:
+            flag = bool(trainer.strategy.reduce(torch.tensor(float(flag), device=pl_module.device), reduce_op="sum"))
+        if flag:
+            trainer.save_checkpoint(self.path)
+            raise SystemExit(143)
+
+
+class SameShape(L.Callback):
+    """Refuses to resume with other ranks or batches: the data order and the schedule would silently change."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.world_size = 1
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.world_size = trainer.world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"processes": self.world_size, "batch_size": self.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict != self.state_dict():
+            raise UserError(
+                f"ckpt_path: the run was made with {state_dict}, this one has {self.state_dict()}: the data order and the "
+                f"learning rate schedule would change. Use the same, or start anew from weights=<file>."
+            )

@@ -1,0 +1,92 @@
+"""One process, or one per device: how a composed task gets its processes.
+
+Lightning starts its helpers by running the command line again, which under a Hydra sweep runs the whole sweep again.
+Here each job's helpers are started by torch's own elastic agent with the composed configuration as a file: one
+failing rank ends the others, and nothing of one job is left for the next. Under torchrun or SLURM the processes
+are there already.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mhprobe.errors import UserError
+
+
+def run(task: str, cfg: DictConfig, folder: Path) -> None:
+    """Run ``task`` on the composed configuration, writing into ``folder``."""
+    from mhprobe.schema import check
+
+    plain = check(cfg)
+    processes = _processes(plain["trainer"])
+    if processes == 1 or "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        importlib.import_module(f"mhprobe.{task}").run(plain, folder)
+    else:
+        _start(task, cfg, folder, processes)
+
+
+def _processes(trainer: dict[str, Any]) -> int:
+    devices = trainer["devices"]
+    if trainer.get("strategy", "auto") == "auto" and devices in (1, "1", "auto"):
+        return 1
+    if devices in ("auto", -1, "-1"):
+        import torch
+
+        # two processes on a CPU: enough to prove that the numbers do not depend on how many there are
+        gpus = torch.cuda.device_count() if trainer["accelerator"] in ("auto", "gpu", "cuda") else 0
+        return gpus or 2
+    if isinstance(devices, list):
+        return len(devices)
+    try:
+        return int(devices)
+    except ValueError:
+        raise UserError(f"trainer.devices: expected a number, a list or auto, got {devices!r}.") from None
+
+
+def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
+    import logging
+
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say themselves what failed
+    job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
+    job.trainer.devices = processes
+    path = folder / "job.yaml"
+    OmegaConf.save(job, path)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.2,
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    try:
+        elastic_launch(config, sys.executable)("-m", "mhprobe.launch", task, str(path), str(folder))
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        sys.exit(first.exitcode if first.exitcode > 0 else 128 - first.exitcode)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    from mhprobe.cli import fail
+
+    try:
+        run(sys.argv[1], OmegaConf.load(sys.argv[2]), Path(sys.argv[3]))
+    except UserError as user_error:
+        if os.environ.get("RANK", "0") == "0":
+            fail(str(user_error))
+        sys.exit(2)

@@ -1,0 +1,16 @@
+"""Greedy keep-best: mask the unit whose loss hurts least. How many heads can go before it matters?
+
+With units=index this is the seed paper's head_max, with units=layer its layer_max.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mhprobe.masking.greedy import GreedySearch
+
+
+class KeepBest(GreedySearch):
+    """The unit that leaves the highest accuracy goes first."""
+
+    prefers: ClassVar[int] = 1

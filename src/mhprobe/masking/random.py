@@ -1,0 +1,88 @@
+"""Random masking: the line that a chosen order has to beat.
+
+Two ways: units in random order, or, with ``per_layer``, k random heads of each layer per step, so that no layer is
+emptied early. Where layers differ in width, a layer of H heads has lost round(s * k * H / widest) of them after step
+s, halves rounded up: all layers thin out evenly and are empty together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Path, Units
+
+
+@dataclass(frozen=True)
+class Random:
+    """repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
+
+    With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out.
+    """
+
+    repeats: int = 10
+    seed: int = 0
+    per_layer: bool = False
+    heads_per_step: int = 1
+    searches: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or self.heads_per_step < 1:
+            raise UserError(
+                f"masking order random: repeats and heads_per_step are at least 1, "
+                f"got {self.repeats} and {self.heads_per_step}."
+            )
+        if self.heads_per_step > 1 and not self.per_layer:
+            raise UserError("masking order random: heads_per_step needs per_layer=true; else a step adds one unit.")
+
+    def length(self, units: Units, layout: HeadLayout) -> int:
+        if not self.per_layer:
+            return len(units)
+        return -(-max(len(heads) for heads in _drawable(units, layout)) // self.heads_per_step)
+
+    def paths(
+        self,
+        units: Units,
+        layout: HeadLayout,
+        evaluate: Evaluate | None = None,
+        steps: int | None = None,
+        start: Sequence[int] = (),
+        on_step: Callable[[list[int]], None] | None = None,
+    ) -> list[Path]:
+        """One path per repeat. Nothing is searched: evaluate, start and on_step are not used."""
+        length = self.length(units, layout)
+        length = length if steps is None else min(steps, length)
+        draw = self._heads if self.per_layer else self._units
+        return [draw(units, layout, length, self.seed + repeat) for repeat in range(self.repeats)]
+
+    def _units(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
+        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))[:length].tolist()
+        return Path(seed, units.masks[order], tuple(units.names[unit] for unit in order))
+
+    def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
+        generator = torch.Generator().manual_seed(seed)
+        layers = _drawable(units, layout)
+        widest = max(len(heads) for heads in layers)
+        added = torch.zeros(length, layout.num_heads, dtype=torch.bool)
+        for heads in layers:
+            shuffled = heads[torch.randperm(len(heads), generator=generator)]
+            for s in range(length):
+                gone, after = (
+                    min(len(heads), (2 * step * self.heads_per_step * len(heads) + widest) // (2 * widest))
+                    for step in (s, s + 1)
+                )
+                added[s, shuffled[gone:after]] = True
+        return Path(seed, added, tuple(f"{int(step.sum())} random heads" for step in added))
+
+
+def _drawable(units: Units, layout: HeadLayout) -> list[Tensor]:
+    """Flat indices of the heads that occur in a unit, layer by layer, without layers that have none."""
+    any_unit = units.masks.any(0)
+    layers = [torch.nonzero(mask).flatten() + layout.offsets[i] for i, mask in enumerate(layout.split(any_unit))]
+    return [heads for heads in layers if len(heads)]

@@ -1,0 +1,33 @@
+"""Measures: what to say about heads from what they did. One file per measure; each class is importable from here.
+
+A measure is found by looking through the modules of this package, so a new one is one new file (and its yaml).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+
+def _measures() -> dict[str, Any]:
+    from mhprobe.measures.base import Measure
+
+    found: dict[str, Any] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for name, member in vars(module).items():
+            if isinstance(member, type) and issubclass(member, Measure) and member.__module__ == module.__name__:
+                found[name] = member
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    # only class names: `import mhprobe.measures.svcca` asks for 'svcca' and for dunders here first
+    if name[:1].isupper() and name in (found := _measures()):
+        return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_measures())

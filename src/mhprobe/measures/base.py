@@ -1,0 +1,133 @@
+"""What every measure is: float64 sums over valid images, merged by addition, turned into columns at the end.
+
+Sums stream: their memory does not grow with the number of images, and the answer depends neither on batch size nor on
+order nor on how the images were spread over ranks. A measure works on a plain HeadBatch, in a notebook or a callback.
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchmetrics import Metric
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout
+
+
+class MeasureWarning(UserWarning):
+    """A number was given, but should be read with care; the message says which and why."""
+
+
+class Measure(Metric):
+    """Base of all measures. A subclass declares its sums with ``add_state`` and writes ``update`` and ``finish``.
+
+    needs: what ``record`` has to deliver, some of {"grad", "attn"}; z is always there.
+    kind: "per_head" or "pairwise"; the table and the figure follow from it.
+
+    ``finish`` gives columns, the first of them called "value":
+        per_head: (A,), or () for a fact about the whole set;
+        pairwise: (A, A), or (A,) for a fact about each head, or ();
+        anything of another shape, e.g. (A, A, R), is material for a figure and enters no table.
+    NaN marks what is out of scope, e.g. a pair of heads from different layers where only layers are compared.
+    """
+
+    full_state_update = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    kind: ClassVar[Literal["per_head", "pairwise"]] = "per_head"
+
+    images: Tensor  # () number of valid images; update() adds to it
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        """kwargs go to torchmetrics.Metric, e.g. ``process_group``."""
+        # torchmetrics would gather every rank's sums: world_size times their memory for what one all_reduce does
+        super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
+        self.layout = layout
+        self.add_state("images", torch.zeros((), dtype=torch.long))
+
+    @property
+    def name(self) -> str:
+        """The name of its file, its yaml and its table, e.g. ``gate_importance``."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @abstractmethod
+    def update(self, batch: HeadBatch) -> None:
+        """Add one batch's valid images to the sums."""
+
+    @abstractmethod
+    def finish(self) -> dict[str, Tensor]:
+        """The columns, from the sums alone (see the class for their shapes); "value" comes first."""
+
+    def compute(self) -> Tensor:
+        """The main column, "value". A collective: call it on every rank. UserError if no valid image was seen."""
+        return self._finish()["value"]
+
+    def columns(self) -> dict[str, Tensor]:
+        """All columns, "value" first, the same on every rank. A collective: call it on every rank.
+
+        Raises UserError if no valid image was seen.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            return self._finish()
+
+    @torch.no_grad()
+    def _finish(self) -> dict[str, Tensor]:
+        # after the sync, so that ranks agree: one that raised alone would leave the others waiting
+        if self.images == 0:
+            raise UserError(f"{self.name}: no valid images were seen; feed at least one batch before asking for a value.")
+        return self.finish()
+
+    def add_state(
+        self,
+        name: str,
+        default: list | Tensor,
+        dist_reduce_fx: str | Callable | None = "sum",
+        persistent: bool = False,
+    ) -> None:
+        """Declare a sum: a float64 or int64 tensor of zeros. Nothing else merges by addition without losing digits."""
+        if dist_reduce_fx != "sum" or not isinstance(default, Tensor):
+            raise TypeError(f"{self.name}.{name}: a measure's states are sums: a tensor and dist_reduce_fx='sum'.")
+        if default.dtype not in (torch.float64, torch.long):
+            raise TypeError(f"{self.name}.{name}: sums are float64 or int64, got {default.dtype}.")
+        # a tensor made in inference mode could never be updated outside it; Lightning evaluates inside
+        with torch.inference_mode(False):
+            super().add_state(name, default.clone(), "sum", persistent)
+
+    def reset(self) -> None:
+        """Put every sum back to zero."""
+        with torch.inference_mode(False):
+            super().reset()
+
+    @contextlib.contextmanager
+    def sync_context(self, *args: Any, should_unsync: bool = True, **kwargs: Any) -> Iterator[None]:
+        """torchmetrics' own, but the local sums come back also after an error, and never as inference tensors."""
+        with torch.inference_mode(False):
+            self.sync(*args, **kwargs)
+        try:
+            yield
+        finally:
+            self.unsync(should_unsync=self._is_synced and should_unsync)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Measure:
+        # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow devices only
+        with torch.inference_mode(False):
+            return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
+
+
+def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
+    """The sum of ``state`` over ranks, as the one-element list that torchmetrics then adds up."""
+    total = state.clone()
+    dist.all_reduce(total, group=group)
+    return [total]
+
+
+def wide(features: Tensor) -> Tensor:
+    """At least float32: products of bfloat16 or half features keep too few digits to be summed."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))

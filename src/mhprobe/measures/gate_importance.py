@@ -1,0 +1,112 @@
+"""How much the loss of an image moves when a head is switched off, to first order.
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h at the present
+gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns). Here the
+absolute value is taken per image; a windowed site's windows belong to one image and are summed first.
+
+Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure, wide
+
+AbsAt = Literal["image", "token", "batch"]
+Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
+
+_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+_TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores 0
+
+
+class GateImportance(Measure):
+    """Mean over images of |d loss / d gate|, for all heads in one backward pass.
+
+    abs_at: where the absolute value is taken; |batch| <= |image| <= |token|, and the rankings differ.
+        "image": per image, of the per-image loss. Ours.
+        "token": per token, then summed over an image's tokens. Michel's BERT code, up to a constant per layer (it
+            divides by tokens where this divides by images, and its loss is the batch mean); "layer_l2" removes it.
+        "batch": per batch, of the batch's summed slope. Hugging Face's run_bertology, TextPruner, up to a constant.
+            Images cancel, so this one depends on the batch size and on which images share a batch.
+    normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), which favours layers with few heads:
+        equal heads score 1/sqrt(H); "layer_l2_sqrtH" multiplies by sqrt(H) and so removes that bias.
+
+    Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
+        value; signed: the mean slope, negative where opening the gate lowers the loss; low, high: 95 % normal interval
+        of value over what abs_at names (tokens: over images), NaN with a single one; images: () how many there were.
+    """
+
+    needs = frozenset({"grad"})
+    kind = "per_head"
+
+    total: Tensor  # (A,) sum of the units' scores; a unit is an image, or a batch where abs_at="batch"
+    square: Tensor  # (A,) sum of their squares
+    slope: Tensor  # (A,) sum of slopes
+    units: Tensor  # () how many units
+
+    def __init__(self, layout: HeadLayout, abs_at: AbsAt = "image", normalize: Normalize = "none", **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        if abs_at not in get_args(AbsAt):
+            raise UserError(f"gate_importance: abs_at is one of {', '.join(get_args(AbsAt))}, got {abs_at!r}.")
+        if normalize not in get_args(Normalize):
+            raise UserError(f"gate_importance: normalize is one of {', '.join(get_args(Normalize))}, got {normalize!r}.")
+        self.abs_at = abs_at
+        self.normalize = normalize
+        for name in ("total", "square", "slope"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        self.add_state("units", torch.zeros((), dtype=torch.long))
+
+    def update(self, batch: HeadBatch) -> None:
+        if batch.grad is None:
+            raise UserError('gate_importance: the batch has no gradients; record it with labels and needs={"grad"}.')
+        if not batch.valid.any():
+            return
+        slope, size = [], []
+        for z, grad in zip(batch.z, batch.grad, strict=True):
+            token_BTH = (wide(z[batch.valid]) * wide(grad[batch.valid])).sum(-1, dtype=torch.float64)
+            slope.append(token_BTH.sum(1))
+            size.append(token_BTH.abs().sum(1))
+        slope_BA = torch.cat(slope, 1)
+        if self.abs_at == "image":
+            score = slope_BA.abs()  # abs before the sum: averaging first lets images cancel
+        elif self.abs_at == "token":
+            score = torch.cat(size, 1)
+        else:
+            score = slope_BA.sum(0, keepdim=True).abs()
+        self.total += score.sum(0)
+        self.square += score.square().sum(0)
+        self.slope += slope_BA.sum(0)
+        self.units += len(score)
+        self.images += len(slope_BA)
+
+    def finish(self) -> dict[str, Tensor]:
+        value = self.total / self.images
+        # 0 / 0 with a single unit: NaN, an interval nobody knows
+        variance = (self.square - self.total.square() / self.units).clamp(min=0) / (self.units - 1)
+        half = _Z95 * (variance * self.units).sqrt() / self.images
+        scale = self._scale(value)
+        return {
+            "value": value * scale,
+            "signed": self.slope / self.images * scale,
+            "low": (value - half) * scale,
+            "high": (value + half) * scale,
+            "images": self.images.clone(),
+        }
+
+    def _scale(self, value_A: Tensor) -> Tensor:
+        """(A,) the factor that ``normalize`` asks for, the same for all heads of a layer."""
+        if self.normalize == "none":
+            return torch.ones_like(value_A)
+        root = self.normalize == "layer_l2_sqrtH"
+        return torch.cat(
+            [
+                (layer_H.new_tensor(len(layer_H) if root else 1).sqrt() / (layer_H.norm() + _TINY)).expand(len(layer_H))
+                for layer_H in self.layout.split(value_A)
+            ]
+        )

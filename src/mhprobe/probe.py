@@ -1,0 +1,20 @@
+"""python -m mhprobe.probe: what the heads of trained weights do (no training)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def run(cfg: dict[str, Any], folder: Path) -> None:
+    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    from mhprobe.app import Session
+
+    session = Session(cfg, folder, measures=True)
+    session.test()
+    session.close()
+
+if __name__ == "__main__":
+    from mhprobe.cli import main
+
+    main("probe")

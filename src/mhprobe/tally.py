@@ -1,0 +1,62 @@
+"""Exact evaluation: how many images were right, what they lost, and that each was seen once.
+
+One object serves the plain test (one mask, all heads on) and the masking curves (many masks on every batch).
+Sums over valid images, in integers and float64, so the answer does not depend on batch size, order or ranks.
+
+Shapes: M masks, B images of a batch, C classes, N images of the split.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from mhprobe.data.batch import Batch
+
+
+class Tally(Metric):
+    """Correct predictions, summed cross-entropy in nats and the images seen, for ``num_masks`` masks at once.
+
+    check_images: refuse to give a number unless every image 0 ... N - 1 was seen exactly once.
+    """
+
+    full_state_update = False
+    correct: Tensor  # (M,) valid images whose largest logit is the label's
+    loss: Tensor  # (M,) float64 sum of cross-entropy over valid images
+    seen: Tensor  # (N,) how often each image of the split was counted
+
+    def __init__(self, num_images: int, num_masks: int = 1, check_images: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.check_images = check_images
+        self.add_state("correct", torch.zeros(num_masks, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("loss", torch.zeros(num_masks, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, batch: Batch, logits: Tensor, mask: int = 0) -> None:
+        """Count one batch's (B, C) logits for mask number ``mask``; the images are ticked off with mask 0."""
+        logits = logits[batch.valid].float() if logits.dtype != torch.float64 else logits[batch.valid]
+        labels = batch.labels[batch.valid]
+        self.correct[mask] += (logits.argmax(1) == labels).sum()
+        self.loss[mask] += torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().sum()
+        if mask == 0:
+            index = batch.index[batch.valid]
+            self.seen.index_add_(0, index, torch.ones_like(index))
+
+    def compute(self) -> dict[str, Tensor]:
+        """``accuracy`` (M,) in [0, 1], larger is better; ``loss`` (M,) mean nats; ``correct`` (M,); ``images``."""
+        if self.check_images and not bool((self.seen == 1).all()):
+            missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
+            raise RuntimeError(
+                f"evaluation saw {len(self.seen) - missed} of {len(self.seen)} images, {repeated} of them more than "
+                f"once: the numbers would be wrong. The sampler does not cover the split exactly."
+            )
+        images = self.seen.sum()
+        return {
+            "accuracy": self.correct.double() / images,
+            "loss": self.loss / images,
+            "correct": self.correct,
+            "images": images,
+        }

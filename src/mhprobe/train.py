@@ -1,0 +1,21 @@
+"""python -m mhprobe.train: fit, test with the best weights, probe and mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def run(cfg: dict[str, Any], folder: Path) -> None:
+    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    from mhprobe.app import Session
+
+    session = Session(cfg, folder, measures=True, curves=True)
+    session.fit()
+    session.test(best=True)
+    session.close()
+
+if __name__ == "__main__":
+    from mhprobe.cli import main
+
+    main("train")

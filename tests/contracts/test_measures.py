@@ -1,0 +1,254 @@
+"""What every measure promises, whatever it measures: held for each yaml in conf/measure.
+
+A new yaml is tested by being there. It needs an oracle: tests/oracles/<name>.py with ``value`` (see oracles/__init__).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+
+YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
+IMAGES = 13  # odd, and enough rows for CCA: 13 images x 16 tokens > 10 channels x head width
+
+# float64 sums in another order; what is left is a few roundings, amplified by the whitening (condition below 1e4)
+SAME = {"rtol": 1e-9, "atol": 1e-10, "equal_nan": True}
+
+
+@dataclass
+class Case:
+    """A tiny model in float64 with gates on it, the same without, and images."""
+
+    bare: nn.Module
+    gated: nn.Module
+    layout: HeadLayout
+    images: Tensor
+    labels: Tensor
+
+    @property
+    def sites(self) -> list[tuple[str, int]]:
+        return [(name, m.num_heads) for name, m in self.bare.named_modules() if name.endswith(".attn")]
+
+
+def tiny(family: str) -> nn.Module:
+    import timm
+
+    if family == "vit":
+        options = {"patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 2, "class_token": True, "reg_tokens": 2}
+        return timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, **options)
+    options = {"patch_size": 4, "window_size": 4, "embed_dim": 24, "num_heads": (3, 6), "depths": (2, 2)}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=5, **options)
+
+
+@pytest.fixture(scope="module", params=["vit", "swin"])
+def case(request):
+    import mhprobe
+
+    torch.manual_seed(0)
+    bare = tiny(request.param).double().eval()
+    for parameter in bare.parameters():  # heads of a fresh timm model are nearly silent
+        torch.nn.init.normal_(parameter, std=0.3)
+    gated = copy.deepcopy(bare)
+    layout = mhprobe.attach(gated).layout
+    images = torch.randn(IMAGES, 3, 32, 32, dtype=torch.float64)
+    return Case(bare, gated, layout, images, torch.arange(IMAGES) % 5)
+
+
+@pytest.fixture(params=YAMLS, ids=lambda path: path.stem)
+def yaml(request):
+    return request.param
+
+
+def build(yaml: Path, layout: HeadLayout):
+    return hydra.utils.instantiate(OmegaConf.load(yaml))(layout)
+
+
+def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
+    """Record these images batch by batch, each with ``padding`` random images that are flagged as invalid."""
+    from mhprobe import record
+
+    for index in batches:
+        images = torch.cat([case.images[index], 5 * torch.randn(padding, 3, 32, 32, dtype=torch.float64)])
+        labels = torch.cat([case.labels[index], torch.zeros(padding, dtype=torch.long)])
+        valid = torch.arange(len(images)) < len(index)
+        measure.update(record(case.gated, images, labels, measure.needs, valid))
+    return measure
+
+
+def assert_same_columns(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def batches(size: int) -> list[list[int]]:
+    return [list(range(i, min(i + size, IMAGES))) for i in range(0, IMAGES, size)]
+
+
+def differs(value: Tensor) -> bool:
+    """Whether heads differ by far more than the tolerances, so that equality says something."""
+    value = value[value.isfinite()]
+    return bool(value.std() > 1e-3 * value.abs().mean() > 0)
+
+
+def test_there_are_measures():
+    assert len(YAMLS) >= 2
+
+
+def test_value_matches_the_oracle(yaml, case):
+    oracle = importlib.import_module(f"oracles.{yaml.stem}")
+    expected = oracle.value(case.bare, case.images, case.labels, case.sites)
+    value = feed(build(yaml, case.layout), case, batches(5)).compute()
+    # float64 on both sides; the oracle goes another way, so allow for its own roundings
+    torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
+    assert differs(value)
+
+
+def test_columns_have_the_shapes_of_their_kind(yaml, case):
+    measure = feed(build(yaml, case.layout), case, batches(IMAGES))
+    columns = measure.columns()
+    heads = case.layout.num_heads
+    assert measure.name == yaml.stem
+    assert next(iter(columns)) == "value"
+    assert columns["value"].shape == {"per_head": (heads,), "pairwise": (heads, heads)}[measure.kind]
+    torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
+
+
+def test_batch_size_does_not_matter(yaml, case):
+    whole = feed(build(yaml, case.layout), case, batches(IMAGES)).columns()
+    assert_same_columns(feed(build(yaml, case.layout), case, batches(1)).columns(), whole)
+    assert_same_columns(feed(build(yaml, case.layout), case, batches(4)).columns(), whole)
+
+
+def test_image_order_does_not_matter(yaml, case):
+    shuffled = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1)).tolist()
+    a = feed(build(yaml, case.layout), case, batches(5))
+    b = feed(build(yaml, case.layout), case, [shuffled[:6], shuffled[6:]])
+    assert_same_columns(a.columns(), b.columns())
+
+
+def test_padding_does_not_matter_but_images_do(yaml, case):
+    plain = feed(build(yaml, case.layout), case, batches(IMAGES)).columns()
+    padded = feed(build(yaml, case.layout), case, [*batches(4), []], padding=3).columns()
+    assert_same_columns(padded, plain)
+    fewer = feed(build(yaml, case.layout), case, [list(range(IMAGES - 1))]).columns()
+    assert not torch.allclose(fewer["value"], plain["value"], **SAME)
+
+
+def test_states_of_two_ranks_add_up(yaml, case):
+    whole = feed(build(yaml, case.layout), case, batches(IMAGES))
+    first = feed(build(yaml, case.layout), case, [list(range(9))])
+    second = feed(build(yaml, case.layout), case, [list(range(9, IMAGES))])
+    for name, state in second.metric_state.items():
+        getattr(first, name).add_(state)
+    assert_same_columns(first.columns(), whole.columns())
+
+
+def test_memory_does_not_grow_with_the_images(yaml, case):
+    measure = build(yaml, case.layout)
+    feed(measure, case, [[0, 1]])
+    before = len(pickle.dumps(measure))
+    feed(measure, case, batches(IMAGES) * 3)
+    assert len(pickle.dumps(measure)) == before
+
+
+def test_copies_and_pickles_go_on_from_where_they_were(yaml, case):
+    measure = feed(build(yaml, case.layout), case, [[0, 1, 2]])
+    rest = [list(range(3, IMAGES))]
+    copied, pickled = copy.deepcopy(measure), pickle.loads(pickle.dumps(measure))
+    feed(copied, case, rest)
+    feed(pickled, case, rest)
+    assert int(measure.images) == 3  # they share nothing with the original
+    feed(measure, case, rest)
+    assert_same_columns(copied.columns(), measure.columns())
+    assert_same_columns(pickled.columns(), measure.columns())
+
+
+def test_reset_forgets(yaml, case):
+    measure = feed(build(yaml, case.layout), case, [[0, 1, 2]])
+    measure.reset()
+    again = feed(measure, case, batches(IMAGES))
+    assert_same_columns(again.columns(), feed(build(yaml, case.layout), case, batches(IMAGES)).columns())
+
+
+def test_without_a_valid_image_it_says_so(yaml, case):
+    measure = feed(build(yaml, case.layout), case, [[]], padding=2)
+    with pytest.raises(UserError, match="no valid images"):
+        measure.compute()
+    with pytest.raises(UserError, match="no valid images"):
+        measure.columns()
+
+
+LAYOUT = HeadLayout((HeadSite("a", 0, 0, 3, 4), HeadSite("b", 0, 1, 2, 4)))
+
+
+def random_batch(images: range, padding: int = 0) -> HeadBatch:
+    """What heads might have done: image number i always did the same, padding is noise."""
+    generator = torch.Generator()
+
+    def draw(image: int) -> HeadBatch:
+        generator.manual_seed(image)
+        shapes = [(1, 9, site.num_heads, site.head_dim) for site in LAYOUT.sites]
+        return HeadBatch(
+            z=tuple(torch.randn(shape, generator=generator) for shape in shapes),
+            grad=tuple(torch.randn(shape, generator=generator) for shape in shapes),
+            attn=tuple(torch.rand(1, 1, shape[2], 9, 9, generator=generator).softmax(-1) for shape in shapes),
+            logits=torch.randn(1, 5, generator=generator),
+            loss=torch.rand(1, generator=generator),
+            labels=torch.tensor([image % 5]),
+            valid=torch.tensor([True]),
+        )
+
+    parts = [draw(image) for image in [*images, *range(1000, 1000 + padding)]]
+
+    def join(name: str):
+        values = [getattr(part, name) for part in parts]
+        return torch.cat(values) if isinstance(values[0], Tensor) else tuple(map(torch.cat, zip(*values, strict=True)))
+
+    joined = HeadBatch(**{field.name: join(field.name) for field in dataclasses.fields(HeadBatch)})
+    return dataclasses.replace(joined, valid=torch.arange(len(parts)) < len(images))
+
+
+def one_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    # uneven: 7 images in two batches against 2 and padding in one
+    mine = [random_batch(range(5)), random_batch(range(5, 7))] if rank == 0 else [random_batch(range(7, 9), 3)]
+    results = {}
+    for yaml in YAMLS:
+        measure = build(yaml, LAYOUT)
+        for batch in mine:
+            measure.update(batch)
+        value, columns = measure.compute(), measure.columns()
+        results[yaml.stem] = {"compute": value, "columns": columns, "images left": int(measure.images)}
+    torch.save(results, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_with_uneven_shares_agree_with_one(tmp_path):
+    torch.multiprocessing.spawn(one_rank, args=(tmp_path,), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for yaml in YAMLS:
+        alone = build(yaml, LAYOUT)
+        alone.update(random_batch(range(9)))
+        for rank, own_images in zip(ranks, (7, 2), strict=True):
+            got = rank[yaml.stem]
+            assert_same_columns(got["columns"], alone.columns())
+            torch.testing.assert_close(got["compute"], alone.compute(), **SAME)
+            assert got["images left"] == own_images  # the local sums are back, so that updating can go on
+        for name, column in ranks[0][yaml.stem]["columns"].items():
+            assert torch.equal(column.nan_to_num(-1), ranks[1][yaml.stem]["columns"][name].nan_to_num(-1)), name

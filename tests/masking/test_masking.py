@@ -1,0 +1,405 @@
+"""Masking against a model that is a table: any function from sets of masked heads to scores."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path as File
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.masking.base import Scores, wilson
+from mhprobe.masking.curve import COLUMNS, CurveSpec, masking_curve, order_named, summary
+from mhprobe.masking.hurt_most import HurtMost
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.random import Random
+from mhprobe.masking.store import OrderStore, order_key
+from mhprobe.masking.units import make_units
+from oracles import masking as oracle
+
+IMAGES = 1000
+
+
+def layout_of(*heads_per_layer: int, stages: tuple[int, ...] | None = None) -> HeadLayout:
+    stages = stages or (0,) * len(heads_per_layer)
+    return HeadLayout(
+        tuple(HeadSite(f"blocks.{i}.attn", stages[i], i, heads, 4) for i, heads in enumerate(heads_per_layer))
+    )
+
+
+VIT = layout_of(*[12] * 12)
+SWIN = layout_of(3, 3, 6, 6, 12, 12, stages=(0, 0, 1, 1, 2, 2))
+
+
+class Table:
+    """An evaluate function: a score for every set of masked heads, drawn once, and a count of what was asked."""
+
+    def __init__(self, seed: int, values: int = IMAGES) -> None:
+        self.seed, self.values = seed, values
+        self.evaluations = self.walks = 0
+
+    def score(self, masked: frozenset[int]) -> int:
+        return random.Random(f"{self.seed} {sorted(masked)}").randrange(self.values)
+
+    def __call__(self, masks: torch.Tensor) -> Scores:
+        self.evaluations += len(masks)
+        self.walks += 1
+        correct = [self.score(frozenset(torch.nonzero(mask).flatten().tolist())) for mask in masks]
+        return Scores(torch.tensor(correct), torch.tensor(correct, dtype=torch.float64) * -1.0 + IMAGES, IMAGES)
+
+
+def sets(masks: torch.Tensor) -> list[frozenset[int]]:
+    return [frozenset(torch.nonzero(mask).flatten().tolist()) for mask in masks]
+
+
+def order_of(order, units, layout, table, **kwargs) -> list[int]:
+    (path,) = order.paths(units, layout, table, **kwargs)
+    return [units.names.index(name) for name in path.names]
+
+
+# --- units
+
+
+def test_units_hold_the_heads_their_names_say():
+    layout = layout_of(2, 2, 2)
+    assert sets(make_units("index", layout).masks) == [{0, 2, 4}, {1, 3, 5}]
+    assert sets(make_units("layer", layout).masks) == [{0, 1}, {2, 3}, {4, 5}]
+    assert sets(make_units("head", layout).masks) == [{head} for head in range(6)]
+    assert sets(make_units("stage", layout).masks) == [{0, 1, 2, 3, 4, 5}]
+    assert make_units("layer", layout).names == ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
+    assert make_units("index", layout).names == ("index 0", "index 1")
+
+
+@pytest.mark.parametrize("layout", [VIT, SWIN, layout_of(3)])
+@pytest.mark.parametrize("name", ["index", "layer", "head", "stage"])
+def test_units_cover_every_head_once(layout, name):
+    units = make_units(name, layout)
+    assert (units.masks.sum(0) == 1).all()
+    assert len(set(units.names)) == len(units)
+
+
+def test_index_units_stay_within_their_stage_where_stages_differ():
+    units = make_units("index", SWIN)
+    assert units.per_stage and len(units) == 3 + 6 + 12
+    assert units.names[0] == "stage 0 index 0" and units.names[3] == "stage 1 index 0"
+    assert sets(units.masks)[3] == {SWIN.flat(2, 0), SWIN.flat(3, 0)}
+    assert not make_units("index", VIT).per_stage
+    assert not make_units("index", layout_of(2, 2, stages=(0, 1))).per_stage
+
+
+def test_layers_pruned_to_different_widths_share_the_indices_they_have():
+    assert sets(make_units("index", layout_of(1, 3)).masks) == [{0, 1}, {2}, {3}]
+
+
+@pytest.mark.parametrize("excluded", [[-1], [2], [2, -1]])
+@pytest.mark.parametrize("name", ["index", "layer", "head", "stage"])
+def test_excluded_layers_are_never_masked(name, excluded):
+    layout = layout_of(2, 2, 2)
+    assert make_units(name, layout, excluded).masks.any(0).tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "excluded", "says"),
+    [
+        ("indices", [], "expected one of index, layer, head, stage, got 'indices'"),
+        ("layer", [3], "expected numbers from -3 to 2, got 3"),
+        ("layer", [-4], "got -4"),
+        ("layer", [0, 1, -1], "nothing is left to mask"),
+    ],
+)
+def test_wrong_units_are_refused_in_one_line(name, excluded, says):
+    with pytest.raises(UserError, match=says) as error:
+        make_units(name, layout_of(2, 2, 2), excluded)
+    assert "\n" not in str(error.value)
+
+
+# --- greedy orders
+
+
+@pytest.mark.parametrize("order", [KeepBest(), HurtMost()])
+@pytest.mark.parametrize("name", ["index", "layer"])
+def test_twelve_units_take_78_evaluations_in_12_walks(order, name):
+    table = Table(0)
+    units = make_units(name, VIT)
+    found = order_of(order, units, VIT, table)
+    assert (table.evaluations, table.walks) == (78, 12)
+    expected, evaluations = oracle.greedy(sets(units.masks), Table(0).score, highest=isinstance(order, KeepBest))
+    assert (found, table.evaluations) == (expected, evaluations)
+    assert found != sorted(found)  # the table does not ask for the trivial order
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(1, 4), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_greedy_picks_what_the_oracle_picks_also_among_ties(widths, seed, values, highest):
+    layout = layout_of(*widths)
+    units = make_units("head", layout)
+    table = Table(seed, values)  # 1 to 4 different scores: nearly every step is a tie
+    expected, evaluations = oracle.greedy(sets(units.masks), table.score, highest)
+    assert order_of(KeepBest() if highest else HurtMost(), units, layout, table) == expected
+    assert table.evaluations == evaluations
+
+
+def test_loss_breaks_ties_only_on_request():
+    layout = layout_of(3)
+    units = make_units("head", layout)
+
+    def tied(masks: torch.Tensor) -> Scores:  # accuracy is the same for all, head 1 costs least, head 0 most
+        return Scores(torch.full((len(masks),), 5), masks.double() @ torch.tensor([9.0, 1.0, 4.0]).double(), 10)
+
+    assert order_of(KeepBest(), units, layout, tied) == [0, 1, 2]
+    assert order_of(KeepBest("loss"), units, layout, tied) == [1, 2, 0]
+    assert order_of(HurtMost("loss"), units, layout, tied) == [0, 2, 1]
+    with pytest.raises(UserError, match="index or loss"):
+        KeepBest("lowest")
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+def test_a_search_taken_up_again_finds_the_same_order(stop):
+    units = make_units("index", VIT)
+    whole = order_of(KeepBest(), units, VIT, Table(3))
+    seen: list[list[int]] = []
+    first = order_of(KeepBest(), units, VIT, Table(3), steps=stop, on_step=seen.append)
+    table = Table(3)
+    again = order_of(KeepBest(), units, VIT, table, start=first)
+    assert seen == [whole[: n + 1] for n in range(stop)]
+    assert (first, again) == (whole[:stop], whole)
+    assert table.evaluations == sum(range(1, 12 - stop + 1))
+
+
+@pytest.mark.parametrize("start", [[0, 0], [12], [-1]])
+def test_a_search_refuses_an_impossible_start(start):
+    with pytest.raises(UserError, match="different units between 0 and 11"):
+        KeepBest().paths(make_units("index", VIT), VIT, Table(0), start=start)
+
+
+# --- random orders
+
+
+def test_random_units_are_seeded_permutations():
+    units = make_units("layer", VIT)
+    paths = Random(repeats=5, seed=7).paths(units, VIT)
+    assert [path.seed for path in paths] == [7, 8, 9, 10, 11]
+    assert all(sorted(path.names) == sorted(units.names) for path in paths)
+    assert len({path.names for path in paths}) == 5
+    (again,) = Random(repeats=1, seed=9).paths(units, VIT)
+    assert again.names == paths[2].names
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_random_per_layer_takes_k_heads_of_each_layer(k):
+    (path,) = Random(repeats=1, per_layer=True, heads_per_step=k).paths(make_units("head", VIT), VIT)
+    for step, mask in enumerate(path.masks()):
+        assert [int(part.sum()) for part in VIT.split(mask)] == [min(12, k * step)] * 12
+    layers = [tuple(part.tolist()) for part in VIT.split(path.masks()[1])]
+    assert len(set(layers)) > 1  # the layers draw on their own, this is not an index unit
+
+
+def test_random_per_layer_thins_uneven_layers_alike():
+    (path,) = Random(repeats=1, per_layer=True).paths(make_units("head", SWIN), SWIN)
+    masks = path.masks()
+    assert len(masks) == 13 and masks[-1].all() and (masks.int().diff(dim=0) >= 0).all()
+    for step, mask in enumerate(masks):
+        for site, part in zip(SWIN.sites, SWIN.split(mask), strict=True):
+            assert abs(int(part.sum()) - step * site.num_heads / 12) <= 0.5
+
+
+def test_random_draws_each_head_equally_often():
+    layout, repeats = layout_of(4, 4), 400
+    paths = Random(repeats=repeats, per_layer=True).paths(make_units("head", layout), layout, steps=1)
+    share = torch.stack([path.masks()[1] for path in paths]).double().mean(0)
+    # binomial standard deviation sqrt(1/4 * 3/4 / 400) = 0.022; the seeds are fixed
+    torch.testing.assert_close(share, torch.full((8,), 0.25).double(), atol=0.08, rtol=0)
+
+
+def test_random_leaves_excluded_layers_alone():
+    layout = layout_of(2, 2, 4)
+    (path,) = Random(repeats=1, per_layer=True).paths(make_units("head", layout, [-1]), layout)
+    assert path.masks()[-1].tolist() == [True] * 4 + [False] * 4 and len(path.names) == 2
+
+
+@pytest.mark.parametrize("options", [{"repeats": 0}, {"heads_per_step": 0, "per_layer": True}, {"heads_per_step": 2}])
+def test_random_refuses_impossible_options(options):
+    with pytest.raises(UserError, match="masking order random"):
+        Random(**options)
+
+
+# --- intervals
+
+
+@pytest.mark.parametrize("images", [1, 7, 10_000])
+def test_wilson_interval_agrees_with_scipy(images):
+    correct = torch.tensor(sorted({0, images // 3, images - 1, images}))
+    low, high = wilson(correct, images)
+    expected = torch.tensor([oracle.wilson(int(c), images) for c in correct], dtype=torch.float64)
+    torch.testing.assert_close(torch.stack([low, high], 1), expected, rtol=1e-12, atol=1e-15)
+
+
+# --- curves
+
+
+def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
+    select, report = Table(0), Table(1)
+    rows = masking_curve(VIT, CurveSpec("head_max", "index", KeepBest()), select, report)
+    assert all(tuple(row) == COLUMNS for row in rows)
+    assert [(row["split"], row["step"]) for row in rows] == [(s, k) for s in ("validation", "test") for k in range(13)]
+    assert report.evaluations == 13 and report.walks == 1
+    order, _ = oracle.greedy(sets(make_units("index", VIT).masks), Table(0).score, highest=True)
+    assert [row["unit"] for row in rows[13:]] == ["", *(f"index {unit}" for unit in order)]
+    for row in rows:
+        masked = frozenset(map(int, row["masked"].split()))
+        correct = (Table(0) if row["split"] == "validation" else Table(1)).score(masked)
+        assert row["heads_masked"] == len(masked) == 12 * row["step"]
+        assert row["accuracy"] == correct / IMAGES
+        assert row["loss"] == (IMAGES - correct) / IMAGES
+        assert (row["low"], row["high"]) == pytest.approx(oracle.wilson(correct, IMAGES), rel=1e-12)
+        assert row["seed"] == ""
+
+
+def test_one_split_gives_one_set_of_rows():
+    table = Table(0)
+    rows = masking_curve(VIT, CurveSpec("c", "index", KeepBest()), table, table, splits=("test", "test"))
+    assert [row["split"] for row in rows] == ["test"] * 13
+    assert table.evaluations == 78 + 13
+
+
+def test_a_random_curve_has_every_repeat_and_their_mean():
+    select, report = Table(0), Table(1)
+    rows = masking_curve(VIT, CurveSpec("random", "layer", Random(repeats=4, seed=2)), select, report, steps=3)
+    assert select.evaluations == 0 and report.walks == 1
+    assert [row["seed"] for row in rows] == [seed for seed in (2, 3, 4, 5, "mean") for _ in range(4)]
+    assert {row["split"] for row in rows} == {"test"}
+    for step in range(1, 4):
+        values = [row["accuracy"] for row in rows if row["step"] == step and row["seed"] != "mean"]
+        (mean,) = [row for row in rows if row["step"] == step and row["seed"] == "mean"]
+        assert mean["accuracy"] == pytest.approx(sum(values) / 4, rel=1e-12)
+        assert (mean["low"], mean["high"]) == pytest.approx(oracle.t_interval(values), rel=1e-9)
+        assert (mean["heads_masked"], mean["masked"], mean["unit"]) == (12 * step, "", "")
+
+
+def test_a_single_step_is_the_same_point_and_searches_no_further():
+    spec = CurveSpec("head_max", "index", KeepBest())
+    whole = masking_curve(VIT, spec, Table(0), Table(1))
+    for step in (0, 1, 4, 12):
+        select, report = Table(0), Table(1)
+        rows = masking_curve(VIT, spec, select, report, step=step)
+        assert rows == [row for row in whole if row["step"] == step]
+        assert report.evaluations == 1
+        assert select.evaluations == sum(range(12 - step + 1, 13)) + 1
+    assert masking_curve(VIT, spec, Table(0), Table(1), step=13) == []
+    assert len(masking_curve(VIT, spec, Table(0), Table(1), steps=4)) == 2 * 5
+
+
+@pytest.mark.parametrize("option", ["step", "steps"])
+def test_negative_steps_are_refused(option):
+    with pytest.raises(UserError, match=f"masking.{option}: expected a whole number from 0"):
+        masking_curve(VIT, CurveSpec("c", "index", KeepBest()), Table(0), Table(1), **{option: -1})
+
+
+def test_jobs_of_a_sweep_share_one_search(tmp_path):
+    spec = CurveSpec("head_max", "index", KeepBest())
+    identity = {"weights": "w", "data": "d"}
+    searched = 0
+    rows = []
+    for step in (3, 1, 5, 0):
+        select = Table(0)
+        rows += masking_curve(VIT, spec, select, Table(1), store=OrderStore(tmp_path), identity=identity, step=step)
+        searched += select.evaluations - 1  # one evaluation is the point itself
+    assert searched == 12 + 11 + 10 + 9 + 8
+    whole = masking_curve(VIT, spec, Table(0), Table(1))
+    assert sorted(rows, key=str) == sorted((row for row in whole if row["step"] in (0, 1, 3, 5)), key=str)
+
+
+def test_another_search_gets_another_key(tmp_path):
+    store = OrderStore(tmp_path)
+
+    def search(spec=CurveSpec("c", "index", KeepBest()), splits=("validation", "test"), weights="w"):  # noqa: B008
+        select = Table(0)
+        masking_curve(VIT, spec, select, Table(1), store=store, splits=splits, identity={"weights": weights}, step=1)
+        return select.evaluations - 1
+
+    assert search() == 12 and search() == 0
+    assert search(CurveSpec("renamed", "index", KeepBest())) == 0  # the curve's name decides nothing
+    assert search(CurveSpec("c", "index", HurtMost())) == 12
+    assert search(CurveSpec("c", "index", KeepBest("loss"))) == 12
+    assert search(CurveSpec("c", "index", KeepBest(), [-1])) == 12
+    assert search(CurveSpec("c", "layer", KeepBest())) == 12
+    assert search(weights="other") == 12
+    assert search(splits=("train", "test")) == 12
+
+
+# --- store
+
+
+def test_the_longest_order_stays(tmp_path):
+    store, key = OrderStore(tmp_path / "orders"), order_key(weights="w")
+    assert store.load(key) == []
+    for order in ([4], [4, 2, 0], [4, 2]):
+        store.save(key, order)
+    assert store.load(key) == [4, 2, 0]
+    assert store.load(order_key(weights="v")) == []
+    assert [file.name for file in (tmp_path / "orders").iterdir()] == [f"{key}.json"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "digit", "empty", "binary", "other json"])
+def test_a_damaged_order_is_searched_again_and_said_so(tmp_path, caplog, damage):
+    store, key = OrderStore(tmp_path), order_key(weights="w")
+    store.save(key, [3, 1])
+    file = tmp_path / f"{key}.json"
+    text = file.read_text()
+    damaged = {"cut": text[:-5], "digit": text.replace("3, 1", "3, 2"), "empty": "", "other json": json.dumps([1])}
+    file.write_bytes(damaged[damage].encode() if damage in damaged else b"\xff\xfe\x00")
+    assert store.load(key) == []
+    assert "damaged and ignored" in caplog.text
+    store.save(key, [3])
+    caplog.clear()
+    assert store.load(key) == [3] and caplog.text == ""
+
+
+def test_an_interrupted_save_leaves_the_old_order(tmp_path, monkeypatch):
+    store, key = OrderStore(tmp_path), order_key(weights="w")
+    store.save(key, [3])
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        store.save(key, [3, 1])
+    assert store.load(key) == [3]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
+    File(tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        OrderStore(tmp_path / "file" / "orders").save("key", [1])
+
+
+def test_processes_start_from_the_shared_order(tmp_path):
+    OrderStore(tmp_path).save("key", [5])
+    assert OrderStore(tmp_path, share=lambda order: [*order, 9]).load("key") == [5, 9]
+
+
+# --- names and summaries
+
+
+def test_orders_are_found_by_their_file():
+    assert order_named("keep_best") == KeepBest()
+    assert order_named("random", repeats=2, seed=5) == Random(repeats=2, seed=5)
+    with pytest.raises(UserError, match="expected one of hurt_most, keep_best, random, got 'greedy'"):
+        order_named("greedy")
+
+
+def test_summary_of_a_straight_line_is_known():
+    rows = [
+        {"curve": "c", "split": "test", "step": k, "heads_masked": 10 * k, "accuracy": 0.9 - 0.004 * k, "seed": ""}
+        for k in range(6)
+    ]
+    # mean of a line is its middle: 0.89; 0.9 - 0.004 * 2 is the last one above 0.89
+    assert summary(rows) == pytest.approx({"c/test/area": 0.89, "c/test/heads_within_1_point": 20})
+    assert summary(rows[:1]) == {}

@@ -1,0 +1,38 @@
+"""Tiny members of the supported families, for tests: real timm code, seconds-fast."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import nn
+
+
+def tiny_vit(seed: int = 0, **kwargs) -> nn.Module:
+    torch.manual_seed(seed)
+    settings = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5)
+    return timm.create_model("vit_tiny_patch16_224", **{**settings, **kwargs}).eval()
+
+
+def tiny_registers(seed: int = 0) -> nn.Module:
+    return tiny_vit(seed, reg_tokens=2, qk_norm=True, init_values=1e-1, global_pool="avg")
+
+
+def tiny_swin(seed: int = 0, **kwargs) -> nn.Module:
+    """Ragged heads, shifted windows, and a grid (9, then 5) that is no multiple of the window."""
+    torch.manual_seed(seed)
+    settings = dict(
+        img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3), num_classes=5
+    )
+    return timm.create_model("swin_tiny_patch4_window7_224", **{**settings, **kwargs}).eval()
+
+
+BUILDERS = {"vit": tiny_vit, "vit_registers": tiny_registers, "swin": tiny_swin}
+
+
+def images_for(model: nn.Module, count: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, *model.patch_embed.img_size, generator=generator).to(dtype)
+
+
+def labels_for(count: int, seed: int = 2, num_classes: int = 5) -> torch.Tensor:
+    return torch.randint(0, num_classes, (count,), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,145 @@
+"""record() tells what the heads did, changes nothing, and says so when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
+
+import mhprobe
+
+families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+
+
+@families
+def test_slopes_are_finite_differences_of_the_gates(build):
+    model = build().double()
+    images, labels = images_for(model, 2, dtype=torch.float64), labels_for(2)
+    gates = mhprobe.attach(model)
+    gates.values.data = gates.values.data.double()
+    batch = mhprobe.record(model, images, labels)
+    slopes = torch.cat([(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1)
+    step = 1e-5
+    for head in range(gates.layout.num_heads):
+        losses = []
+        for value in (1 + step, 1 - step):
+            gates.values[head] = value
+            with torch.no_grad():
+                losses.append(torch.nn.functional.cross_entropy(model(images), labels, reduction="none"))
+        gates.values[head] = 1
+        # central differences: error of the order step ** 2, and rounding of 1e-16 / step
+        torch.testing.assert_close((losses[0] - losses[1]) / (2 * step), slopes[:, head], rtol=1e-5, atol=1e-9)
+
+
+def test_a_masked_head_still_has_a_slope():
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    with gates.masked(torch.arange(6) == 0):
+        batch = mhprobe.record(model, images_for(model, 2), labels_for(2))
+    assert (batch.z[0] * batch.grad[0])[:, :, 0].sum((1, 2)).abs().min() > 0
+
+
+@families
+def test_attention_times_values_through_the_projection_is_the_module(build):
+    """Ties z, attn and their order in windows and image to the attention module's own output."""
+    model = build()
+    images = images_for(model, 2)
+    layout = mhprobe.attach(model).layout
+    outputs = {}
+    for site in layout.sites:
+        model.get_submodule(site.name).register_forward_hook(
+            lambda module, args, out, name=site.name: outputs.__setitem__(name, (args[0], out))
+        )
+    batch = mhprobe.record(model, images, needs={"attn"})
+    for site, z, attn in zip(layout.sites, batch.z, batch.attn, strict=True):
+        module = model.get_submodule(site.name)
+        rows, expected = outputs[site.name]
+        values = module.qkv(rows).unflatten(-1, (3, site.num_heads, site.head_dim))[:, :, 2]
+        context = torch.einsum("bwhqk,bwkhd->bwqhd", attn, values.unflatten(0, attn.shape[:2])).flatten(0, 1)
+        # one softmax-weighted sum in another order of summation
+        torch.testing.assert_close(module.proj(context.flatten(2)), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(attn.sum(-1), torch.ones(attn.shape[:-1]))
+        if site.windows is None:
+            torch.testing.assert_close(z, context, rtol=1e-4, atol=1e-5)
+
+
+def test_windowed_tokens_come_back_in_raster_order():
+    """Against timm's own way back: reverse windows, cut the padding, roll."""
+    model = tiny_swin()
+    images = images_for(model, 2)
+    layout = mhprobe.attach(model).layout
+    block, site = model.layers[0].blocks[1], layout.sites[1]
+    assert site.windows.shift != (0, 0) and site.windows.grid[0] % site.windows.size[0]
+    # an identity projection makes the block's attention branch return z itself, in image order
+    with torch.no_grad():
+        block.attn.proj.weight.copy_(torch.eye(site.channels))
+        block.attn.proj.bias.zero_()
+    branch = {}
+    block.norm1.register_forward_hook(lambda module, args, out: branch.__setitem__("in", out))
+    batch = mhprobe.record(model, images, needs=())
+    with torch.no_grad():
+        expected = block._attn(branch["in"]).flatten(1, 2)
+    torch.testing.assert_close(batch.z[1].flatten(2), expected)
+
+
+@families
+def test_record_leaves_mode_gradients_and_attention_path_as_they_were(build):
+    model = build().train()
+    model.patch_embed.requires_grad_(False)
+    mhprobe.attach(model)
+    attentions = [m for m in model.modules() if hasattr(m, "fused_attn")]
+    before = [m.fused_attn for m in attentions], [p.requires_grad for p in model.parameters()]
+    mhprobe.record(model, images_for(model, 2), labels_for(2), needs={"grad", "attn"})
+    assert ([m.fused_attn for m in attentions], [p.requires_grad for p in model.parameters()]) == before
+    assert all(m.training for m in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_record_works_inside_inference_mode_and_behind_a_wrapper():
+    model = tiny_vit()
+    mhprobe.attach(model)
+    images, labels = images_for(model, 2), labels_for(2)
+    expected = mhprobe.record(model, images, labels)
+    with torch.inference_mode():
+        got = mhprobe.record(torch.nn.Sequential(model), images + 0, labels + 0)
+    torch.testing.assert_close(got.grad[0], expected.grad[0])
+    assert not got.z[0].is_inference()
+
+
+def test_record_sees_the_heads_of_a_compiled_model():
+    torch._dynamo.reset()
+    model = tiny_vit()
+    mhprobe.attach(model)
+    images, labels = images_for(model, 2), labels_for(2)
+    expected = mhprobe.record(model, images, labels)
+    model.compile(backend="eager")
+    model(images)
+    torch.testing.assert_close(mhprobe.record(model, images, labels).z[1], expected.z[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda m, x, y: mhprobe.record(m, x, y, needs={"gradient"}), "unknown needs"),
+        (lambda m, x, y: mhprobe.record(m, x), "needs labels"),
+        (lambda m, x, y: (m.set_grad_checkpointing(), mhprobe.record(m, x, y)), "checkpointing"),
+    ],
+)
+def test_what_record_cannot_do_it_says(call, reason):
+    model = tiny_vit()
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=reason):
+        call(model, images_for(model, 1), labels_for(1))
+
+
+def test_record_without_gates_says_attach():
+    model = tiny_vit()
+    with pytest.raises(mhprobe.UserError, match="attach"):
+        mhprobe.record(model, images_for(model, 1), labels_for(1))
+
+
+def test_images_of_another_size_are_refused_by_a_windowed_site():
+    model = tiny_swin(strict_img_size=False)
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"its grid was \(9, 9\)"):
+        mhprobe.record(model, torch.randn(1, 3, 12, 12), labels_for(1))
