@@ -8,10 +8,10 @@ import pickle
 
 import pytest
 import torch
-from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 import mhprobe
 from mhprobe.gates import find_gates
+from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 import mhprobe
+from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 

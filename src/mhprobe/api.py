@@ -1,9 +1,9 @@
 """The notebook's way in: any timm model of a supported family, any loader of (images, labels), no Lightning.
 
-    model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
-    gates = mhprobe.attach(model)
-    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
-    found["gate_importance"]            # (A,) larger means more important
+model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
+gates = mhprobe.attach(model)
+found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
+found["gate_importance"]            # (A,) larger means more important
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -30,6 +31,8 @@ class Session:
     def __init__(self, cfg: dict[str, Any], folder: Path, measures: bool = False, curves: bool = False) -> None:
         for message, _ in QUIET:
             warnings.filterwarnings("ignore", message=f".*{message}")
+        for library in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(library).setLevel(logging.WARNING)  # which devices there are, tips
         import lightning as L
         from hydra.utils import instantiate
 
@@ -49,8 +52,8 @@ class Session:
             backbone, description = load_weights(cfg["weights"])
             if description["class_names"] != list(self.data.class_names):
                 raise UserError(
-                    f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the data "
-                    f"has {', '.join(self.data.class_names[:3])} ... Choose the data it was trained on with data=..."
+                    f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the "
+                    f"data has {', '.join(self.data.class_names[:3])} ... Choose the data it was made with: data=..."
                 )
         else:
             settings = {key: value for key, value in cfg["backbone"].items() if key != "_target_"}
@@ -142,7 +145,9 @@ class Session:
             SaveOnTerminate(self.checkpoints),
         ]
         if measures and cfg["measure"]:
-            factories = {name: _construct(instantiate, part, f"measure.{name}") for name, part in cfg["measure"].items()}
+            factories = {
+                name: _construct(instantiate, part, f"measure.{name}") for name, part in cfg["measure"].items()
+            }
             callbacks.append(Probe(factories, self.report, cfg["probe"]["every_n_epochs"]))
         if curves and cfg["masking"]["curves"]:
             specs = {
@@ -158,7 +163,8 @@ class Session:
 
         rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
         return [
-            _construct(instantiate, part, f"logger.{name}", folder=self.folder) for name, part in self.cfg["logger"].items()
+            _construct(instantiate, part, f"logger.{name}", folder=self.folder)
+            for name, part in self.cfg["logger"].items()
         ]
 
     def _resume_from(self) -> str | None:
@@ -172,7 +178,9 @@ class Session:
                 raise UserError(f"ckpt_path: no file {path}; ckpt_path=last takes the newest run's last checkpoint.")
             return path
         runs = Path(self.cfg["out"]) / self.cfg["name"]
-        found = sorted({*runs.glob("**/checkpoints/last.ckpt"), *self.checkpoints.glob("last.ckpt")}, key=os.path.getmtime)
+        found = sorted(
+            {*runs.glob("**/checkpoints/last.ckpt"), *self.checkpoints.glob("last.ckpt")}, key=os.path.getmtime
+        )
         if not found:
             raise UserError(f"ckpt_path=last: no last.ckpt under {runs}; leave ckpt_path out to start anew.")
         print(f"resuming from {found[-1]}")

@@ -55,9 +55,9 @@ class GatedClassifier(L.LightningModule):
         loss = self.loss(self(batch.images).float(), batch.labels if batch.targets is None else batch.targets)
         if not torch.isfinite(loss):
             raise UserError(
-                f"the loss became {loss.item()} at epoch {self.current_epoch}, step {self.global_step}; training stopped "
-                f"before this step changed the weights. Lower optim.lr or set trainer.gradient_clip_val, and go on "
-                f"from the last checkpoint with ckpt_path=last."
+                f"the loss became {loss.item()} at epoch {self.current_epoch}, step {self.global_step}; training "
+                f"stopped before this step changed the weights. Lower optim.lr or set trainer.gradient_clip_val, and "
+                f"go on from the last checkpoint with ckpt_path=last."
             )
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
@@ -88,7 +88,7 @@ class GatedClassifier(L.LightningModule):
     def _finish(self, split: str) -> None:
         result = self.tally.compute()  # the same on every rank
         self.log_dict(
-            {f"{split}/accuracy": result["accuracy"][0].float(), f"{split}/loss": result["loss"][0].float()},
+            {f"{split}/accuracy": result["accuracy"].float(), f"{split}/loss": result["loss"].float()},
             prog_bar=True,
         )
 

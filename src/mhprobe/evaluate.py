@@ -38,7 +38,8 @@ def evaluator(
                     done(int(batch.valid.sum()))
         finally:
             model.train(was_training)
-        result = tally.compute()
-        return Scores(correct=result["correct"].cpu(), loss=(result["loss"] * result["images"]).cpu(), images=int(result["images"]))
+        result = {name: value.cpu().reshape(-1) for name, value in tally.compute().items()}
+        images = int(result["images"])
+        return Scores(correct=result["correct"], loss=result["loss"] * images, images=images)
 
     return evaluate

@@ -45,7 +45,8 @@ class HeadGates(nn.Module):
         if z.shape[-1] != site.channels:
             raise UserError(
                 f"{site.name}: projection input has {z.shape[-1]} channels, expected num_heads * head_dim = "
-                f"{site.num_heads} * {site.head_dim} = {site.channels}. Was the block pruned after attach()? Attach again."
+                f"{site.num_heads} * {site.head_dim} = {site.channels}. Was the block pruned after "
+                f"attach()? Attach again."
             )
         gate = self.values[self.layout.span(number)].to(z.dtype)
         return z * gate.repeat_interleave(site.head_dim)
@@ -77,7 +78,9 @@ class HeadGates(nn.Module):
                 if different is None
                 else f"[name, heads, head_dim] = {different[0]}, got {different[1]}"
             )
-            raise UserError(f"gates: made for another layout: expected {where}. Load them into the model they came from.")
+            raise UserError(
+                f"gates: made for another layout: expected {where}. Load them into the model they came from."
+            )
 
 
 def _apply(gates: HeadGates, number: int, _module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -14,6 +14,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     session.test()
     session.close()
 
+
 if __name__ == "__main__":
     from mhprobe.cli import main
 

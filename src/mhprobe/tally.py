@@ -46,7 +46,10 @@ class Tally(Metric):
             self.seen.index_add_(0, index, torch.ones_like(index))
 
     def compute(self) -> dict[str, Tensor]:
-        """``accuracy`` (M,) in [0, 1], larger is better; ``loss`` (M,) mean nats; ``correct`` (M,); ``images``."""
+        """``accuracy`` (M,) in [0, 1], larger is better; ``loss`` (M,) mean nats; ``correct`` (M,); ``images``.
+
+        torchmetrics squeezes what has one element: with one mask they are scalars.
+        """
         if self.check_images and not bool((self.seen == 1).all()):
             missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
             raise RuntimeError(

@@ -15,6 +15,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     session.test(best=True)
     session.close()
 
+
 if __name__ == "__main__":
     from mhprobe.cli import main
 

@@ -39,7 +39,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         os.unlink(temporary)
         if isinstance(error, OSError):
-            raise UserError(f"{path}: could not be written ({error.strerror}). Free some room and try again.") from error
+            raise UserError(
+                f"{path}: could not be written ({error.strerror}). Free some room and try again."
+            ) from error
         raise
 
 
@@ -73,7 +75,9 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         checkpoint = load_checkpoint(path)
         description = checkpoint.get("mhprobe")
         if description is None:
-            raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is.")
+            raise UserError(
+                f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is."
+            )
         prefix = "backbone."
         state = {k[len(prefix) :]: v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         gate_values = checkpoint["state_dict"]["gates.values"]
@@ -102,7 +106,9 @@ def _load_pair(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         description = json.loads(path.with_suffix(".json").read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"weights: {path.with_suffix('.json')} is missing or damaged: it rebuilds the model.") from error
+        raise UserError(
+            f"weights: {path.with_suffix('.json')} is missing or damaged: it rebuilds the model."
+        ) from error
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
         raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs): damaged or replaced.")
@@ -128,5 +134,6 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
         raise UserError(
-            f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading it could run code."
+            f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading "
+            f"it could run code."
         ) from error

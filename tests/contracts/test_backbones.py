@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from models import BUILDERS, images_for
 from omegaconf import OmegaConf
 
 import mhprobe
 from mhprobe.backbones import families, layout_of
+from models import BUILDERS, images_for
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
 

@@ -192,6 +192,18 @@ def test_without_a_valid_image_it_says_so(yaml, case):
         measure.columns()
 
 
+def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
+    from mhprobe import record
+
+    measure = build(yaml, case.layout)
+    batch = record(case.gated, case.images, case.labels, measure.needs)
+    z = batch.z[0].clone()
+    z[0, 0, 0, 0] = torch.nan
+    measure.update(dataclasses.replace(batch, z=(z, *batch.z[1:])))
+    with pytest.raises(UserError, match="NaN or infinity"):
+        measure.columns()
+
+
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 3, 4), HeadSite("b", 0, 1, 2, 4)))
 
 

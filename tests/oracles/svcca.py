@@ -1,4 +1,4 @@
-"""SVCCA between two heads from their raw rows: SVD of each, then CCA of what was kept, as its authors do it, in NumPy."""
+"""SVCCA of two heads from their raw rows: SVD of each, then CCA of what was kept, as its authors do it, in NumPy."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Family(ABC):
     @staticmethod
     @abstractmethod
     def sites(model: nn.Module) -> Iterator[HeadSite]:
-        """The model's sites from input to output; raises UserError with module and reason where a head is not private."""
+        """The model's sites from input to output; UserError with module and reason where a head is not private."""
 
 
 def build(
@@ -57,7 +57,9 @@ def build(
             f"Offline, use backbone.pretrained=false, or backbone.pretrained_cfg_overlay.file=<weights you have>."
         ) from error
     except (TypeError, AssertionError) as error:
-        raise UserError(f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone.") from error
+        raise UserError(
+            f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
+        ) from error
     if fused_attn is not None:
         for module in model.modules():
             if hasattr(module, "fused_attn"):

@@ -30,7 +30,9 @@ class Swin(Family):
             for i, block in enumerate(layer.blocks):
                 name = f"layers.{stage}.blocks.{i}.attn"
                 if type(block.attn) is not WindowAttention:
-                    raise UserError(f"{name} is a {type(block.attn).__name__}, expected timm's Swin v1 WindowAttention.")
+                    raise UserError(
+                        f"{name} is a {type(block.attn).__name__}, expected timm's Swin v1 WindowAttention."
+                    )
                 yield HeadSite(
                     name=name,
                     stage=stage,

@@ -30,8 +30,8 @@ class ViT(Family):
             where = f"blocks.{number}"
             if type(block) not in (Block, ResPostBlock, ParallelThingsBlock):
                 raise UserError(
-                    f"{where} is a {type(block).__name__}: its heads and its MLP share one projection, or its heads are "
-                    f"combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
+                    f"{where} is a {type(block).__name__}: its heads and its MLP share one projection, or its heads "
+                    f"are combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
                 )
             names = [f"attns.{i}.attn" for i in range(len(block.attns))] if hasattr(block, "attns") else ["attn"]
             for name in names:

@@ -97,6 +97,6 @@ class SameShape(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict != self.state_dict():
             raise UserError(
-                f"ckpt_path: the run was made with {state_dict}, this one has {self.state_dict()}: the data order and the "
-                f"learning rate schedule would change. Use the same, or start anew from weights=<file>."
+                f"ckpt_path: the run was made with {state_dict}, this one has {self.state_dict()}: the data order and "
+                f"the learning rate schedule would change. Use the same, or start anew from weights=<file>."
             )

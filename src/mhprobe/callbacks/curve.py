@@ -85,7 +85,9 @@ def _digest(module: L.LightningModule) -> str:
     digest = hashlib.sha256()
     for key, value in sorted(module.state_dict().items()):
         if isinstance(value, torch.Tensor) and key.startswith(("backbone.", "gates.")):
-            digest.update(key.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                key.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 

@@ -38,7 +38,13 @@ class Probe(L.Callback):
         self._start(pl_module)
 
     def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._update(pl_module, batch)
 
@@ -46,11 +52,21 @@ class Probe(L.Callback):
         self._finish(trainer)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.every_n_epochs and not trainer.sanity_checking and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if (
+            self.every_n_epochs
+            and not trainer.sanity_checking
+            and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        ):
             self._start(pl_module)
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._update(pl_module, batch)
 
@@ -73,5 +89,7 @@ class Probe(L.Callback):
         for name, measure in self.active.items():
             columns: dict[str, Tensor] = measure.columns()  # a collective: on every rank, before any of them leaves
             if trainer.is_global_zero:
-                self.report.add_measure(name, measure.kind, {key: value.cpu() for key, value in columns.items()}, epoch=epoch)
+                self.report.add_measure(
+                    name, measure.kind, {key: value.cpu() for key, value in columns.items()}, epoch=epoch
+                )
         self.active = {}

@@ -66,13 +66,13 @@ class Measure(Metric):
         """The columns, from the sums alone (see the class for their shapes); "value" comes first."""
 
     def compute(self) -> Tensor:
-        """The main column, "value". A collective: call it on every rank. UserError if no valid image was seen."""
+        """The main column, "value". A collective: call it on every rank. UserError as in ``columns``."""
         return self._finish()["value"]
 
     def columns(self) -> dict[str, Tensor]:
         """All columns, "value" first, the same on every rank. A collective: call it on every rank.
 
-        Raises UserError if no valid image was seen.
+        Raises UserError if no valid image was seen, or if a head's output or slope was not finite.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             return self._finish()
@@ -81,7 +81,15 @@ class Measure(Metric):
     def _finish(self) -> dict[str, Tensor]:
         # after the sync, so that ranks agree: one that raised alone would leave the others waiting
         if self.images == 0:
-            raise UserError(f"{self.name}: no valid images were seen; feed at least one batch before asking for a value.")
+            raise UserError(
+                f"{self.name}: no valid images were seen, expected at least one; update it with a batch first."
+            )
+        for name, state in self.metric_state.items():
+            if not state.isfinite().all():
+                raise UserError(
+                    f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of all heads. "
+                    f"Check the weights, the precision and the normalisation of the images."
+                )
         return self.finish()
 
     def add_state(
@@ -115,7 +123,7 @@ class Measure(Metric):
         finally:
             self.unsync(should_unsync=self._is_synced and should_unsync)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> Measure:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> torch.nn.Module:
         # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow devices only
         with torch.inference_mode(False):
             return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)

@@ -50,12 +50,13 @@ class GateImportance(Measure):
     slope: Tensor  # (A,) sum of slopes
     units: Tensor  # () how many units
 
-    def __init__(self, layout: HeadLayout, abs_at: AbsAt = "image", normalize: Normalize = "none", **kwargs: Any) -> None:
+    def __init__(
+        self, layout: HeadLayout, abs_at: AbsAt = "image", normalize: Normalize = "none", **kwargs: Any
+    ) -> None:
         super().__init__(layout, **kwargs)
-        if abs_at not in get_args(AbsAt):
-            raise UserError(f"gate_importance: abs_at is one of {', '.join(get_args(AbsAt))}, got {abs_at!r}.")
-        if normalize not in get_args(Normalize):
-            raise UserError(f"gate_importance: normalize is one of {', '.join(get_args(Normalize))}, got {normalize!r}.")
+        for option, got, known in (("abs_at", abs_at, AbsAt), ("normalize", normalize, Normalize)):
+            if got not in get_args(known):
+                raise UserError(f"gate_importance: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
         self.abs_at = abs_at
         self.normalize = normalize
         for name in ("total", "square", "slope"):

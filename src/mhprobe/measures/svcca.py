@@ -19,7 +19,7 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.chance import chance_level
 from mhprobe.measures.moments import SecondMoments
@@ -77,8 +77,9 @@ class SVCCA(Measure):
         self.seed = seed
         self.groups = _groups(layout, pairs)
         for number, sites in enumerate(self.groups):
-            grids = [site.windows and site.windows.grid for site in (layout.sites[s] for s in sites)]
-            self._check_aligned(sites, [grid and grid[0] * grid[1] for grid in grids])
+            # as far as the layout tells, refuse now and not after an epoch
+            windows = [layout.sites[s].windows for s in sites]
+            self._check_aligned(sites, [None if w is None else w.grid[0] * w.grid[1] for w in windows])
             zeros = SecondMoments.zeros(sum(layout.sites[s].channels for s in sites))
             self.add_state(f"rows_{number}", zeros.rows)
             self.add_state(f"total_{number}", zeros.total)
@@ -92,6 +93,7 @@ class SVCCA(Measure):
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
+        self._check_rows()
         count, width = self.layout.num_heads, max(site.head_dim for site in self.layout.sites)
         rho = self.images.new_full((count, count, width), torch.nan, dtype=torch.float64)
         dims = self.images.new_zeros(count)
@@ -100,7 +102,6 @@ class SVCCA(Measure):
         for number, sites in enumerate(self.groups):
             heads = torch.cat([torch.arange(count)[self.layout.span(s)] for s in sites]).to(self.device)
             moments = self._moments(number)
-            self._check_rows(moments, sites)
             rho_HHR, dims[heads] = self._correlations(moments, self.layout.sites[sites[0]].head_dim)
             rho[heads[:, None], heads, : rho_HHR.shape[-1]] = rho_HHR
             rows[heads] = moments.rows
@@ -130,7 +131,7 @@ class SVCCA(Measure):
         kept_HD = (before_HD < self.variance * spectrum_HD.sum(1, keepdim=True)) & (
             eigenvalue_HD > _RESOLUTION * energy_H[:, None]
         )
-        # directions that are not kept become zero columns: they add zero singular values, so that all pairs fit one batch
+        # directions that are not kept become zero columns, which add zero singular values: all pairs fit one batch
         scale_HD = torch.where(kept_HD, eigenvalue_HD, torch.inf).rsqrt()
         whiten_HDD = direction_HDD * scale_HD[:, None]
         dims_H = kept_HD.sum(1)
@@ -159,13 +160,18 @@ class SVCCA(Measure):
             site = self.layout.sites[s]
             if count != tokens[0] or site.head_dim != first.head_dim:
                 raise UserError(
-                    f"svcca: pairs={self.pairs} compares {first.name} ({tokens[0]} tokens, head width {first.head_dim}) "
-                    f"with {site.name} ({count} tokens, head width {site.head_dim}), whose rows do not correspond. "
-                    f"Use pairs=stage or pairs=layer."
+                    f"svcca: pairs={self.pairs} compares {first.name} ({tokens[0]} tokens, width {first.head_dim}) "
+                    f"with {site.name} ({count} tokens, width {site.head_dim}), expected equal tokens and head widths. "
+                    f"Compare fewer heads: pairs=stage or pairs=layer."
                 )
 
-    def _check_rows(self, moments: SecondMoments, sites: tuple[int, ...]) -> None:
-        rows, site = int(moments.rows), self.layout.sites[sites[0]]
+    def _check_rows(self) -> None:
+        """Judge the group that has the fewest rows for its heads' width."""
+
+        def rows_and_site(group: int) -> tuple[int, HeadSite]:
+            return int(self._moments(group).rows), self.layout.sites[self.groups[group][0]]
+
+        rows, site = min(map(rows_and_site, range(len(self.groups))), key=lambda pair: pair[0] / pair[1].head_dim)
         if rows < site.head_dim:
             raise UserError(
                 f"svcca: {site.name} has n = {rows} rows (tokens of all images) for heads with d = {site.head_dim} "
@@ -179,7 +185,9 @@ class SVCCA(Measure):
             )
 
     def _warn_dead(self, dims_A: Tensor) -> None:
-        dead = [f"{site.name} head {head}" for (_, head, site), m in zip(self.layout, dims_A.tolist(), strict=True) if not m]
+        dead = [
+            f"{site.name} head {head}" for (_, head, site), m in zip(self.layout, dims_A.tolist(), strict=True) if not m
+        ]
         if dead:
             rank_zero_warn(f"svcca: similarity 0 for heads whose output does not vary: {', '.join(dead)}.", DeadHead)
 

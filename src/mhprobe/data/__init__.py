@@ -1,0 +1,1 @@
+"""Images: sources, the decoded cache, loaders that resume exactly, and augmentation on the device."""

@@ -1,0 +1,103 @@
+"""Augmentation and normalisation of whole batches, on the device the batch is on.
+
+Crop and flip are one gather on uint8; what is random about an image is a hash of (seed, epoch, its index), see
+mhprobe.data.draws, so it is the same in any batch, on any rank, before and after a resume.
+
+Shapes: B images of a batch, C classes, height x width pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mhprobe.data.batch import Batch
+from mhprobe.data.draws import draw, fold
+from mhprobe.errors import UserError
+
+# one stream per kind of draw; a new augmentation takes the next number, so that it changes no other
+_DOWN, _RIGHT, _FLIP, _MIX = range(4)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What training does to images; the defaults do nothing.
+
+    crop_padding: pixels of reflected border within which a crop of the original size is placed at random.
+    flip: mirror half of the images left to right. Wrong where left and right mean something (digits, text).
+    mixup, cutmix: the Beta distribution's parameter, 0 for off; with both, each batch takes one of them at random.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("crop_padding", "mixup", "cutmix"):
+            if getattr(self, name) < 0:
+                raise UserError(f"data.augment.{name}: expected 0 or more, got {getattr(self, name)}.")
+
+    def crop_flip(self, batch: Batch, seed: int, epoch: int) -> Batch:
+        """Randomly shifted and mirrored images, same shape, uint8."""
+        images, index = batch.images, batch.index
+        if not self.crop_padding and not self.flip:
+            return batch
+        height, width = images.shape[-2:]
+        if self.crop_padding >= min(height, width):
+            raise UserError(
+                f"data.augment.crop_padding: expected less than the images' {min(height, width)} pixels, "
+                f"got {self.crop_padding}."
+            )
+        shifts = 2 * self.crop_padding + 1
+        down = draw(fold(seed, epoch, _DOWN), index, shifts) - self.crop_padding
+        right = draw(fold(seed, epoch, _RIGHT), index, shifts) - self.crop_padding
+        mirrored = draw(fold(seed, epoch, _FLIP), index, 2).bool() if self.flip else torch.zeros_like(index).bool()
+
+        # for every output pixel the row and column it comes from; reflection does not repeat the edge pixel
+        x = torch.arange(width, device=index.device)
+        x = torch.where(mirrored[:, None], width - 1 - x, x)
+        rows = _reflect(down[:, None] + torch.arange(height, device=index.device), height)
+        columns = _reflect(right[:, None] + x, width)
+        pixel = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
+        moved = images.flatten(2).gather(2, pixel[:, None].expand(-1, images.shape[1], -1))
+        return batch._replace(images=moved.view_as(images))
+
+    def mix(self, batch: Batch, num_classes: int, seed: int, epoch: int) -> Batch:
+        """Each image blended with its neighbour in the batch, with (B, C) soft targets; float images.
+
+        The one augmentation that depends on which images share a batch: its draw is that of the batch's first image.
+        """
+        chosen = [name for name in ("mixup", "cutmix") if getattr(self, name)]
+        if not chosen:
+            return batch
+        from torchvision.transforms import v2
+
+        # torchvision draws from the global generator, on the CPU: lend it one that is put back
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(fold(seed, epoch, _MIX, int(batch.index[0])))
+            name = chosen[int(torch.randint(len(chosen), ()))]
+            transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
+            images, targets = transform(alpha=getattr(self, name), num_classes=num_classes)(batch.images, batch.labels)
+        return batch._replace(images=images, targets=targets)
+
+
+def _reflect(position: Tensor, size: int) -> Tensor:
+    """Positions up to size - 1 outside [0, size) folded back: -1 -> 1, size -> size - 2."""
+    position = position.abs()
+    return torch.where(position < size, position, 2 * (size - 1) - position)
+
+
+def normalise(images: Tensor, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(B, 3, h, w) uint8 -> (B, 3, *size) float32: resized (bicubic, antialiased), then (x / 255 - mean) / std."""
+    pixels = images.to(torch.float32)
+    if tuple(images.shape[-2:]) != tuple(size):
+        # bicubic overshoots at edges; like PIL, clip to what a pixel can be
+        pixels = functional.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp_(0, 255)
+    mean_C11 = torch.tensor(mean, device=images.device).view(-1, 1, 1)
+    std_C11 = torch.tensor(std, device=images.device).view(-1, 1, 1)
+    return pixels.mul_(1 / (255 * std_C11)).sub_(mean_C11 / std_C11)

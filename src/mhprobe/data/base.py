@@ -1,0 +1,194 @@
+"""ImageData: a source's images, split, loaded and transformed for a model, as Lightning wants them.
+
+Train and validation are a stratified, seeded split of the source's train images; test is the source's own.
+
+Shapes: B images of a batch, C classes, height x width pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+
+from mhprobe.data.augment import Augment, normalise
+from mhprobe.data.batch import Batch
+from mhprobe.data.cache import Cache, open_cache
+from mhprobe.data.draws import fold
+from mhprobe.data.loader import EvalOrder, Images, Loader, TrainLoader, TrainOrder
+from mhprobe.data.source import Source
+from mhprobe.data.split import stratified
+from mhprobe.errors import UserError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What a model expects: (height, width), and the mean and deviation per channel of pixels in [0, 1]."""
+
+    size: tuple[int, int]
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+class ImageData(L.LightningDataModule):
+    """Use with ``Trainer(use_distributed_sampler=False)``: the loaders shard by rank themselves.
+
+    source: where the images come from. root: what the source reads; only kept here, so that it is ``data.root`` for
+        the user (the yaml hands it on to the source).
+    batch_size, eval_batch_size: images per process; the latter defaults to the former.
+    val_fraction: share of the source's train images, of every class alike, that is kept for validation.
+    seed: of the split, the order and the augmentation.
+    limit_train, limit_val, limit_test: keep only so many images of a split (stratified), for quick runs.
+    spec: set before use to what the model expects; by default the stored size, scaled to [-1, 1].
+    """
+
+    spec: InputSpec | None = None
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        eval_batch_size: int | None = None,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        seed: int = 0,
+        augment: Augment | None = None,
+        cache_dir: str | Path = ".cache/mhprobe",
+        limit_train: int | None = None,
+        limit_val: int | None = None,
+        limit_test: int | None = None,
+        root: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.source, self.root, self.cache_dir = source, root, cache_dir
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.num_workers, self.seed = num_workers, seed
+        self.val_fraction = val_fraction
+        self.augment = augment or Augment()
+        self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
+        for name, value, least in [
+            ("batch_size", self.batch_size, 1),
+            ("eval_batch_size", self.eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+            *((f"limit_{split}", limit, 1) for split, limit in self.limits.items() if limit is not None),
+        ]:
+            if value < least:
+                raise UserError(f"data.{name}: expected {least} or more, got {value}.")
+        if not 0 < val_fraction < 1:
+            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction}.")
+
+    # what it holds
+
+    @functools.cached_property
+    def _cache(self) -> Cache:
+        # rank 0 of each machine has checked the sums in prepare_data; the others need not read every byte again
+        return open_cache(self.source, self.cache_dir, verify=False)
+
+    @functools.cached_property
+    def splits(self) -> dict[str, Images]:
+        """The images of "train", "val" and "test"."""
+        cached = self._cache.splits
+        labels = cached["train"].labels
+        val = stratified(labels, round(self.val_fraction * len(labels)), self.seed)
+        train = np.setdiff1d(np.arange(len(labels)), val)
+        if not len(val) or len(np.unique(labels[train])) < len(np.unique(labels)):
+            raise UserError(
+                f"data.val_fraction: {self.val_fraction} of {len(labels)} training images leaves {len(val)} to "
+                f"validate and {len(train)} to train on; every class needs one to train on. Change it or add images."
+            )
+        whole = {
+            "train": Images(cached["train"], train),
+            "val": Images(cached["train"], val),
+            "test": Images(cached["test"], np.arange(len(cached["test"].labels))),
+        }
+        return {split: _limited(images, self.limits[split], self.seed) for split, images in whole.items()}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Images per split."""
+        return {split: len(images) for split, images in self.splits.items()}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self._cache.class_names
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """(height, width) of the decoded images."""
+        return self._cache.size
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that name the pixels, the labels and which of them are in each split."""
+        digest = hashlib.sha256(self._cache.checksum.encode())
+        for split in SPLITS:
+            digest.update(self.splits[split].positions.astype("<i8").tobytes())
+            digest.update(split.encode())
+        return digest.hexdigest()[:16]
+
+    # Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Decode the images, or check the ones that were decoded before."""
+        open_cache(self.source, self.cache_dir)
+
+    def setup(self, stage: str | None = None) -> None:
+        _ = self.splits
+
+    def train_dataloader(self) -> TrainLoader:
+        images = self.splits["train"]
+        order = TrainOrder(len(images), self.batch_size, fold(self.seed), *self._rank_and_world())
+        return TrainLoader(images, order, self.num_workers)
+
+    def val_dataloader(self) -> Loader:
+        return self._eval_loader("val", self.num_workers)
+
+    def test_dataloader(self) -> Loader:
+        return self._eval_loader("test", self.num_workers)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        assert self.trainer is not None
+        return self.transform(batch, train=self.trainer.training, epoch=self.trainer.current_epoch)
+
+    # the same outside Lightning's loops
+
+    def transform(self, batch: Batch, train: bool, epoch: int = 0) -> Batch:
+        """uint8 images -> what the model eats, on the batch's device; augmented if ``train``."""
+        spec = self.spec or InputSpec(self.stored_size)
+        if train:
+            batch = self.augment.crop_flip(batch, self.seed, epoch)
+        batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std))
+        return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch
+
+    def batches(self, split: str, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """This rank's evaluation batches of a split, transformed, on ``device``."""
+        # no workers: starting them for every walk costs more than the gathers they would hide
+        for batch in self._eval_loader(split, num_workers=0):
+            moved = Batch(*(None if part is None else part.to(device, non_blocking=True) for part in batch))
+            yield self.transform(moved, train=False)
+
+    def _eval_loader(self, split: str, num_workers: int) -> Loader:
+        images = self.splits[split]
+        return Loader(images, EvalOrder(len(images), self.eval_batch_size, *self._rank_and_world()), num_workers)
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+
+def _limited(images: Images, limit: int | None, seed: int) -> Images:
+    """At most ``limit`` of the images, of every class alike."""
+    if limit is None or limit >= len(images):
+        return images
+    return Images(images.cached, images.positions[stratified(images.labels, limit, seed)])

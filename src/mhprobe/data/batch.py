@@ -1,0 +1,27 @@
+"""What a loader yields and a model eats.
+
+Shapes: B images of a batch, C classes, height x width pixels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """One batch.
+
+    images: (B, 3, height, width), uint8 as it leaves the loader, float32 and normalised after the transform.
+    labels: (B,) int64.
+    index: (B,) int64, the image's position in its split.
+    valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
+    targets: (B, C) soft targets, only after mixup or cutmix.
+    """
+
+    images: Tensor
+    labels: Tensor
+    index: Tensor
+    valid: Tensor
+    targets: Tensor | None = None

@@ -1,0 +1,113 @@
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 32 x 32 pixels in ten classes.
+
+Three ways to have it: torchvision's download, the original python batches (as a folder or still in their archive),
+or class folders of image files (a folder, tar or zip). Classes are numbered alike in all three.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhprobe.data import images
+from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.source import Contents
+from mhprobe.errors import UserError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+
+
+class Cifar10:
+    """root: folder or archive that has the images; None or an empty folder: download there.
+
+    download_dir: where to download if root is None.
+    """
+
+    name = "cifar10"
+
+    def __init__(self, root: str | Path | None = None, download_dir: str | Path = ".cache/mhprobe") -> None:
+        self.root = Path(root).expanduser() if root is not None else Path(download_dir).expanduser() / "cifar10"
+        self._may_download = root is None
+
+    def key(self) -> dict[str, Any]:
+        return self._archive().key()
+
+    def scan(self) -> Contents:
+        archive = self._archive()
+        if any(name.endswith("data_batch_1") for name in archive.names()):
+            return _python_batches(archive)
+        return images.scan(archive, size=32, resize=False)
+
+    def _archive(self) -> Archive:
+        empty = self.root.is_dir() and not any(self.root.iterdir())
+        if empty or (self._may_download and not (self.root / "cifar-10-batches-py").is_dir()):
+            _download(self.root)
+        inner = self.root / "cifar-10-batches-py"
+        # not the archive that torchvision leaves beside the folder it unpacked
+        return open_archive(inner if inner.is_dir() else self.root)
+
+
+def _download(folder: Path) -> None:
+    from torchvision.datasets import CIFAR10
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        CIFAR10(folder, download=True)
+    except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: the file came damaged
+        raise UserError(
+            f"CIFAR-10 could not be fetched from {URL} to {folder} ({error}). Without a network use "
+            f"data.root=<archive or folder you have> or data=digits."
+        ) from None
+
+
+def _python_batches(archive: Archive) -> Contents:
+    """The original distribution: pickled dicts of (10000, 3072) uint8 data and labels."""
+    files = {name.rsplit("/", 1)[-1]: name for name in archive.names()}
+    wanted = [batch for batches in BATCHES.values() for batch in batches]
+    missing = [batch for batch in wanted if batch not in files]
+    if missing:
+        raise UserError(f"data.root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
+    loaded = {
+        name.rsplit("/", 1)[-1]: _load_batch(data, f"{archive.path}: {name}")
+        for name, data in archive.read([files[batch] for batch in wanted])
+    }
+    pixels = {s: np.concatenate([loaded[b][0] for b in BATCHES[s]]).reshape(-1, 3, 32, 32) for s in BATCHES}
+    labels = {s: np.concatenate([loaded[b][1] for b in BATCHES[s]]) for s in BATCHES}
+
+    def decoded() -> Iterator[tuple[str, int, np.ndarray]]:
+        for split in BATCHES:
+            for i, image in enumerate(pixels[split]):
+                yield split, i, image.transpose(1, 2, 0)
+
+    return Contents(CLASSES, labels, (32, 32), decoded)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle can run code; CIFAR's hold lists, strings and numpy arrays, and nothing else is built from them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} or (
+            name == "_reconstruct" and module in {"numpy.core.multiarray", "numpy._core.multiarray"}
+        ):
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
+
+
+def _load_batch(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """(N, 3072) uint8 and (N,) int64 of one batch file."""
+    try:
+        batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        pixels, labels = np.asarray(batch["data"], dtype=np.uint8), np.asarray(batch["labels"], dtype=np.int64)
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise UserError(f"data.root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again.") from None
+    if pixels.shape != (len(labels), 3072) or not len(labels) or labels.min() < 0 or labels.max() > 9:
+        raise UserError(f"data.root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}.")
+    return pixels, labels

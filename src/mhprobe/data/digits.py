@@ -1,0 +1,47 @@
+"""Handwritten digits: 1,797 grey 8 x 8 images of the UCI set that scikit-learn carries. No download.
+
+The grey level 0 ... 16 becomes 0 ... 255 in three equal channels. A fixed, stratified fifth is the test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mhprobe.data.source import Contents
+from mhprobe.data.split import stratified
+
+
+class Digits:
+    """test_fraction: share of the images in the test split; which ones depends on ``split_seed`` alone."""
+
+    name = "digits"
+
+    def __init__(self, test_fraction: float = 0.2, split_seed: int = 0) -> None:
+        self.test_fraction, self.split_seed = test_fraction, split_seed
+
+    def key(self) -> dict[str, Any]:
+        return {"test_fraction": self.test_fraction, "split_seed": self.split_seed}
+
+    def scan(self) -> Contents:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        labels = digits.target.astype(np.int64)
+        test = stratified(labels, int(np.ceil(self.test_fraction * len(labels))), self.split_seed)
+        members = {"train": np.setdiff1d(np.arange(len(labels)), test), "test": test}
+
+        def images() -> Iterator[tuple[str, int, np.ndarray]]:
+            for split, chosen in members.items():
+                for i, image in enumerate(grey[chosen]):
+                    yield split, i, np.repeat(image[:, :, None], 3, axis=2)
+
+        return Contents(
+            class_names=tuple(str(digit) for digit in range(10)),
+            labels={split: labels[chosen] for split, chosen in members.items()},
+            size=(8, 8),
+            images=images,
+        )

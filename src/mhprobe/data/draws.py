@@ -1,0 +1,48 @@
+"""Random numbers as a pure function of (seed, epoch, image index, stream): no state, so nothing to store or resume.
+
+An image's draw does not depend on the batch, the order, the rank or the device it is met in.
+The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") in wrapping
+int64 arithmetic; the same bits on CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit number."""
+    x &= _MASK
+    return x - (1 << 64) if x >> 63 else x
+
+
+def mix(x: Tensor) -> Tensor:
+    """int64 (any shape) -> int64, each bit of the result depending on every bit of x."""
+    x = x + _signed(_GOLDEN)
+    # >> keeps the sign; the mask makes it the logical shift of the original
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def fold(*numbers: int) -> int:
+    """Integers, e.g. (seed, epoch) -> one key in [0, 2**63)."""
+    key = torch.zeros((), dtype=torch.int64)
+    for number in numbers:
+        key = mix(key ^ _signed(number))
+    return int(key) & ((1 << 63) - 1)
+
+
+def draw(key: int, index: Tensor, bound: int) -> Tensor:
+    """(B,) integers uniform in [0, bound): one per image index, independent for different keys."""
+    # % of 63 bits: the bias towards small numbers is below bound / 2**63
+    return (mix(index ^ key) & ((1 << 63) - 1)) % bound
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """A fresh CPU generator that depends on these integers alone."""
+    return torch.Generator().manual_seed(fold(*numbers))

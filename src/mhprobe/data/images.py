@@ -1,0 +1,146 @@
+"""Images in class folders: ``train/<class>/<file>`` and ``test/<class>/<file>`` in a folder, a tar or a zip.
+
+Images are decoded once, to ``stored_size`` pixels square: short side resized (bicubic), centre cropped.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhprobe.data.archive import Archive, open_archive
+from mhprobe.data.source import Contents
+from mhprobe.errors import UserError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SPLITS = ("train", "test")
+_IGNORED = ("thumbs.db", "desktop.ini")
+_CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
+
+
+class ImageFolder:
+    """Any data set of class folders.
+
+    root: folder or archive. stored_size: pixels of the square that is kept of each image.
+    """
+
+    name = "image_folder"
+
+    def __init__(self, root: str | Path | None, stored_size: int = 256) -> None:
+        if root is None:
+            raise UserError("data.root: expected a folder or archive of train/<class>/* and test/<class>/*, got null.")
+        if stored_size < 1:
+            raise UserError(f"data.stored_size: expected at least 1 pixel, got {stored_size}.")
+        self.root, self.stored_size = root, stored_size
+
+    def key(self) -> dict[str, Any]:
+        return {**open_archive(self.root).key(), "stored_size": self.stored_size}
+
+    def scan(self) -> Contents:
+        return scan(open_archive(self.root), self.stored_size)
+
+
+def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
+    """List the class folders of ``archive``; images become ``size`` px square, or must be so if not ``resize``."""
+    found = _class_folders(archive)
+    classes = {split: {name for s, name, _ in found if s == split} for split in SPLITS}
+    where = f"data.root: {archive.path}"
+    for split in SPLITS:
+        if not classes[split]:
+            raise UserError(
+                f"{where} has no images under {split}/<class>/. Expected train/<class>/* and test/<class>/* "
+                f"({', '.join(SUFFIXES)})."
+            )
+    for has, lacks in (("train", "test"), ("test", "train")):
+        missing = sorted(classes[has] - classes[lacks])
+        if missing:
+            raise UserError(
+                f"{where}: {len(missing)} of the classes in {has}/ have no images in {lacks}/: "
+                f"{', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}. Both need the same classes."
+            )
+    names = tuple(sorted(classes["train"]))
+    if len(names) < 2:
+        raise UserError(f"{where} has one class, {names[0]}; telling classes apart needs at least two.")
+
+    number = {name: i for i, name in enumerate(names)}
+    # sorted, so that a folder and an archive of the same files are the same data set
+    members = {split: sorted((name, file) for s, name, file in found if s == split) for split in SPLITS}
+    labels = {s: np.array([number[name] for name, _ in members[s]], dtype=np.int64) for s in SPLITS}
+    slot = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
+
+    def images() -> Iterator[tuple[str, int, np.ndarray]]:
+        for file, pixels in _decode_all(archive, slot, size, resize):
+            yield *slot[file], pixels
+
+    return Contents(names, labels, (size, size), images)
+
+
+def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
+    """(split, class, file name in the archive) for every image; the three may lie in folders of any depth."""
+    found, roots = [], set()
+    for file in archive.names():
+        *root, split, name, leaf = ("", "", *file.split("/"))
+        hidden = any(part.startswith((".", "__MACOSX")) for part in file.split("/")) or leaf.lower() in _IGNORED
+        if split not in SPLITS or hidden:
+            continue
+        if not leaf.lower().endswith(SUFFIXES):
+            raise UserError(f"data.root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
+        roots.add("/".join(part for part in root if part))
+        found.append((split, name, file))
+    if len(roots) > 1:
+        raise UserError(
+            f"data.root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
+            f"Choose one of these folders."
+        )
+    return found
+
+
+def _decode_all(
+    archive: Archive, wanted: dict[str, Any], size: int, resize: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(file name, pixels), decoded by a pool of threads that never runs far ahead of the reader."""
+
+    def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:
+        return [(file, decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
+
+    workers = os.cpu_count() or 1
+    stream = archive.read(wanted)
+    pending: deque[Future[list[tuple[str, np.ndarray]]]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    try:
+        while chunk := list(islice(stream, _CHUNK)):
+            pending.append(pool.submit(decode_chunk, chunk))
+            if len(pending) > 2 * workers:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
+    """An encoded image -> (size, size, 3) uint8 RGB; ``where`` names it when it cannot be decoded."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is still large enough
+            image = opened.convert("RGB")
+    except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
+        raise UserError(f"data.root: {where} is damaged ({error}). Replace or remove it.") from None
+    if image.size != (size, size):
+        if not resize:
+            raise UserError(f"data.root: {where} has {image.width} x {image.height} pixels, expected {size} x {size}.")
+        scale = size / min(image.size)
+        width, height = (max(size, round(side * scale)) for side in image.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
+    return np.asarray(image)

@@ -1,0 +1,182 @@
+"""Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
+
+A batch is one gather from the memory map: the samplers yield index arrays, not single images.
+Lightning asks a loader for its state after every batch it took and, on resume, hands the state back before it calls
+iter() and before it sets the epoch; both are therefore looked at only when the first batch is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from mhprobe.data.batch import Batch
+from mhprobe.data.cache import CachedSplit
+from mhprobe.data.draws import generator
+from mhprobe.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Picks(NamedTuple):
+    """Which images make a batch: positions in the split, and whether each counts."""
+
+    index: np.ndarray
+    valid: np.ndarray
+
+
+class Images(Dataset[Batch]):
+    """Some images of a cached split; ``positions[i]`` is where image ``i`` is in the cache."""
+
+    def __init__(self, cached: CachedSplit, positions: np.ndarray) -> None:
+        self.cached, self.positions = cached, positions
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.cached.labels[self.positions]
+
+    def __getitem__(self, picks: Picks) -> Batch:
+        where = self.positions[picks.index]
+        return Batch(
+            images=torch.from_numpy(np.asarray(self.cached.images[where])),
+            labels=torch.from_numpy(self.cached.labels[where]),
+            index=torch.from_numpy(picks.index),
+            valid=torch.from_numpy(picks.valid),
+        )
+
+
+class EvalOrder(Sampler[Picks]):
+    """0 ... N - 1 in order, dealt to the ranks in turn.
+
+    Every rank gets equally many, equally large batches; where N does not divide, images are repeated with
+    ``valid`` False, so that collectives stay in step and every image counts once.
+    """
+
+    def __init__(self, num_images: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.num_images, self.batch_size, self.rank, self.world_size = num_images, batch_size, rank, world_size
+        self.per_rank = -(-num_images // world_size)
+
+    def __len__(self) -> int:
+        return -(-self.per_rank // self.batch_size)
+
+    def __iter__(self) -> Iterator[Picks]:
+        mine = np.arange(self.per_rank, dtype=np.int64) * self.world_size + self.rank
+        for start in range(0, self.per_rank, self.batch_size):
+            index = mine[start : start + self.batch_size]
+            yield Picks(index % self.num_images, index < self.num_images)
+
+
+class TrainOrder(Sampler[Picks]):
+    """A new permutation each epoch; batch k of all ranks together is the k-th slice of it. The remainder is dropped.
+
+    epoch, start: set before iterating; ``start`` batches are skipped.
+    """
+
+    def __init__(self, num_images: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        if num_images < world_size:
+            raise UserError(f"the training split has {num_images} images for {world_size} processes; use fewer.")
+        if batch_size * world_size > num_images:
+            fits = num_images // world_size
+            if rank == 0:
+                log.warning(
+                    "data.batch_size: %d images on each of %d processes exceed the %d training images: using %d.",
+                    batch_size, world_size, num_images, fits,
+                )  # fmt: skip
+            batch_size = fits
+        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = self.start = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, whatever ``start`` is."""
+        return self.num_images // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[Picks]:
+        order = torch.randperm(self.num_images, generator=generator(self.seed, self.epoch)).numpy()
+        for batch in range(self.start, len(self)):
+            first = (batch * self.world_size + self.rank) * self.batch_size
+            index = order[first : first + self.batch_size].copy()
+            yield Picks(index, np.ones(len(index), dtype=bool))
+
+
+class Loader:
+    """A sized iterable of batches. Not a torch DataLoader, which Lightning would take apart and rebuild."""
+
+    def __init__(self, images: Images, order: EvalOrder | TrainOrder, num_workers: int = 0) -> None:
+        self.order = order
+        self._loader: DataLoader[Batch] = DataLoader(
+            images,
+            sampler=order,
+            batch_size=None,  # the sampler's items already are batches
+            collate_fn=_as_is,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # it draws a worker seed per epoch: not from the global generator
+        )
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._loader)
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch
+
+
+class TrainLoader(Loader):
+    """Training batches; its state is (epoch, batches taken), so that a resumed run takes the next one."""
+
+    order: TrainOrder
+
+    def __init__(self, images: Images, order: TrainOrder, num_workers: int = 0) -> None:
+        super().__init__(images, order, num_workers)
+        self._epoch = self._taken = 0
+        self._resuming = False
+
+    @property
+    def sampler(self) -> TrainOrder:
+        """Where Lightning looks for set_epoch."""
+        return self.order
+
+    def __iter__(self) -> Iterator[Batch]:
+        # a generator: nothing here runs before the first batch is asked for, when the epoch is known
+        if not (self._resuming and self._epoch == self.order.epoch):
+            # a new epoch, also where the state was saved on the last batch of the one before
+            self._epoch, self._taken = self.order.epoch, 0
+        self._resuming = False
+        self.order.start = self._taken
+        for batch in self._loader:
+            self._taken += 1  # before the yield: the state is asked for while the batch is in use
+            yield batch
+
+    def _facts(self) -> dict[str, int]:
+        """What must be as it was for (epoch, taken) to mean the same images."""
+        order = self.order
+        return {name: getattr(order, name) for name in ("num_images", "batch_size", "world_size", "seed")}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "taken": self._taken, **self._facts()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        now = self._facts()
+        changed = [f"{name} was {state.get(name)}, is {now[name]}" for name in now if state.get(name) != now[name]]
+        if changed:
+            raise UserError(
+                f"ckpt_path: the run cannot be continued exactly, its training data changed: {'; '.join(changed)}. "
+                f"Resume with the old settings, or start anew from its weights with weights=<checkpoint>."
+            )
+        self._epoch, self._taken, self._resuming = state["epoch"], state["taken"], True

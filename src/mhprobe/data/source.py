@@ -1,0 +1,37 @@
+"""A source knows where images are and how to decode them; the cache keeps what it decodes.
+
+A new data set is one class with this protocol in its own file, and one yaml in conf/data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a source holds, known before any image is decoded.
+
+    labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in the split.
+    size: (height, width) of every decoded image.
+    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8).
+    """
+
+    class_names: tuple[str, ...]
+    labels: dict[str, np.ndarray]
+    size: tuple[int, int]
+    images: Callable[[], Iterator[tuple[str, int, np.ndarray]]]
+
+
+class Source(Protocol):
+    name: str
+
+    def key(self) -> dict[str, Any]:
+        """What the decoded images depend on, as plain values: another key is another cache. Cheap."""
+
+    def scan(self) -> Contents:
+        """List everything; every fault that can be seen without decoding raises UserError here."""

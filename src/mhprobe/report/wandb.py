@@ -1,0 +1,109 @@
+"""W&B shows a run, and can never stop or hang one.
+
+A server that does not answer within ``init_timeout``, or a missing key, is said in one line and the run is recorded
+offline; a server that dies later holds the end of the run up by no more than ``finish_timeout``. This is the one
+file that imports wandb.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from mhprobe.report.tables import Table
+
+log = logging.getLogger(__name__)
+
+CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&B overlays them
+
+
+class RunLogger(WandbLogger):
+    """Lightning's W&B logger, plus what a Report has to show. Only rank 0 has a run.
+
+    folder: of the run; ``folder/wandb`` holds W&B's files. group: of the runs of one study or sweep; by default the
+    folder's parent, which is the experiment's, or the sweep's. job_type: e.g. train or mask, to filter by.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        project: str = "mhprobe",
+        entity: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        tags: Sequence[str] = (),
+        init_timeout: float = 20,
+        finish_timeout: float = 60,
+    ) -> None:
+        run = None
+        if rank_zero_only.rank == 0:
+            folder = Path(folder).resolve()
+            run = _start(
+                wandb.Settings(init_timeout=init_timeout, finish_timeout=finish_timeout, silent=True),
+                dir=str(folder),
+                project=project,
+                entity=entity,
+                name=f"{folder.parent.name}/{folder.name}",
+                group=group or folder.parent.name,
+                job_type=job_type,
+                tags=list(tags),
+            )
+        super().__init__(save_dir=str(folder), project=project, experiment=run)
+
+    def add_table(self, name: str, table: Table) -> None:
+        self._log({f"tables/{name}": wandb.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)})
+
+    def add_figure(self, name: str, png: Path) -> None:
+        self._log({f"figures/{name}": wandb.Image(str(png))})
+
+    def add_curves(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One point at a time, along the number of heads masked; of random curves the mean over repeats."""
+        points = [
+            {f"masking/{row['curve']}/{row['split']}/{value}": row[value] for value in ("accuracy", "loss")}
+            | {CURVE_AXIS: row["heads_masked"]}
+            for row in rows
+            if row["seed"] in ("", "mean")
+        ]
+        for name in dict.fromkeys(name for point in points for name in point if name != CURVE_AXIS):
+            self.experiment.define_metric(name, step_metric=CURVE_AXIS)
+        for point in points:
+            self._log(point)
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        self.experiment.summary.update(dict(metrics))
+
+    def finish(self) -> None:
+        """Send what is left, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
+        self.experiment.finish()
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        self.experiment.log(dict(values))
+
+
+def _start(settings: wandb.Settings, **where: Any) -> Any:
+    """A run of its own: online if that can be had, else offline."""
+    if wandb.run is not None:
+        wandb.finish(exit_code=1)  # an earlier job of this process died; its run must not swallow this one's numbers
+    # a folder that W&B is to write into must exist, or it quietly takes another one
+    os.makedirs(where["dir"], exist_ok=True)
+    wandb.setup(wandb.Settings(silent=True))  # without a key, W&B would otherwise ask at a terminal, and wait for ever
+    try:
+        run = wandb.init(settings=settings, **where)
+    except wandb.Error as error:  # CommError: the server; UsageError: no key
+        run = wandb.init(settings=settings, mode="offline", **where)
+        reason = str(error).splitlines()[0].rstrip(".")
+        log.warning("W&B: %s. Recording offline; send it later with: wandb sync %s", reason, run.settings.sync_dir)
+    if run.url:
+        print(f"W&B: {run.url}")
+    # Lightning logs its step as a value; W&B's own counter would count calls
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    run.define_metric(CURVE_AXIS)
+    return run
