@@ -31,9 +31,10 @@ class Session:
     def __init__(self, cfg: dict[str, Any], folder: Path, measures: bool = False, curves: bool = False) -> None:
         for message, _ in QUIET:
             warnings.filterwarnings("ignore", message=f".*{message}")
-        for library in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(library).setLevel(logging.WARNING)  # which devices there are, tips
         import lightning as L
+
+        for library in ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib"):
+            logging.getLogger(library).setLevel(logging.WARNING)  # devices found, tips, font subsets
         from hydra.utils import instantiate
 
         from mhprobe.classifier import GatedClassifier
@@ -70,6 +71,7 @@ class Session:
         if cfg["compile"]:
             backbone.compile()
 
+        self.probe: Any = None
         self.loggers = self._loggers(instantiate)
         self.report = Report(folder, self.classifier.gates.layout, self.loggers)
         self.trainer = self._trainer(self._callbacks(instantiate, measures, curves))
@@ -84,9 +86,9 @@ class Session:
             from mhprobe.weights import load_checkpoint
 
             self.classifier.load_state_dict(load_checkpoint(self.checkpoints / "best.ckpt")["state_dict"])
-        (metrics,) = self.trainer.test(self.classifier, datamodule=self.data, verbose=False)
+        self.trainer.test(self.classifier, datamodule=self.data, verbose=False)
         if self.trainer.is_global_zero:
-            self.report.add_metrics({**metrics, "test/images": self.data.sizes["test"]})
+            self.report.add_metrics({**self.classifier.results, "test/images": self.data.sizes["test"]})
 
     def close(self) -> None:
         """Write the weights and the last of the report, and say where everything is."""
@@ -102,6 +104,8 @@ class Session:
         metrics = self.report.metrics
         print(f"test accuracy {100 * metrics['test/accuracy']:.2f} % of {metrics['test/images']} images")
         print(f"tables, figures and weights: {self.folder}")
+        if self.probe is not None and self.probe.refused:
+            raise self.probe.refused[0]
 
     def _trainer(self, callbacks: list[Any]) -> Any:
         import lightning as L
@@ -134,6 +138,7 @@ class Session:
         from mhprobe.callbacks.curve import MaskingCurve
         from mhprobe.callbacks.probe import Probe
         from mhprobe.callbacks.seed import SeedEachStep
+        from mhprobe.masking.units import make_units
 
         cfg = self.cfg
         callbacks = [
@@ -145,16 +150,23 @@ class Session:
             SaveOnTerminate(self.checkpoints),
         ]
         if measures and cfg["measure"]:
-            factories = {
-                name: _construct(instantiate, part, f"measure.{name}") for name, part in cfg["measure"].items()
-            }
-            callbacks.append(Probe(factories, self.report, cfg["probe"]["every_n_epochs"]))
+            layout = self.classifier.gates.layout
+            built = {}
+            for name, part in cfg["measure"].items():
+                try:  # made here, so that a wrong option is found before the training, not after it
+                    built[name] = _construct(instantiate, part, f"measure.{name}")(layout)
+                except TypeError as error:
+                    raise UserError(f"measure.{name}: {error}") from error
+            self.probe = Probe(built, self.report, cfg["probe"]["every_n_epochs"])
+            callbacks.append(self.probe)
         if curves and cfg["masking"]["curves"]:
             specs = {
                 name: {**part, "order": _construct(instantiate, part["order"], f"masking.curves.{name}.order")}
                 for name, part in cfg["masking"]["curves"].items()
             }
             options = {key: cfg["masking"][key] for key in ("select_on", "steps", "step")}
+            for spec in specs.values():
+                make_units(spec["units"], self.classifier.gates.layout, spec.get("exclude_layers", ()))
             callbacks.append(MaskingCurve(specs, self.report, Path(cfg["cache_dir"]) / "orders", **options))
         return callbacks
 

@@ -45,6 +45,7 @@ class GatedClassifier(L.LightningModule):
         self.description = description
         self.lr, self.weight_decay, self.layer_decay = lr, weight_decay, layer_decay
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
+        self.results: dict[str, float] = {}  # the last epoch's numbers in full precision; what is logged is float32
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -87,10 +88,9 @@ class GatedClassifier(L.LightningModule):
 
     def _finish(self, split: str) -> None:
         result = self.tally.compute()  # the same on every rank
-        self.log_dict(
-            {f"{split}/accuracy": result["accuracy"].float(), f"{split}/loss": result["loss"].float()},
-            prog_bar=True,
-        )
+        exact = {f"{split}/{name}": float(result[name]) for name in ("accuracy", "loss")}
+        self.results.update(exact)
+        self.log_dict(exact, prog_bar=True)
 
     def configure_optimizers(self) -> dict[str, Any]:
         from timm.optim import param_groups_layer_decay, param_groups_weight_decay

@@ -32,12 +32,15 @@ def main(task: str) -> None:
     def application(cfg: DictConfig) -> None:
         from mhprobe.launch import run
 
-        run(task, cfg, Path(HydraConfig.get().runtime.output_dir))
+        try:
+            run(task, cfg, Path(HydraConfig.get().runtime.output_dir))
+        except UserError as error:  # not through Hydra, which adds lines of its own; a sweep goes on with its next job
+            mistakes.append(error)
+            say(str(error))
 
+    mistakes: list[UserError] = []
     try:
         application()
-    except UserError as error:
-        fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
     except PermissionError as error:
@@ -45,17 +48,24 @@ def main(task: str) -> None:
     except KeyboardInterrupt:
         print("interrupted; go on with ckpt_path=last", file=sys.stderr)
         sys.exit(130)
+    if mistakes:
+        sys.exit(2)
+
+
+def say(message: str) -> None:
+    """One line to stderr."""
+    print(f"mhprobe: {' '.join(message.split())}", file=sys.stderr)
 
 
 def fail(message: str) -> NoReturn:
     """One line to stderr, exit code 2."""
-    print(f"mhprobe: {' '.join(message.split())}", file=sys.stderr)
+    say(message)
     sys.exit(2)
 
 
 def explain(error: Exception) -> str:
     """Hydra's and OmegaConf's complaints in one line that lists the valid choices."""
-    text = str(error)
+    text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
     reasons = [str(error.__cause__)] if error.__cause__ is not None else []
     for line in [text, *reasons]:
         if "is not in struct" in line or "Could not override" in line:

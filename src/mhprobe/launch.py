@@ -82,11 +82,11 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.cli import fail
+    from mhprobe.cli import say
 
     try:
         run(sys.argv[1], OmegaConf.load(sys.argv[2]), Path(sys.argv[3]))
-    except UserError as user_error:
-        if os.environ.get("RANK", "0") == "0":
-            fail(str(user_error))
+    except UserError as mistake:
+        if os.environ["RANK"] == "0":
+            say(str(mistake))
         sys.exit(2)

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -110,12 +107,3 @@ def test_measures_are_found_by_name_without_a_list():
     assert mhprobe.measures.GateImportance.__name__ == "GateImportance"
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = mhprobe.measures.Nonsense
-
-
-@pytest.mark.slow
-def test_measures_need_neither_lightning_nor_timm():
-    code = (
-        "import sys, mhprobe.measures as m; m.SVCCA; print({'lightning', 'timm', 'hydra', 'wandb'} & set(sys.modules))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.strip() == "set()"

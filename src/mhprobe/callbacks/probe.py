@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from mhprobe.data.batch import Batch
-from mhprobe.gates import gates_of
-from mhprobe.heads import HeadLayout
+from mhprobe.errors import UserError
 from mhprobe.measures.base import Measure
 from mhprobe.report.report import Report
 from mhprobe.taps import record
@@ -25,14 +23,15 @@ class Probe(L.Callback):
 
     def __init__(
         self,
-        measures: Mapping[str, Callable[[HeadLayout], Measure]],
+        measures: Mapping[str, Measure],
         report: Report,
         every_n_epochs: int | None = None,
     ) -> None:
-        self.factories = dict(measures)
+        self.measures = dict(measures)
         self.report = report
         self.every_n_epochs = every_n_epochs
-        self.active: dict[str, Measure] = {}
+        self.active = False
+        self.refused: list[UserError] = []  # what could not be computed; the other measures are not held up by it
 
     def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start(pl_module)
@@ -74,22 +73,29 @@ class Probe(L.Callback):
         self._finish(trainer, epoch=trainer.current_epoch)
 
     def _start(self, module: L.LightningModule) -> None:
-        layout = gates_of(module).layout
-        self.active = {name: make(layout).to(module.device) for name, make in self.factories.items()}
+        self.active = True
+        for measure in self.measures.values():
+            measure.reset()
+            measure.to(module.device)
 
     def _update(self, module: L.LightningModule, batch: Batch) -> None:
         if not self.active:
             return
-        needs = frozenset[str]().union(*(measure.needs for measure in self.active.values()))
+        needs = frozenset[str]().union(*(measure.needs for measure in self.measures.values()))
         heads = record(module, batch.images, batch.labels, needs, batch.valid)
-        for measure in self.active.values():
+        for measure in self.measures.values():
             measure.update(heads)
 
     def _finish(self, trainer: L.Trainer, epoch: int | None = None) -> None:
-        for name, measure in self.active.items():
-            columns: dict[str, Tensor] = measure.columns()  # a collective: on every rank, before any of them leaves
+        if not self.active:
+            return
+        self.active = False
+        for name, measure in self.measures.items():
+            try:
+                columns = measure.columns()  # a collective: on every rank, before any of them leaves
+            except UserError as error:
+                self.refused.append(error)
+                continue
             if trainer.is_global_zero:
-                self.report.add_measure(
-                    name, measure.kind, {key: value.cpu() for key, value in columns.items()}, epoch=epoch
-                )
-        self.active = {}
+                on_cpu = {key: value.cpu() for key, value in columns.items()}
+                self.report.add_measure(name, measure.kind, on_cpu, epoch=epoch)

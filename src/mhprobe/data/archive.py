@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import os
 import tarfile
 import zipfile
 import zlib
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 from mhprobe.errors import UserError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError)
+# what the standard library raises for damage; RuntimeError is zipfile's for encrypted files
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, RuntimeError)
 
 
 class Archive(Protocol):
@@ -50,16 +52,25 @@ class Folder:
         self.path = path
 
     def names(self) -> list[str]:
-        return [p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file()]
+        # class folders are often links to somewhere else
+        return [
+            (Path(folder) / file).relative_to(self.path).as_posix()
+            for folder, _, files in os.walk(self.path, followlinks=True)
+            for file in files
+        ]
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         for name in wanted:
-            yield name, (self.path / name).read_bytes()
+            try:
+                data = (self.path / name).read_bytes()
+            except OSError as error:
+                raise UserError(f"data.root: {self.path / name} cannot be read ({error.strerror}).") from None
+            yield name, data
 
     def key(self) -> dict[str, Any]:
         digest = hashlib.sha256()
         for name in sorted(self.names()):
-            stat = (self.path / name).stat()
+            stat = (self.path / name).lstat()  # of a link itself, which may point nowhere
             digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         return {"path": str(self.path.resolve()), "files": digest.hexdigest()}
 

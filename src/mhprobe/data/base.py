@@ -69,7 +69,8 @@ class ImageData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.source, self.root, self.cache_dir = source, root, cache_dir
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.num_workers, self.seed = num_workers, seed
         self.val_fraction = val_fraction
         self.augment = augment or Augment()
@@ -80,10 +81,10 @@ class ImageData(L.LightningDataModule):
             ("num_workers", num_workers, 0),
             *((f"limit_{split}", limit, 1) for split, limit in self.limits.items() if limit is not None),
         ]:
-            if value < least:
-                raise UserError(f"data.{name}: expected {least} or more, got {value}.")
-        if not 0 < val_fraction < 1:
-            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction}.")
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"data.{name}: expected a whole number of at least {least}, got {value!r}.")
+        if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
+            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction!r}.")
 
     # what it holds
 
@@ -176,8 +177,8 @@ class ImageData(L.LightningDataModule):
         """This rank's evaluation batches of a split, transformed, on ``device``."""
         # no workers: starting them for every walk costs more than the gathers they would hide
         for batch in self._eval_loader(split, num_workers=0):
-            moved = Batch(*(None if part is None else part.to(device, non_blocking=True) for part in batch))
-            yield self.transform(moved, train=False)
+            images, labels, index, valid = (part.to(device) for part in batch[:4])
+            yield self.transform(Batch(images, labels, index, valid), train=False)
 
     def _eval_loader(self, split: str, num_workers: int) -> Loader:
         images = self.splits[split]

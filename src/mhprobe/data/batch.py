@@ -22,6 +22,6 @@ class Batch(NamedTuple):
 
     images: Tensor
     labels: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a batch
     valid: Tensor
     targets: Tensor | None = None

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,11 +121,11 @@ def _read(folder: Path, verify: bool) -> Cache | None:
 
 
 def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> None:
-    """Decode ``source`` to ``folder``. The caller holds the lock, so leftovers of a killed builder can go."""
+    """Decode ``source`` to ``folder``. The caller holds the lock, so a partial folder is a killed builder's."""
     contents = source.scan()
-    for leftover in folder.parent.glob(f".{folder.name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     try:
         arrays = {
             split: np.lib.format.open_memmap(

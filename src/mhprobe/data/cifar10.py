@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from mhprobe.errors import UserError
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+UNFINISHED = {"cifar-10-python.tar.gz", ".lock"}  # what a download that was cut short leaves
+SECONDS = 30  # without an answer, before a download is given up
 
 
 class Cifar10:
-    """root: folder or archive that has the images; None or an empty folder: download there.
+    """root: folder or archive that has the images; an empty folder: download there.
 
     download_dir: where to download if root is None.
     """
@@ -46,8 +49,8 @@ class Cifar10:
         return images.scan(archive, size=32, resize=False)
 
     def _archive(self) -> Archive:
-        empty = self.root.is_dir() and not any(self.root.iterdir())
-        if empty or (self._may_download and not (self.root / "cifar-10-batches-py").is_dir()):
+        empty = self.root.is_dir() and {path.name for path in self.root.iterdir()} <= UNFINISHED
+        if self._may_download or empty:
             _download(self.root)
         inner = self.root / "cifar-10-batches-py"
         # not the archive that torchvision leaves beside the folder it unpacked
@@ -55,16 +58,27 @@ class Cifar10:
 
 
 def _download(folder: Path) -> None:
+    """torchvision's download to ``folder``, once: the mark is set when it is complete."""
+    complete = folder / ".complete"
+    if complete.exists():
+        return
+    import filelock
     from torchvision.datasets import CIFAR10
 
+    before = socket.getdefaulttimeout()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        CIFAR10(folder, download=True)
+        with filelock.FileLock(folder / ".lock"):  # every rank may come here at once
+            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
+            CIFAR10(folder, download=True)  # checks what is there first
+            complete.touch()
     except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: the file came damaged
         raise UserError(
             f"CIFAR-10 could not be fetched from {URL} to {folder} ({error}). Without a network use "
             f"data.root=<archive or folder you have> or data=digits."
         ) from None
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _python_batches(archive: Archive) -> Contents:

@@ -7,6 +7,8 @@ int64 arithmetic; the same bits on CPU and CUDA.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ def mix(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+@functools.lru_cache(maxsize=256)  # asked for with the same numbers in every batch of an epoch
 def fold(*numbers: int) -> int:
     """Integers, e.g. (seed, epoch) -> one key in [0, 2**63)."""
     key = torch.zeros((), dtype=torch.int64)

@@ -103,9 +103,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     return found
 
 
-def _decode_all(
-    archive: Archive, wanted: dict[str, Any], size: int, resize: bool
-) -> Iterator[tuple[str, np.ndarray]]:
+def _decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool) -> Iterator[tuple[str, np.ndarray]]:
     """(file name, pixels), decoded by a pool of threads that never runs far ahead of the reader."""
 
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:
@@ -128,14 +126,17 @@ def _decode_all(
 
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
     """An encoded image -> (size, size, 3) uint8 RGB; ``where`` names it when it cannot be decoded."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is still large enough
+            if resize:
+                opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is large enough
             image = opened.convert("RGB")
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
-        raise UserError(f"data.root: {where} is damaged ({error}). Replace or remove it.") from None
+        # its message for an unknown format is an object's address
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
+        raise UserError(f"data.root: {where} is damaged ({reason}). Replace or remove it.") from None
     if image.size != (size, size):
         if not resize:
             raise UserError(f"data.root: {where} has {image.width} x {image.height} pixels, expected {size} x {size}.")

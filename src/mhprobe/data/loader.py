@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Picks(NamedTuple):
     """Which images make a batch: positions in the split, and whether each counts."""
 
-    index: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     valid: np.ndarray
 
 
@@ -132,8 +132,17 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)
 
+    @property
+    def _iterator(self) -> Any:
+        """Where Lightning, at the end of a run, looks for worker processes to shut down."""
+        return self._loader._iterator
 
-def _as_is(batch: Batch) -> Batch:
+    @_iterator.setter
+    def _iterator(self, value: None) -> None:
+        self._loader._iterator = value
+
+
+def _as_is(batch: Any) -> Any:
     return batch
 
 

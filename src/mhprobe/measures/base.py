@@ -84,10 +84,10 @@ class Measure(Metric):
             raise UserError(
                 f"{self.name}: no valid images were seen, expected at least one; update it with a batch first."
             )
-        for name, state in self.metric_state.items():
-            if not state.isfinite().all():
+        for name in self.metric_state:
+            if not getattr(self, name).isfinite().all():
                 raise UserError(
-                    f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of all heads. "
+                    f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of heads. "
                     f"Check the weights, the precision and the normalisation of the images."
                 )
         return self.finish()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STYLE = {
+STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
     "axes.labelsize": 8,
@@ -86,7 +86,7 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> F
             y -= gap
         axes.set_xlabel("head")
         bar = figure.colorbar(image, cax=_place(figure, bar_at, bottom, 0.1, bar_tall))
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         bar.set_label(label)
         if intervals:
             _ranked(_place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
@@ -151,7 +151,7 @@ def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> F
             if column == 0:
                 axes.set_ylabel(noun)
         bar = figure.colorbar(image, cax=_place(figure, bar_at, bottom + (tall - bar_tall) / 2, 0.1, bar_tall))
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         bar.set_label(label)
         if len(chance):
             _mark_chance(bar.ax, chance)
@@ -283,7 +283,9 @@ def _scale(values: Tensor) -> tuple[Any, Any]:
         cmap, low = colormaps["RdBu_r"], -high
     else:
         cmap = colormaps["viridis"]
-    return cmap.with_extremes(bad=NOT_COMPARED), Normalize(low, high if high > low else low + 1e-9 + abs(low) * 1e-3)
+    if low == high:  # one value only: show it against 0
+        low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
+    return cmap.with_extremes(bad=NOT_COMPARED), Normalize(low, high)
 
 
 def _ticks(count: int, cell: float) -> list[int]:

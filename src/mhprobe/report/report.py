@@ -80,7 +80,10 @@ class Report:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""
         merged = {**self.metrics, **metrics}
         # JSON has no NaN: null is what other readers understand
-        plain = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in merged.items()}
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in merged.items()
+        }
         for dashboard in self.dashboards:
             dashboard.add_metrics(metrics)
         return [write(self.folder / "metrics.json", (json.dumps(plain, indent=2, sort_keys=True) + "\n").encode())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class RunLogger(WandbLogger):
         finish_timeout: float = 60,
     ) -> None:
         run = None
-        if rank_zero_only.rank == 0:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             folder = Path(folder).resolve()
             run = _start(
                 wandb.Settings(init_timeout=init_timeout, finish_timeout=finish_timeout, silent=True),
@@ -56,12 +56,19 @@ class RunLogger(WandbLogger):
                 tags=list(tags),
             )
         super().__init__(save_dir=str(folder), project=project, experiment=run)
+        self._takes_tables, self._complained = True, False
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._send(super().log_metrics, metrics, step)
 
     def add_table(self, name: str, table: Table) -> None:
-        self._log({f"tables/{name}": wandb.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)})
+        """W&B asks its server whether it may log a table: the one call that fails when a server has died."""
+        if self._takes_tables:
+            shown = wandb.Table(columns=[*table.columns], data=table.rows, allow_mixed_types=True)
+            self._takes_tables = self._send(self.experiment.log, {f"tables/{name}": shown})
 
     def add_figure(self, name: str, png: Path) -> None:
-        self._log({f"figures/{name}": wandb.Image(str(png))})
+        self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png))})
 
     def add_curves(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One point at a time, along the number of heads masked; of random curves the mean over repeats."""
@@ -72,19 +79,27 @@ class RunLogger(WandbLogger):
             if row["seed"] in ("", "mean")
         ]
         for name in dict.fromkeys(name for point in points for name in point if name != CURVE_AXIS):
-            self.experiment.define_metric(name, step_metric=CURVE_AXIS)
+            self._send(self.experiment.define_metric, name, CURVE_AXIS)
         for point in points:
-            self._log(point)
+            self._send(self.experiment.log, point)
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        self.experiment.summary.update(dict(metrics))
+        self._send(self.experiment.summary.update, dict(metrics))
 
     def finish(self) -> None:
         """Send what is left, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
-        self.experiment.finish()
+        self._send(self.experiment.finish)
 
-    def _log(self, values: Mapping[str, Any]) -> None:
-        self.experiment.log(dict(values))
+    def _send(self, call: Callable[..., Any], *args: Any) -> bool:
+        """Whether it worked. A dashboard is no reason to lose a run, whatever it raises; it is said once."""
+        try:
+            call(*args)
+        except Exception as error:
+            if not self._complained:
+                log.warning("W&B: %s. The run goes on; everything is in its folder.", _first_line(error))
+            self._complained = True
+            return False
+        return True
 
 
 def _start(settings: wandb.Settings, **where: Any) -> Any:
@@ -96,10 +111,11 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     wandb.setup(wandb.Settings(silent=True))  # without a key, W&B would otherwise ask at a terminal, and wait for ever
     try:
         run = wandb.init(settings=settings, **where)
-    except wandb.Error as error:  # CommError: the server; UsageError: no key
+    except Exception as error:  # CommError: the server; UsageError: no key; and whatever comes next
         run = wandb.init(settings=settings, mode="offline", **where)
-        reason = str(error).splitlines()[0].rstrip(".")
-        log.warning("W&B: %s. Recording offline; send it later with: wandb sync %s", reason, run.settings.sync_dir)
+        log.warning(
+            "W&B: %s. Recording offline; send it later with: wandb sync %s", _first_line(error), run.settings.sync_dir
+        )
     if run.url:
         print(f"W&B: {run.url}")
     # Lightning logs its step as a value; W&B's own counter would count calls
@@ -107,3 +123,7 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     run.define_metric(CURVE_AXIS)
     return run
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,186 @@
+"""Figures show every head once, hide nothing, and clip no text."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.image import AxesImage
+
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report import figures
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def layout_of(heads: list[int], stages: list[int] | None = None) -> HeadLayout:
+    stages = stages or [0] * len(heads)
+    return HeadLayout(
+        tuple(HeadSite(f"s{i}", stage, i, count, 4) for i, (count, stage) in enumerate(zip(heads, stages, strict=True)))
+    )
+
+
+LAYOUTS = {
+    "vit": layout_of([12] * 6),
+    "vit_base": layout_of([12] * 12),
+    "digits": layout_of([6] * 4),
+    "swin": layout_of([3, 3, 6, 6, 12, 12, 12, 12], [0, 0, 1, 1, 2, 2, 2, 2]),
+    "swin_base": layout_of([4] * 2 + [8] * 2 + [16] * 18 + [32] * 2, [0] * 2 + [1] * 2 + [2] * 18 + [3] * 2),
+    "one layer": layout_of([4]),
+    "one head": layout_of([1]),
+}
+PANELS = {"vit": 1, "vit_base": 1, "digits": 1, "swin": 3, "swin_base": 4, "one layer": 1, "one head": 1}
+
+
+def images(figure) -> list[Any]:
+    return [image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)]
+
+
+def assert_nothing_is_clipped(figure) -> None:
+    figure.savefig(io.BytesIO(), format="png")  # places the text
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
+
+
+def assert_axes_do_not_overlap(figure) -> None:
+    figure.savefig(io.BytesIO(), format="png")
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0
+
+
+def pairs_within_layers(layout: HeadLayout) -> dict[str, torch.Tensor]:
+    value = torch.full((layout.num_heads,) * 2, torch.nan, dtype=torch.float64)
+    for i, site in enumerate(layout.sites):
+        block = torch.rand(site.num_heads, site.num_heads, dtype=torch.float64)
+        value[layout.span(i), layout.span(i)] = (block + block.T) / 4 + 0.3
+    value.diagonal().fill_(1)
+    return {"value": value, "null": torch.where(value.isnan(), value, 0.17)}
+
+
+@pytest.mark.parametrize("interval", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
+    layout = LAYOUTS[name]
+    value = torch.rand(layout.num_heads, dtype=torch.float64) * 0.03
+    columns = {"value": value, **({"low": value - 0.001, "high": value + 0.001} if interval else {})}
+    figure = figures.per_head(layout, columns, "gate importance (nats)")
+    shown = images(figure)
+    assert len(shown) == PANELS[name]
+    torch.testing.assert_close(torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value)
+    assert len({(image.norm.vmin, image.norm.vmax) for image in shown}) == 1
+    assert len(figure.axes) == PANELS[name] + 1 + interval
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+def test_cells_of_uneven_stages_are_equally_large():
+    figure = figures.per_head(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
+    width, height = figure.get_size_inches()
+    cells = set()
+    for image in images(figure):
+        box, (rows, columns) = image.axes.get_position(), image.get_array().shape
+        cells.add((round(box.width * width / columns, 6), round(box.height * height / rows, 6)))
+        assert box.x0 == images(figure)[0].axes.get_position().x0
+    assert len(cells) == 1
+
+
+def test_both_signs_get_colours_that_part_at_zero():
+    value = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
+    (image,) = images(figures.per_head(LAYOUTS["one layer"], {"value": value}, "signed"))
+    assert (image.norm.vmin, image.norm.vmax) == (-2, 2)
+    (image,) = images(figures.per_head(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
+    assert (image.norm.vmin, image.norm.vmax) == (0, 2)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
+    layout = LAYOUTS[name]
+    columns = pairs_within_layers(layout)
+    before = columns["value"].clone()
+    figure = figures.pairwise(layout, columns, "mean canonical correlation")
+    shown = images(figure)
+    assert [image.get_array().shape[0] for image in shown] == [site.num_heads for site in layout.sites]
+    assert all(image.get_array().mask.diagonal().all() for image in shown)  # masked: drawn grey
+    assert all(image.get_array().mask.sum() == len(image.get_array()) for image in shown)
+    if name != "one head":
+        assert shown[0].norm.vmax < 1  # the diagonal does not set the scale
+    assert any("chance 0.17" in text.get_text() for text in figure.axes[-1].texts) == (name != "one head")
+    torch.testing.assert_close(columns["value"], before, equal_nan=True)
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+def test_pairs_across_layers_are_one_matrix():
+    value = torch.rand(24, 24)
+    figure = figures.pairwise(LAYOUTS["digits"], {"value": value}, "similarity")
+    assert [image.get_array().shape for image in images(figure)] == [(24, 24)]
+    assert_nothing_is_clipped(figure)
+
+
+def curve_rows(num_heads: int, names: list[str], points: int = 5) -> list[dict[str, Any]]:
+    rows = []
+    for n, name in enumerate(names):
+        for split in ("validation", "test"):
+            for step in range(points):
+                accuracy = (
+                    0.95 - 0.8 * step / max(points - 1, 1) - 0.01 * n * (step > 0) - 0.02 * (split == "validation")
+                )
+                seed = "mean" if name.startswith("random") else ""
+                rows.append(
+                    {"curve": name, "split": split, "step": step, "heads_masked": step * num_heads // points,
+                     "accuracy": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02, "seed": seed}
+                )  # fmt: skip
+                if seed:
+                    rows.append({**rows[-1], "seed": 0, "accuracy": 0.0})
+    return rows
+
+
+def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
+    names = ["head_max", "head_min", "layer_max", "layer_min", "layer_max2", "random"]
+    figure = figures.curves(curve_rows(144, names), 144, chance=0.1)
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert set(lines) == {*names, "unmasked", "chance"}
+    for n, name in enumerate(names):
+        assert list(lines[name].get_ydata()) == pytest.approx([95] + [95 - 20 * k - n for k in range(1, 5)])
+    assert lines["unmasked"].get_ydata()[0] == pytest.approx(95) and lines["unmasked"].get_linestyle() == "--"
+    assert lines["chance"].get_ydata()[0] == pytest.approx(10)
+    assert lines["random"].get_color() == "0.45"
+    assert len({lines[name].get_color() for name in names}) == 6
+    assert len(axes.collections) == 6  # a band each
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*names, "unmasked", "chance"]
+    assert_nothing_is_clipped(figure)
+
+
+def test_a_curve_keeps_its_colour_when_another_overtakes_it():
+    rows = curve_rows(24, ["a", "b"])
+    swapped = [{**row, "accuracy": row["accuracy"] - 0.1 * (row["curve"] == "a")} for row in rows]
+    colours = [
+        {line.get_label(): line.get_color() for line in figures.curves(r, 24).axes[0].get_lines()}
+        for r in (rows, swapped)
+    ]
+    assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
+
+
+def test_single_points_are_drawn_with_their_interval():
+    figure = figures.curves(curve_rows(24, ["head_max", "random"], points=1), 24)
+    assert len(figure.axes[0].containers) == 2
+    assert_nothing_is_clipped(figure)
+
+
+def test_saved_figures_are_whole_and_reproducible(tmp_path):
+    def draw():
+        return figures.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+
+    png, pdf = figures.save(draw(), tmp_path / "figures" / "v1.5_importance")
+    assert (png.name, pdf.name) == ("v1.5_importance.png", "v1.5_importance.pdf")
+    assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
+    again = figures.save(draw(), tmp_path / "again")
+    assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]

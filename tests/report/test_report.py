@@ -1,0 +1,105 @@
+"""A report writes what it is told into the run's folder, whole, and tells dashboards the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.report import Dashboard, Report
+
+LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
+ROWS = [
+    {"curve": "head_max", "split": "test", "step": step, "heads_masked": 2 * step, "unit": "", "masked": "",
+     "accuracy": 0.9 - 0.2 * step, "loss": 1.0, "low": 0.0, "high": 1.0, "seed": ""}
+    for step in range(4)
+]  # fmt: skip
+
+
+class Listener:
+    """A dashboard that remembers."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def add_table(self, name, table) -> None:
+        self.heard.append(("table", f"{name}: {len(table.rows)} rows"))
+
+    def add_figure(self, name, png) -> None:
+        assert png.read_bytes().startswith(b"\x89PNG")
+        self.heard.append(("figure", name))
+
+    def add_curves(self, rows) -> None:
+        self.heard.append(("curves", f"{len(rows)} rows"))
+
+    def add_metrics(self, metrics) -> None:
+        self.heard.append(("metrics", ", ".join(metrics)))
+
+    def finish(self) -> None:
+        self.heard.append(("finish", ""))
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
+    listener = Listener()
+    report = Report(tmp_path, LAYOUT, [object(), listener])
+    made = [
+        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
+        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, epoch=4),
+        *report.add_measure("svcca", "pairwise", {"value": torch.rand(6, 6)}),
+        *report.add_curves(ROWS, chance=0.1),
+        *report.add_metrics({"test/accuracy": 0.9}),
+    ]
+    report.close()
+    stems = ["gate_importance", "gate_importance_epoch_004", "svcca", "masking_curves"]
+    expected = {"metrics.json"} | {f"tables/{stem}.csv" for stem in stems}
+    expected |= {f"figures/{stem}.{kind}" for stem in stems for kind in ("png", "pdf")}
+    assert names(tmp_path) == expected == {str(path.relative_to(tmp_path)) for path in made}
+    assert listener.heard == [
+        ("table", "gate_importance: 6 rows"), ("figure", "gate_importance"),
+        ("table", "gate_importance_epoch_004: 6 rows"), ("figure", "gate_importance_epoch_004"),
+        ("table", "svcca: 15 rows"), ("figure", "svcca"),
+        ("curves", "4 rows"), ("table", "masking_curves: 4 rows"), ("figure", "masking_curves"),
+        ("metrics", "test/accuracy"), ("finish", ""),
+    ]  # fmt: skip
+    assert capfd.readouterr() == ("", "")
+
+
+def test_only_dashboards_are_told():
+    assert isinstance(Listener(), Dashboard) and not isinstance(object(), Dashboard)
+
+
+def test_metrics_are_merged_and_a_later_number_wins(tmp_path):
+    Report(tmp_path, LAYOUT).add_metrics({"a": 1, "b": 0.1})
+    report = Report(tmp_path, LAYOUT)
+    report.add_metrics({"b": 1 / 3, "c": math.nan})
+    assert report.metrics == {"a": 1, "b": 1 / 3, "c": None}
+    assert json.loads((tmp_path / "metrics.json").read_text()) == report.metrics
+
+
+def test_damaged_metrics_are_named_not_overwritten(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"a": 1')
+    with pytest.raises(UserError, match=r"metrics\.json is damaged"):
+        Report(tmp_path, LAYOUT).add_metrics({"b": 2})
+    assert (tmp_path / "metrics.json").read_text() == '{"a": 1'
+
+
+def test_no_rows_make_no_files(tmp_path):
+    assert Report(tmp_path, LAYOUT).add_curves([]) == []
+    assert names(tmp_path) == set()
+
+
+def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    report = Report(tmp_path / "file" / "run", LAYOUT)
+    with pytest.raises(UserError, match=r"cannot write .*gate_importance\.csv") as error:
+        report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)})
+    assert "\n" not in str(error.value)

@@ -1,0 +1,226 @@
+"""A W&B run holds what the report was told, and no server can stop or hang a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from lightning.pytorch.utilities import rank_zero_only
+
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.report import Dashboard, Report
+from mhprobe.report.wandb import RunLogger
+
+LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
+
+
+@pytest.fixture(autouse=True)
+def fresh_session(monkeypatch, tmp_path):
+    """No key, no settings and no service from outside; wandb reads the environment once per session."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(rank_zero_only, "rank", 0, raising=False)
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+def rows(*curves: str) -> list[dict[str, Any]]:
+    return [
+        {"curve": curve, "split": "test", "step": step, "heads_masked": 2 * step, "unit": "", "masked": "",
+         "accuracy": 0.9 - 0.2 * step, "loss": 1.0 + step, "low": 0.0, "high": 1.0, "seed": seed}
+        for curve in curves
+        for seed in ((0, "mean") if curve == "random" else ("",))
+        for step in range(4)
+    ]  # fmt: skip
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All records of the one run in ``folder``, read back by wandb's own inspector."""
+    (file,) = folder.glob("wandb/*run-*/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    return [record["history"]["item"] for record in records(folder) if record["type"] == "history"]
+
+
+def said(caplog) -> list[str]:
+    """What a user gets to read: our own lines."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("mhprobe")]
+
+
+def log_everything(logger: RunLogger, folder: Path) -> None:
+    logger.log_metrics({"train/loss": 0.5}, step=3)
+    report = Report(folder, LAYOUT, [logger])
+    report.add_measure("gate_importance", "per_head", {"value": torch.arange(6.0)})
+    report.add_curves(rows("head_max", "random"), chance=0.1)
+    report.add_metrics({"test/accuracy": 0.875})
+    report.close()
+
+
+def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "digits_vit" / "2026-01-01"
+    log_everything(RunLogger(folder, job_type="train", tags=["t"]), folder)
+    assert said(caplog) == []
+
+    found = records(folder)
+    (run,) = (record["run"] for record in found if record["type"] == "run")
+    assert (run["project"], run["run_group"], run["job_type"]) == ("mhprobe", "digits_vit", "train")
+    assert run["display_name"] == "digits_vit/2026-01-01" and run["tags"] == ["t"]
+    summary = {}
+    for record in found:
+        if record["type"] == "summary":
+            summary.update(record["summary"]["update"])
+    assert summary["test/accuracy"] == 0.875
+
+    steps = history(folder)
+    assert any(step.get("train/loss") == 0.5 and step["trainer/global_step"] == 3 for step in steps)
+    for name in ("gate_importance", "masking_curves"):
+        (image,) = (step for step in steps if f"figures/{name}.path" in step)
+        (media,) = folder.glob(f"wandb/*run-*/files/{image[f'figures/{name}.path']}")
+        assert media.read_bytes() == (folder / "figures" / f"{name}.png").read_bytes()
+        (table,) = (step for step in steps if f"tables/{name}.path" in step)
+        (media,) = folder.glob(f"wandb/*run-*/files/{table[f'tables/{name}.path']}")
+        content = json.loads(media.read_text())
+        header, *lines = (folder / "tables" / f"{name}.csv").read_text().splitlines()
+        assert content["columns"] == header.split(",") and len(content["data"]) == len(lines) > 0
+
+
+def test_curves_share_an_axis_and_random_ones_log_their_mean(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logger = RunLogger(tmp_path / "run")
+    logger.add_curves(rows("head_max", "random"))
+    logger.finish()
+    steps = history(tmp_path / "run")
+    for curve in ("head_max", "random"):
+        points = [step for step in steps if f"masking/{curve}/test/accuracy" in step]
+        assert [step["masking/heads_masked"] for step in points] == [0, 2, 4, 6]
+        assert [step[f"masking/{curve}/test/accuracy"] for step in points] == pytest.approx([0.9, 0.7, 0.5, 0.3])
+    metrics = [record["metric"] for record in records(tmp_path / "run") if record["type"] == "metric"]
+    axes = {metric.get("name"): metric.get("step_metric") for metric in metrics}
+    assert axes["masking/head_max/test/accuracy"] == axes["masking/random/test/loss"] == "masking/heads_masked"
+
+
+def test_two_jobs_of_one_process_are_two_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    sweep = tmp_path / "sweep_1"
+    died = RunLogger(sweep / "0")  # never finished
+    died.log_metrics({"job": 0.0})
+    second = RunLogger(sweep / "1")
+    second.log_metrics({"job": 1.0})
+    second.finish()
+    for job in (0, 1):
+        assert [step["job"] for step in history(sweep / str(job)) if "job" in step] == [job]
+        (run,) = (record["run"] for record in records(sweep / str(job)) if record["type"] == "run")
+        assert run["run_group"] == "sweep_1"
+
+
+def test_only_rank_zero_has_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    logger = RunLogger(tmp_path / "run")
+    assert isinstance(logger, Dashboard)
+    logger.log_metrics({"train/loss": 0.5})
+    logger.finish()
+    assert wandb.run is None and not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def silent_server():
+    """Accepts connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(50)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("case", ["refused", "silent", "no key", "bad key"])
+def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_server, case):
+    monkeypatch.setenv("WANDB_BASE_URL", silent_server if case == "silent" else "http://127.0.0.1:9")
+    if case != "no key":
+        monkeypatch.setenv("WANDB_API_KEY", "short" if case == "bad key" else "0" * 40)
+    folder = tmp_path / "digits_vit" / "run"
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="mhprobe"):
+        log_everything(RunLogger(folder, init_timeout=1, finish_timeout=1), folder)
+    assert time.monotonic() - started < 30  # W&B's own limits are 90 s and none
+    (message,) = said(caplog)
+    assert message.startswith("W&B: ") and "wandb sync" in message and "\n" not in message
+    assert (folder / "tables" / "gate_importance.csv").exists()
+    offline = [file for file in folder.glob("wandb/offline-run-*/*.wandb") if file.parent.name in message]
+    assert len(offline) == 1
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Just enough of a W&B server for a run to start online."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        project = {"id": "p", "name": "mhprobe", "entity": {"id": "e", "name": "someone"}}
+        bucket = {
+            "id": "b",
+            "name": "run1",
+            "displayName": "d",
+            "config": "{}",
+            "project": project,
+            "historyLineCount": 0,
+        }
+        answer = {
+            "viewer": {"id": "v", "entity": "someone", "username": "someone", "flags": "{}", "teams": {"edges": []}},
+            "serverInfo": {"cliVersionInfo": {}, "features": []},
+            "upsertBucket": {"bucket": bucket, "inserted": True},
+            "model": {"bucket": None},
+        }
+        body = json.dumps({"data": answer}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_neither_stops_nor_hangs_a_run(tmp_path, monkeypatch, caplog, capsys):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
+        folder = tmp_path / "digits_vit" / "run"
+        logger = RunLogger(folder, init_timeout=10, finish_timeout=1)
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+    assert said(caplog) == [] and "W&B: http://127.0.0.1" in capsys.readouterr().out  # it was online
+    started = time.monotonic()
+    log_everything(logger, folder)
+    assert time.monotonic() - started < 60  # without finish_timeout it waits for ever
+    (message,) = said(caplog)  # logging a table fails, once
+    assert message.startswith("W&B: ") and "The run goes on" in message and "\n" not in message
+    wandb.teardown()  # as at the end of a process
+    steps = history(folder)  # on disk, for `wandb sync`
+    for name in ("figures/masking_curves.path", "masking/head_max/test/accuracy", "train/loss"):
+        assert any(name in step for step in steps)
