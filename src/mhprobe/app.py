@@ -18,6 +18,7 @@ QUIET = (
     ("sync_dist=True", "the logged numbers are reduced already, exactly, by torchmetrics"),
     ("Checkpoint directory", "resuming into the folder of a run is meant"),
     ("tensorboardX", "the csv logger is chosen"),
+    ("smaller than the logging interval", "few images are a choice, and every epoch is logged"),
     ("lr_scheduler.step", "mixed precision may skip its first step"),
 )
 
@@ -204,7 +205,7 @@ def _construct(instantiate: Any, part: dict[str, Any], where: str, **extra: Any)
     from hydra.errors import InstantiationException
 
     try:
-        return instantiate(part, **extra)
+        return instantiate(part, _convert_="all", **extra)  # plain lists: timm does not take OmegaConf's
     except InstantiationException as error:
         cause: BaseException = error
         while cause.__cause__ is not None:

@@ -149,3 +149,8 @@ class HeadBatch:
     loss: Tensor | None = None
     grad: tuple[Tensor, ...] | None = None
     attn: tuple[Tensor, ...] | None = None
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: products of bfloat16 or half features keep too few digits to be summed."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

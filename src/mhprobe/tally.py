@@ -15,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from mhprobe.data.batch import Batch
+from mhprobe.heads import wide
 
 
 class Tally(Metric):
@@ -37,7 +38,7 @@ class Tally(Metric):
 
     def update(self, batch: Batch, logits: Tensor, mask: int = 0) -> None:
         """Count one batch's (B, C) logits for mask number ``mask``; the images are ticked off with mask 0."""
-        logits = logits[batch.valid].float() if logits.dtype != torch.float64 else logits[batch.valid]
+        logits = wide(logits[batch.valid])
         labels = batch.labels[batch.valid]
         self.correct[mask] += (logits.argmax(1) == labels).sum()
         self.loss[mask] += torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().sum()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import HeadBatch, HeadSite
+from mhprobe.heads import HeadBatch, HeadSite, wide
 
 NEEDS = frozenset({"grad", "attn"})
 
@@ -88,7 +88,7 @@ def record(
         loss, grad = None, None
         if labels is not None:
             labels = _usable(labels)
-            loss = nn.functional.cross_entropy(at_least_float32(logits), labels, reduction="none")
+            loss = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
             if "grad" in needs:
                 grad = torch.autograd.grad(loss.sum(), gated)
 
@@ -127,11 +127,6 @@ def _prefix(modules: dict[str, nn.Module], site: HeadSite) -> str:
 
 def _usable(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precisions are widened before anything is summed or compared."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @contextlib.contextmanager

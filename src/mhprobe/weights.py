@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,30 +17,8 @@ from torch import nn
 
 from mhprobe.backbones import attach, build
 from mhprobe.errors import UserError
+from mhprobe.files import write
 from mhprobe.gates import find_gates
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write under a temporary name in the same folder, then rename: nobody ever sees half a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise UserError(f"{path}: cannot write ({error.strerror}). Choose another folder with out=<folder>.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise UserError(
-                f"{path}: could not be written ({error.strerror}). Free some room and try again."
-            ) from error
-        raise
 
 
 def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
@@ -58,8 +34,8 @@ def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtyp
     if gates is not None and not bool((gates.values == 1).all()):
         description = {**description, "gates": gates.values.tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
-    write_atomically(path, data)
-    write_atomically(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
+    write(path, data)
+    write(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
 
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:

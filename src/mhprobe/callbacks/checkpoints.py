@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from mhprobe.errors import UserError
+from mhprobe.files import replacing
 from mhprobe.weights import load_checkpoint
 
 
@@ -22,19 +21,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Write under a temporary name, sync, rename; read with checksums verified and code refused."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        temporary = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with os.fdopen(handle, "wb") as file:
+            with replacing(Path(path)) as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
+        except RuntimeError as error:  # so torch reports a full disk
             raise UserError(
                 f"checkpoint: could not write {path} ({error}). The one before it is untouched; free some room and "
                 f"go on with ckpt_path=last."

@@ -18,7 +18,7 @@ import torch
 from mhprobe.evaluate import evaluator
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.curve import CurveSpec, Row, masking_curve
+from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary
 from mhprobe.masking.store import OrderStore
 from mhprobe.masking.units import make_units
 from mhprobe.report.report import Report
@@ -68,6 +68,7 @@ class MaskingCurve(L.Callback):
             )
         if trainer.is_global_zero:
             self.report.add_curves(rows, chance=1 / trainer.datamodule.num_classes)
+            self.report.add_metrics(summary(rows))
 
     def _evaluator(self, trainer: L.Trainer, module: L.LightningModule, split: str, label: str) -> Evaluate:
         name, data = SPLITS[split], trainer.datamodule

@@ -98,4 +98,4 @@ class Probe(L.Callback):
                 continue
             if trainer.is_global_zero:
                 on_cpu = {key: value.cpu() for key, value in columns.items()}
-                self.report.add_measure(name, measure.kind, on_cpu, epoch=epoch)
+                self.report.add_measure(name, measure.kind, on_cpu, measure.label, epoch)

@@ -86,7 +86,7 @@ class _File:
         return {"path": str(self.path.resolve()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
     def _damaged(self, error: Exception) -> UserError:
-        reason = str(error) or type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists every format it tried
         return UserError(
             f"data.root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
             f"Fetch it again and compare its size or checksum with the original."

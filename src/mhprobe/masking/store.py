@@ -10,13 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhprobe.errors import UserError
+from mhprobe.files import write
 
 log = logging.getLogger(__name__)
 
@@ -47,23 +45,7 @@ class OrderStore:
         order = list(order)
         if len(self._read(key)) >= len(order):
             return
-        text = json.dumps({"order": order, "sha256": _checksum(key, order)})
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{key[:16]}-", suffix=".tmp")
-        except OSError as error:
-            raise UserError(
-                f"masking orders: cannot write to {self.folder} ({error.strerror}). Name another output folder."
-            ) from error
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._file(key))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write(self._file(key), json.dumps({"order": order, "sha256": _checksum(key, order)}).encode())
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.json"

@@ -31,6 +31,7 @@ class Measure(Metric):
 
     needs: what ``record`` has to deliver, some of {"grad", "attn"}; z is always there.
     kind: "per_head" or "pairwise"; the table and the figure follow from it.
+    label: what "value" is and its unit, for a figure's axis.
 
     ``finish`` gives columns, the first of them called "value":
         per_head: (A,), or () for a fact about the whole set;
@@ -42,6 +43,7 @@ class Measure(Metric):
     full_state_update = False
     needs: ClassVar[frozenset[str]] = frozenset()
     kind: ClassVar[Literal["per_head", "pairwise"]] = "per_head"
+    label: ClassVar[str] = "value"
 
     images: Tensor  # () number of valid images; update() adds to it
 
@@ -134,8 +136,3 @@ def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
     total = state.clone()
     dist.all_reduce(total, group=group)
     return [total]
-
-
-def wide(features: Tensor) -> Tensor:
-    """At least float32: products of bfloat16 or half features keep too few digits to be summed."""
-    return features.to(torch.promote_types(features.dtype, torch.float32))

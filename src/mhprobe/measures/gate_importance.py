@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure, wide
+from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.measures.base import Measure
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
@@ -44,6 +44,7 @@ class GateImportance(Measure):
 
     needs = frozenset({"grad"})
     kind = "per_head"
+    label = "gate importance: mean |dL/dξ| (nats)"
 
     total: Tensor  # (A,) sum of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor  # (A,) sum of their squares

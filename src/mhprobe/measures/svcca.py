@@ -54,6 +54,7 @@ class SVCCA(Measure):
     """
 
     kind = "pairwise"
+    label = "SVCCA: mean canonical correlation"
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mhprobe.files import write
 from mhprobe.heads import HeadLayout
-from mhprobe.report.files import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from mhprobe.errors import UserError
+from mhprobe.files import write
 from mhprobe.heads import HeadLayout
 from mhprobe.report import figures, tables
-from mhprobe.report.files import write
 
 
 @runtime_checkable

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhprobe.files import write
 from mhprobe.heads import HeadLayout
-from mhprobe.report.files import write
 
 
 class Table(NamedTuple):

@@ -1,0 +1,52 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from mhprobe.errors import UserError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to under a temporary name in the same folder; synced and renamed to ``path`` at the end.
+
+    If anything fails, what was at ``path`` before is untouched and nothing else is left. A folder that cannot be
+    written, or a full disk, is a UserError.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's 0600 would hide results from the group
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(
+                f"cannot write {path} ({error.strerror or error}). Free some room or choose another folder: out=..."
+            ) from error
+        raise
+
+
+def write(path: Path, data: bytes) -> Path:
+    """``data`` as the file ``path``, whole or not at all."""
+    with replacing(path) as file:
+        file.write(data)
+    return path
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,25 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fakes
+import runs
+
+
+@pytest.fixture(scope="session")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like CIFAR-10: 80 training and 30 test images."""
+    return fakes.image_folder(tmp_path_factory.mktemp("cifar"))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> runs.Result:
+    """A finished tiny training run; its folder holds ``model.safetensors``."""
+    cwd = tmp_path_factory.mktemp("trained")
+    result = runs.run("train", *runs.TINY, "masking=none", "measure=[]", cwd=cwd)
+    assert result.code == 0, result.err
+    return result

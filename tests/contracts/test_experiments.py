@@ -1,0 +1,104 @@
+"""What every experiment promises: it says what to type and what to expect, composes, and runs from end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
+from omegaconf import DictConfig
+
+import mhprobe.train
+from mhprobe.cli import CONF
+from mhprobe.schema import check
+from mhprobe.weights import load_checkpoint, load_weights
+
+EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
+
+# by the yaml in conf/backbone: two layers where the experiment has many
+SMALL = {
+    "vit": ["img_size=16", "patch_size=4", "embed_dim=24", "depth=2", "num_heads=3"],
+    "swin": [
+        *("img_size=16", "patch_size=2", "window_size=4", "embed_dim=12"),
+        *("depths=[1,1]", "num_heads=[2,3]"),
+    ],
+}
+COLUMNS = {
+    "per_head": {"head", "site", "stage", "block", "index", "value"},
+    "pairwise": {"head_a", "head_b", "value"},
+    "curves": {"curve", "step", "heads_masked", "masked", "accuracy", "loss", "low", "high", "seed"},
+}
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [f"+experiment={name}", *overrides], return_hydra_config=True)
+
+
+def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
+    """The experiment with a tiny backbone, one epoch and few images; everything else is its own."""
+    choices = composed(name).hydra.runtime.choices
+    overrides = [f"++backbone.{setting}" for setting in SMALL[choices.backbone]]
+    overrides += ["backbone.pretrained=false", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
+    overrides += ["data.batch_size=16", "data.val_fraction=0.3", "data.limit_train=32", "data.limit_test=20"]
+    overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
+    if choices.data != "digits":
+        overrides.append(f"data.root={cifar}")
+    cfg = composed(name, *overrides)
+    del cfg.hydra
+    return check(cfg)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_its_header_says_what_to_type_and_what_to_expect(name):
+    header = re.match(r"(#.*\n)+", (CONF / "experiment" / f"{name}.yaml").read_text()).group()
+    assert f"python -m mhprobe.train +experiment={name}" in header
+    assert re.search(r"accuracy|docs/results\.md", header)
+    assert re.search(r"CPU|GPU|hardware", header)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_composes_and_passes_the_checks(name):
+    cfg = composed(name)
+    del cfg.hydra
+    assert check(cfg)["name"] == name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cifar):
+    cfg = shrunk(name, tmp_path, cifar)
+    folder = tmp_path / "run"
+    mhprobe.train.run(cfg, folder)
+
+    for measure, part in cfg["measure"].items():
+        table = rows(folder / "tables" / f"{measure}.csv")
+        assert table and COLUMNS[get_class(part["_target_"]).kind] <= set(table[0]), measure
+    curves = rows(folder / "tables" / "masking_curves.csv")
+    assert COLUMNS["curves"] <= set(curves[0])
+    assert {row["curve"] for row in curves} == set(cfg["masking"]["curves"])
+    for figure in [*cfg["measure"], "masking_curves"]:
+        assert (folder / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / "figures" / f"{figure}.pdf").read_bytes().startswith(b"%PDF")
+
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["test/images"] == 20 and math.isfinite(metrics["test/loss"])
+    unmasked = {row["accuracy"] for row in curves if row["step"] == "0" and row["split"] == "test"}
+    assert unmasked == {repr(metrics["test/accuracy"])}  # one evaluation, two ways in: the same to the image
+
+    assert load_checkpoint(folder / "checkpoints" / "last.ckpt")["epoch"] == 0
+    _, from_best = load_weights(folder / "checkpoints" / "best.ckpt")
+    _, from_pair = load_weights(folder / "model.safetensors")
+    assert from_best["backbone"] == from_pair["backbone"]
+    assert not list(folder.rglob("*.tmp"))

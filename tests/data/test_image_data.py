@@ -1,0 +1,156 @@
+"""ImageData: disjoint stratified splits, the right transform in each stage, ranks, limits, and yamls that construct it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from data_sets import Noise, class_files, write_zip
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from mhprobe.data.augment import Augment
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.errors import UserError
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def noise(cache_dir, sizes=(60, 31), **options) -> ImageData:
+    return ImageData(Noise(sizes), **{"batch_size": 8, "cache_dir": cache_dir, **options})
+
+
+def test_train_and_val_share_no_image_and_keep_class_shares(tmp_path):
+    data = noise(tmp_path, val_fraction=0.2)
+    train, val = data.splits["train"], data.splits["val"]
+    assert data.sizes == {"train": 48, "val": 12, "test": 31}
+    np.testing.assert_array_equal(np.sort(np.concatenate([train.positions, val.positions])), np.arange(60))
+    assert np.bincount(val.labels).tolist() == [4, 4, 4]
+    assert not np.array_equal(noise(tmp_path, val_fraction=0.2, seed=1).splits["val"].positions, val.positions)
+
+
+def test_limits_cut_each_split_and_keep_class_shares(tmp_path):
+    data = noise(tmp_path, limit_train=9, limit_val=3, limit_test=6)
+    assert data.sizes == {"train": 9, "val": 3, "test": 6}
+    assert all((np.bincount(images.labels) == len(images) // 3).all() for images in data.splits.values())
+    whole = noise(tmp_path)
+    assert set(data.splits["train"].positions) <= set(whole.splits["train"].positions)
+    assert noise(tmp_path, limit_test=1000).sizes["test"] == 31
+
+
+def test_the_fingerprint_names_pixels_and_splits(tmp_path):
+    same = [noise(tmp_path / where, batch_size=size).fingerprint for where, size in (("a", 8), ("b", 3))]
+    assert same[0] == same[1]
+    others = [{"seed": 1}, {"val_fraction": 0.2}, {"limit_test": 5}, {"limit_train": 5}, {"sizes": (60, 30)}]
+    assert len({same[0], *(noise(tmp_path / "a", **other).fingerprint for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_batches_cover_a_split_exactly_over_the_ranks(tmp_path, split, world_size):
+    index, labels = [], []
+    for rank in range(world_size):
+        data = noise(tmp_path, augment=Augment(2, flip=True))
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+        for batch in data.batches(split):
+            index += batch.index[batch.valid].tolist()
+            labels += batch.labels[batch.valid].tolist()
+            assert batch.images.dtype == torch.float32
+            # evaluation: the stored image, scaled to [-1, 1], not augmented
+            stored = np.asarray(data.splits[split].cached.images)[data.splits[split].positions[batch.index]]
+            np.testing.assert_allclose(batch.images, stored / 127.5 - 1, atol=1e-6)
+    assert sorted(index) == list(range(data.sizes[split]))
+    np.testing.assert_array_equal(data.splits[split].labels[index], labels)
+
+
+class Watcher(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: dict[str, list] = {"train": [], "val": [], "test": []}
+
+    def training_step(self, batch, batch_idx):
+        self.seen["train"].append((self.current_epoch, batch))
+        return self.weight * 1.0
+
+    def validation_step(self, batch, batch_idx):
+        self.seen["val"].append((self.current_epoch, batch))
+
+    def test_step(self, batch, batch_idx):
+        self.seen["test"].append((self.current_epoch, batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_lightning_gets_augmented_training_and_plain_evaluation_batches(tmp_path):
+    data = noise(tmp_path, augment=Augment(2, flip=True, mixup=0.5))
+    data.spec = InputSpec((16, 16), (0.4,) * 3, (0.2,) * 3)
+    model = Watcher()
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    trainer.test(model, datamodule=data, verbose=False)
+    for split, steps in model.seen.items():
+        for epoch, batch in steps:
+            assert batch.images.shape[1:] == (3, 16, 16)
+            where = data.splits[split].positions[batch.index]
+            raw = batch._replace(images=torch.from_numpy(data.splits[split].cached.images[where]), targets=None)
+            expected = data.transform(raw, train=split == "train", epoch=epoch)
+            torch.testing.assert_close(batch.images, expected.images, rtol=0, atol=0)
+            assert (batch.targets is not None) == (split == "train")
+    assert sorted(i for _, batch in model.seen["test"] for i in batch.index.tolist()) == list(range(31))
+
+
+@pytest.mark.parametrize(
+    "options, line",
+    [
+        ({"batch_size": 0}, "data.batch_size: expected a whole number of at least 1, got 0"),
+        ({"eval_batch_size": 0}, "data.eval_batch_size: expected a whole number of at least 1, got 0"),
+        ({"batch_size": "many"}, "data.batch_size: expected a whole number of at least 1, got 'many'"),
+        ({"limit_train": 0}, "data.limit_train: expected a whole number of at least 1, got 0"),
+        ({"num_workers": -1}, "data.num_workers: expected a whole number of at least 0, got -1"),
+        ({"val_fraction": 1.5}, "data.val_fraction: expected a share between 0 and 1, got 1.5"),
+        (
+            {"val_fraction": 0.001},
+            "data.val_fraction: 0.001 of 60 training images leaves 0 to validate and 60 to train",
+        ),
+        ({"sizes": (3, 3)}, "every class needs one to train on"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, options, line):
+    with pytest.raises(UserError, match=line):
+        noise(tmp_path, **options).setup()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "data").glob("*.yaml")))
+def test_every_data_yaml_constructs_its_data(tmp_path, name):
+    root = write_zip(tmp_path / "set.zip", class_files(train=10, test=2))
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        settings = compose("config", [f"data={name}", f"cache_dir={tmp_path}", "seed=3"]).data
+    assert (settings.seed, settings.cache_dir) == (3, str(tmp_path))
+    if "root" in settings:
+        settings.root = str(root)
+    if name == "image_folder":
+        settings.source.stored_size = 40
+    cfg = {"data": settings, "seed": 3, "cache_dir": str(tmp_path)}
+    from omegaconf import OmegaConf
+
+    data = instantiate(OmegaConf.create(cfg).data)
+    assert isinstance(data, ImageData) and isinstance(data.augment, Augment)
+    data.prepare_data()
+    assert data.sizes == (
+        {"train": 18, "val": 2, "test": 4} if "root" in settings else {"train": 1293, "val": 144, "test": 360}
+    )
+    data.transform(next(iter(data.train_dataloader())), train=True)
+
+
+def test_digits_are_never_mirrored():
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        assert compose("config", ["data=digits"]).data.augment.flip is False

@@ -1,0 +1,86 @@
+"""Small data sets for tests: class folders of images, and a source that needs no file."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mhprobe.data.source import Contents
+
+
+def encoded(seed: int, width: int = 32, height: int = 32, format: str = "PNG") -> bytes:
+    """A noise image that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format)
+    return buffer.getvalue()
+
+
+def class_files(
+    train: int = 3, test: int = 2, classes: tuple[str, ...] = ("cat", "dog"), **image: Any
+) -> dict[str, bytes]:
+    """File name -> contents of ``train`` and ``test`` images per class."""
+    names = [
+        f"{split}/{c}/{i}.png" for split, n in (("train", train), ("test", test)) for c in classes for i in range(n)
+    ]
+    return {name: encoded(seed, **image) for seed, name in enumerate(names)}
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:" if path.suffix == ".tar" else "w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+class Noise:
+    """Random pixels: ``sizes`` (train, test) images, labels in turn 0, 1, 2, ... ``version`` changes the key."""
+
+    name = "noise"
+
+    def __init__(self, sizes: tuple[int, int] = (40, 21), classes: int = 3, pixels: int = 8, version: int = 0) -> None:
+        self.sizes, self.classes, self.pixels, self.version = sizes, classes, pixels, version
+        self.scans = 0
+
+    def key(self) -> dict[str, Any]:
+        return {"sizes": self.sizes, "classes": self.classes, "pixels": self.pixels, "version": self.version}
+
+    def scan(self) -> Contents:
+        self.scans += 1
+        sizes = dict(zip(("train", "test"), self.sizes, strict=True))
+
+        def images() -> Iterator[tuple[str, int, np.ndarray]]:
+            for split, size in sizes.items():
+                rng = np.random.default_rng([self.version, size])
+                for i in range(size):
+                    yield split, i, rng.integers(0, 256, (self.pixels, self.pixels, 3), dtype=np.uint8)
+
+        return Contents(
+            class_names=tuple(f"class{i}" for i in range(self.classes)),
+            labels={split: np.arange(size, dtype=np.int64) % self.classes for split, size in sizes.items()},
+            size=(self.pixels, self.pixels),
+            images=images,
+        )

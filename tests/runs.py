@@ -1,0 +1,117 @@
+"""Running the command line as a user does, and configurations that are done in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of imports and one of work
+TINY = (
+    "+experiment=digits_vit",
+    "backbone.embed_dim=24",
+    "backbone.depth=2",
+    "backbone.num_heads=3",
+    "data.limit_train=96",
+    "data.limit_val=51",
+    "data.limit_test=101",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=2",
+    "optim.warmup_epochs=1",
+)
+TIMEOUT = 300  # seconds; the machine may be busy
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended. code: negative for the signal that killed it."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path | None = None  # the newest run's
+
+    @property
+    def answer(self) -> str:
+        """The one line of a refused command; fails if there is another line, a traceback or another exit code."""
+        lines = [line for line in self.err.splitlines() if line.strip()]
+        assert self.code == 2, (self.code, self.out, self.err)
+        assert len(lines) == 1 and lines[0].startswith("mhprobe: "), self.err
+        return lines[0]
+
+
+def environment() -> dict[str, str]:
+    """One thread per process, no network, and nothing that a test runner left for its children."""
+    dropped = ("PYTHONPATH", "PYTHONWARNINGS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")
+    kept = {key: value for key, value in os.environ.items() if key not in dropped}
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+def start(task: str, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
+    """``python -m mhprobe.<task>`` in the background, in the folder ``cwd``."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"mhprobe.{task}", *overrides],
+        cwd=cwd,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[str], cwd: Path) -> Result:
+    """Wait for a started command."""
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Result(process.returncode, out, err, newest(cwd))
+
+
+def run(task: str, *overrides: str, cwd: Path) -> Result:
+    """``python -m mhprobe.<task>`` to its end."""
+    return finish(start(task, *overrides, cwd=cwd), cwd)
+
+
+def newest(cwd: Path) -> Path | None:
+    """The folder of the run that started last in ``cwd``; its name is the time."""
+    runs = sorted((path.parent for path in cwd.glob("outputs/*/*/config")), key=lambda path: path.stat().st_mtime_ns)
+    return runs[-1] if runs else None
+
+
+# Imports once, then answers every command in a fork of its own: a user's mistake is mostly import time.
+_DRIVER = """
+import json, os, sys, tempfile
+import hydra, lightning, mhprobe.cli, timm, torch, mhprobe.data.base, mhprobe.classifier
+for task, *overrides in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            sys.argv = [f"python -m mhprobe.{task}", *overrides]
+            mhprobe.cli.main(task)
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0), err.seek(0)
+        print(json.dumps([code, out.read(), err.read()]))
+"""
+
+
+def answers(commands: Sequence[Sequence[str]], cwd: Path) -> list[Result]:
+    """How each (task, override, ...) ends; one start-up for all of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DRIVER, json.dumps([list(command) for command in commands])],
+        cwd=cwd,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    return [Result(*json.loads(line)) for line in done.stdout.splitlines()]
