@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import augment as oracle
 from scipy import stats
 
 from mhprobe.data.augment import _DOWN, _FLIP, _RIGHT, Augment, normalise
 from mhprobe.data.batch import Batch
 from mhprobe.data.draws import draw, fold
 from mhprobe.errors import UserError
+from oracles import augment as oracle
 
 
 def make_batch(size: int = 50, height: int = 12, width: int = 10) -> Batch:

@@ -1,4 +1,4 @@
-"""The cache is what the source said, is built once, survives damage and two builders, and leaves nothing half-written."""
+"""The cache is what the source said, is built once, survives damage and two builders, and is never half-written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import multiprocessing
 
 import numpy as np
 import pytest
-from data_sets import Noise
 
+from data_sets import Noise
 from mhprobe.data import cache as cache_module
 from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError

@@ -1,4 +1,4 @@
-"""ImageData: disjoint stratified splits, the right transform in each stage, ranks, limits, and yamls that construct it."""
+"""ImageData: disjoint stratified splits, the right transform in each stage, ranks, limits; the yamls construct it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from data_sets import Noise, class_files, write_zip
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from data_sets import Noise, class_files, write_zip
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
@@ -139,10 +139,7 @@ def test_every_data_yaml_constructs_its_data(tmp_path, name):
         settings.root = str(root)
     if name == "image_folder":
         settings.source.stored_size = 40
-    cfg = {"data": settings, "seed": 3, "cache_dir": str(tmp_path)}
-    from omegaconf import OmegaConf
-
-    data = instantiate(OmegaConf.create(cfg).data)
+    data = instantiate(settings)
     assert isinstance(data, ImageData) and isinstance(data.augment, Augment)
     data.prepare_data()
     assert data.sizes == (

@@ -9,8 +9,8 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from data_sets import Noise
 
+from data_sets import Noise
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData
 from mhprobe.data.cache import open_cache

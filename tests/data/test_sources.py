@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_sets import class_files, encoded, write_folder, write_tar, write_zip
 from PIL import Image
 
+from data_sets import class_files, encoded, write_folder, write_tar, write_zip
 from mhprobe.data.cache import open_cache
 from mhprobe.data.cifar10 import CLASSES, Cifar10
 from mhprobe.data.digits import Digits
