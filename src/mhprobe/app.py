@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,9 @@ class Session:
     measures, curves: whether the test probes heads and draws masking curves.
     """
 
-    def __init__(self, cfg: dict[str, Any], folder: Path, measures: bool = False, curves: bool = False) -> None:
+    def __init__(
+        self, task: str, cfg: dict[str, Any], folder: Path, measures: bool = False, curves: bool = False
+    ) -> None:
         for message, _ in QUIET:
             warnings.filterwarnings("ignore", message=f".*{message}")
         import lightning as L
@@ -44,14 +45,15 @@ class Session:
         from mhprobe.weights import load_weights
 
         L.seed_everything(cfg["seed"], workers=True, verbose=False)
-        self.cfg, self.folder = cfg, folder
+        self.task, self.cfg, self.folder = task, cfg, folder
         self.checkpoints = folder / "checkpoints"
         self.data = _construct(instantiate, cfg["data"], "data")
         self.data.prepare_data()
         self.data.setup()
 
         if cfg["weights"]:
-            backbone, description = load_weights(cfg["weights"])
+            backbone, loaded = load_weights(cfg["weights"])
+            description = {key: loaded[key] for key in ("backbone", "class_names")}
             if description["class_names"] != list(self.data.class_names):
                 raise UserError(
                     f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the "
@@ -76,6 +78,8 @@ class Session:
         self.loggers = self._loggers(instantiate)
         self.report = Report(folder, self.classifier.gates.layout, self.loggers)
         self.trainer = self._trainer(self._callbacks(instantiate, measures, curves))
+        for logger in self.loggers:
+            logger.log_hyperparams({"task": task, **cfg})
 
     def fit(self) -> None:
         """Train, keeping ``best.ckpt`` and ``last.ckpt``."""
@@ -91,20 +95,30 @@ class Session:
         if self.trainer.is_global_zero:
             self.report.add_metrics({**self.classifier.results, "test/images": self.data.sizes["test"]})
 
-    def close(self) -> None:
-        """Write the weights and the last of the report, and say where everything is."""
+    def export(self) -> None:
+        """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
         from mhprobe.weights import save_weights
 
+        if self.trainer.is_global_zero:
+            made = {
+                "by": f"mhprobe.{self.task}",
+                "name": self.cfg["name"],
+                "data": self.data.fingerprint,
+                "epochs": self.trainer.current_epoch,
+                "seed": self.cfg["seed"],
+                **self.classifier.results,
+            }
+            description = {**self.classifier.description, "made": made}
+            save_weights(self.classifier.backbone, self.folder / "model.safetensors", description)
+
+    def close(self) -> None:
+        """Finish the report and say where it is; then complain about measures that could not be computed."""
         if not self.trainer.is_global_zero:
             return
-        made = {"by": f"mhprobe.{Path(sys.argv[0]).stem}", "data": self.data.fingerprint, "seed": self.cfg["seed"]}
-        save_weights(
-            self.classifier.backbone, self.folder / "model.safetensors", {**self.classifier.description, "made": made}
-        )
         self.report.close()
         metrics = self.report.metrics
         print(f"test accuracy {100 * metrics['test/accuracy']:.2f} % of {metrics['test/images']} images")
-        print(f"tables, figures and weights: {self.folder}")
+        print(f"tables and figures: {self.folder}")
         if self.probe is not None and self.probe.refused:
             raise self.probe.refused[0]
 

@@ -10,7 +10,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.app import Session
 
-    session = Session(cfg, folder, curves=True)
+    session = Session("mask", cfg, folder, curves=True)
     session.test()
     session.close()
 

@@ -10,9 +10,10 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.app import Session
 
-    session = Session(cfg, folder, measures=True, curves=True)
+    session = Session("train", cfg, folder, measures=True, curves=True)
     session.fit()
     session.test(best=True)
+    session.export()
     session.close()
 
 

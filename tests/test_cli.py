@@ -1,0 +1,117 @@
+"""The command line answers at once where it can, and a user's mistake in one line with exit code 2."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import runs
+from mhprobe.cli import CONF
+
+# command -> what its one line must name
+MISTAKES = {
+    ("train", "backbone=resnet"): ("resnet", "vit", "swin"),
+    ("train", "+experiment=nothing"): ("nothing", "digits_vit", "cifar10_swin"),
+    ("train", "logger=tensorbord"): ("tensorbord", "csv", "wandb"),
+    ("train", "measure=[nothing]"): ("nothing", "svcca", "gate_importance"),
+    ("train", "trainer.max_epoch=3"): ("trainer.max_epoch", "max_epochs"),
+    ("train", "optim.lrr=1"): ("optim.lrr", "did you mean lr", "weight_decay"),
+    ("train", "sed=1"): ("'sed'", "did you mean seed"),
+    ("train", "+experiment=digits_vit", "data.batchsize=3"): ("data.batchsize", "batch_size"),
+    ("train", "+optim.momentum=1"): ("optim.momentum",),
+    ("train", "optim.lr=fast"): ("optim.lr", "fast"),
+    ("train", "optim.lr=-1"): ("optim.lr", "-1"),
+    ("train", "seed=1.5"): ("seed", "1.5"),
+    ("train", "masking.select_on=train"): ("masking.select_on", "validation", "test"),
+    ("train", "masking.step=1", "masking.steps=2"): ("masking", "step", "steps"),
+    ("train", "optim.lr"): ("optim.lr",),
+    ("train", "backbone.depths=[1,2"): ("backbone.depths=[1,2",),
+    ("train", "optim=3"): ("optim",),
+    ("train", "out=file/below"): ("file", "out=<folder>"),
+    ("train", "trainer.devices=many"): ("trainer.devices", "many"),
+    ("train", "trainer.accelerator=abacus"): ("trainer", "abacus", "cpu"),
+    ("train", "+trainer.wings=2"): ("trainer", "wings"),
+    ("train", "+data.wings=2"): ("data", "wings"),
+    ("train", "data.batch_size=0"): ("data.batch_size", "0"),
+    ("train", "data.augment.flip=maybe"): ("data.augment.flip", "maybe"),
+    ("train", "data=cifar10", "data.root=nowhere.tar"): ("data.root", "nowhere.tar"),
+    ("train", "data=image_folder"): ("data.root",),
+    ("train", "backbone.name=vit_tiniest"): ("backbone.name", "vit_tiniest", "vit_"),
+    ("train", "backbone.name=resnet18"): ("ResNet", "supported"),
+    ("train", "+backbone.wings=2"): ("backbone", "wings"),
+    ("train", "+backbone.embed_dim=25", "+backbone.num_heads=3"): ("backbone", "vit_tiny_patch16_224"),
+    ("train", *runs.TINY, "measure.svcca.pairs=friends"): ("measure.svcca", "friends", "layer"),
+    ("train", *runs.TINY, "+measure.svcca.wings=2"): ("measure.svcca", "wings"),
+    ("train", *runs.TINY, "masking.curves.random.units=limb"): ("limb", "index", "layer"),
+    ("train", *runs.TINY, "masking.curves.random.order.repeats=0"): ("repeats", "0"),
+    ("train", *runs.TINY, "+masking.curves.random.wings=2"): ("masking.curves.random", "wings"),
+    ("train", *runs.TINY, "masking.curves.layer_max2.exclude_layers=[7]"): ("exclude_layers", "7"),
+    ("train", *runs.TINY, "ckpt_path=last"): ("ckpt_path=last", "outputs"),
+    ("train", *runs.TINY, "ckpt_path=nowhere.ckpt"): ("ckpt_path", "nowhere.ckpt"),
+    ("train", *runs.TINY, "ckpt_path=https://example.org/a.ckpt"): ("ckpt_path", "remote"),
+    ("train", *runs.TINY, "ckpt_path=file"): ("checkpoint", "file"),
+    ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
+    ("mask", "weights=file"): ("weights", "file"),
+}
+
+
+@pytest.fixture(scope="module")
+def replies(tmp_path_factory):
+    cwd = tmp_path_factory.mktemp("mistakes")
+    (cwd / "file").write_text("a file, no folder and no checkpoint")
+    return dict(zip(MISTAKES, runs.answers(list(MISTAKES), cwd), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", MISTAKES, ids=[" ".join((c[0], *c[1:][-2:])) for c in MISTAKES])
+def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command):
+    line = replies[command].answer
+    for word in MISTAKES[command]:
+        assert word in line
+    assert len(line) < 600
+
+
+@pytest.mark.slow
+def test_without_a_mistake_the_same_door_opens(tmp_path):
+    """Negative control: the forked command line above also succeeds where nothing is wrong."""
+    tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
+    [result] = runs.answers([("probe", *tiny, "measure=[]")], tmp_path)
+    assert result.code == 0, result.err
+    assert "of 101 images" in result.out
+
+
+@pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join)
+def test_answers_that_need_no_network_import_none(tmp_path, flags):
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=open('modules', 'w')));"
+        "sys.argv[0] = 'mhprobe'; import runpy; runpy.run_module('mhprobe.train', run_name='__main__')"
+    )
+    subprocess.run([sys.executable, "-c", code, *flags], cwd=tmp_path, env=runs.environment(), capture_output=True)
+    loaded = set((tmp_path / "modules").read_text().split())
+    assert "hydra" in loaded  # it did run
+    assert not loaded & {"torch", "timm", "lightning", "matplotlib", "wandb", "sklearn", "pydantic"}
+
+
+def test_help_names_every_group_option_and_command(tmp_path):
+    result = runs.run("train", "--help", cwd=tmp_path)
+    assert result.code == 0 and not result.err
+    for path in CONF.glob("*/*.yaml"):
+        assert re.search(rf"^{path.parent.name}: .*\b{path.stem}\b", result.out, re.M), path
+    for task in ("train", "probe", "mask"):
+        assert f"mhprobe.{task}" in result.out
+    assert max(map(len, result.out.splitlines())) <= 120
+    assert not list(tmp_path.iterdir())  # asking leaves no folder
+
+
+def test_cfg_job_prints_the_composed_configuration(tmp_path):
+    result = runs.run("mask", "+experiment=digits_vit", "optim.lr=0.5", "--cfg", "job", cwd=tmp_path)
+    assert result.code == 0 and not result.err
+    cfg = OmegaConf.create(result.out)
+    assert cfg.name == "digits_vit" and cfg.optim.lr == 0.5 and cfg.backbone.depth == 4
+    assert "hydra" not in cfg
+    assert not list(Path(tmp_path).iterdir())
