@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of imports and one of work
 TINY = (
@@ -23,7 +24,7 @@ TINY = (
     "trainer.max_epochs=2",
     "optim.warmup_epochs=1",
 )
-TIMEOUT = 300  # seconds; the machine may be busy
+TIMEOUT = 300  # seconds for one command; the machine may be busy
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,38 @@ def newest(cwd: Path) -> Path | None:
     return runs[-1] if runs else None
 
 
-# Imports once, then answers every command in a fork of its own: a user's mistake is mostly import time.
+class Command(NamedTuple):
+    """``python -m mhprobe.<task> <overrides>``, sending itself ``signal`` right after checkpoint number ``save``."""
+
+    task: str
+    overrides: Sequence[str]
+    signal: int = 0
+    save: int = 0
+
+
+# Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
 _DRIVER = """
-import json, os, sys, tempfile
+import itertools, json, os, signal, sys, tempfile
 import hydra, lightning, mhprobe.cli, timm, torch, mhprobe.data.base, mhprobe.classifier
-for task, *overrides in json.loads(sys.argv[1]):
+from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
+
+def send_after(number, save):
+    count, whole = itertools.count(1), AtomicCheckpointIO.save_checkpoint
+    def save_checkpoint(self, *args, **kwargs):
+        whole(self, *args, **kwargs)
+        if next(count) == save:
+            os.kill(os.getpid(), number)
+    AtomicCheckpointIO.save_checkpoint = save_checkpoint
+
+for task, overrides, number, save in json.loads(sys.argv[1]):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            signal.alarm(240)  # a mistake that is not seen would train for hours
+            if number:
+                send_after(number, save)
             sys.argv = [f"python -m mhprobe.{task}", *overrides]
             mhprobe.cli.main(task)
             sys.exit(0)
@@ -103,15 +126,15 @@ for task, *overrides in json.loads(sys.argv[1]):
 """
 
 
-def answers(commands: Sequence[Sequence[str]], cwd: Path) -> list[Result]:
-    """How each (task, override, ...) ends; one start-up for all of them."""
+def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
+    """How each command ends; one start-up for all of them."""
     done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, json.dumps([list(command) for command in commands])],
+        [sys.executable, "-c", _DRIVER, json.dumps(commands)],
         cwd=cwd,
         env=environment(),
         text=True,
         capture_output=True,
-        timeout=TIMEOUT,
+        timeout=2 * TIMEOUT,
     )
     assert done.returncode == 0, done.stderr
     return [Result(*json.loads(line)) for line in done.stdout.splitlines()]

@@ -13,48 +13,50 @@ from omegaconf import OmegaConf
 import runs
 from mhprobe.cli import CONF
 
+TRAIN = ("train", *runs.TINY)  # so that a mistake nobody sees costs seconds
+
 # command -> what its one line must name
 MISTAKES = {
-    ("train", "backbone=resnet"): ("resnet", "vit", "swin"),
+    (*TRAIN, "backbone=resnet"): ("resnet", "vit", "swin"),
     ("train", "+experiment=nothing"): ("nothing", "digits_vit", "cifar10_swin"),
-    ("train", "logger=tensorbord"): ("tensorbord", "csv", "wandb"),
-    ("train", "measure=[nothing]"): ("nothing", "svcca", "gate_importance"),
-    ("train", "trainer.max_epoch=3"): ("trainer.max_epoch", "max_epochs"),
-    ("train", "optim.lrr=1"): ("optim.lrr", "did you mean lr", "weight_decay"),
-    ("train", "sed=1"): ("'sed'", "did you mean seed"),
-    ("train", "+experiment=digits_vit", "data.batchsize=3"): ("data.batchsize", "batch_size"),
-    ("train", "+optim.momentum=1"): ("optim.momentum",),
-    ("train", "optim.lr=fast"): ("optim.lr", "fast"),
-    ("train", "optim.lr=-1"): ("optim.lr", "-1"),
-    ("train", "seed=1.5"): ("seed", "1.5"),
-    ("train", "masking.select_on=train"): ("masking.select_on", "validation", "test"),
-    ("train", "masking.step=1", "masking.steps=2"): ("masking", "step", "steps"),
-    ("train", "optim.lr"): ("optim.lr",),
-    ("train", "backbone.depths=[1,2"): ("backbone.depths=[1,2",),
-    ("train", "optim=3"): ("optim",),
-    ("train", "out=file/below"): ("file", "out=<folder>"),
-    ("train", "trainer.devices=many"): ("trainer.devices", "many"),
-    ("train", "trainer.accelerator=abacus"): ("trainer", "abacus", "cpu"),
-    ("train", "+trainer.wings=2"): ("trainer", "wings"),
-    ("train", "+data.wings=2"): ("data", "wings"),
-    ("train", "data.batch_size=0"): ("data.batch_size", "0"),
-    ("train", "data.augment.flip=maybe"): ("data.augment.flip", "maybe"),
-    ("train", "data=cifar10", "data.root=nowhere.tar"): ("data.root", "nowhere.tar"),
-    ("train", "data=image_folder"): ("data.root",),
-    ("train", "backbone.name=vit_tiniest"): ("backbone.name", "vit_tiniest", "vit_"),
-    ("train", "backbone.name=resnet18"): ("ResNet", "supported"),
-    ("train", "+backbone.wings=2"): ("backbone", "wings"),
-    ("train", "+backbone.embed_dim=25", "+backbone.num_heads=3"): ("backbone", "vit_tiny_patch16_224"),
-    ("train", *runs.TINY, "measure.svcca.pairs=friends"): ("measure.svcca", "friends", "layer"),
-    ("train", *runs.TINY, "+measure.svcca.wings=2"): ("measure.svcca", "wings"),
-    ("train", *runs.TINY, "masking.curves.random.units=limb"): ("limb", "index", "layer"),
-    ("train", *runs.TINY, "masking.curves.random.order.repeats=0"): ("repeats", "0"),
-    ("train", *runs.TINY, "+masking.curves.random.wings=2"): ("masking.curves.random", "wings"),
-    ("train", *runs.TINY, "masking.curves.layer_max2.exclude_layers=[7]"): ("exclude_layers", "7"),
-    ("train", *runs.TINY, "ckpt_path=last"): ("ckpt_path=last", "outputs"),
-    ("train", *runs.TINY, "ckpt_path=nowhere.ckpt"): ("ckpt_path", "nowhere.ckpt"),
-    ("train", *runs.TINY, "ckpt_path=https://example.org/a.ckpt"): ("ckpt_path", "remote"),
-    ("train", *runs.TINY, "ckpt_path=file"): ("checkpoint", "file"),
+    (*TRAIN, "logger=tensorbord"): ("tensorbord", "csv", "wandb"),
+    (*TRAIN, "measure=[nothing]"): ("nothing", "svcca", "gate_importance"),
+    (*TRAIN, "trainer.max_epoch=3"): ("trainer.max_epoch", "max_epochs"),
+    (*TRAIN, "optim.lrr=1"): ("optim.lrr", "did you mean lr", "weight_decay"),
+    (*TRAIN, "sed=1"): ("'sed'", "did you mean seed"),
+    (*TRAIN, "data.batchsize=3"): ("data.batchsize", "batch_size"),
+    (*TRAIN, "+optim.momentum=1"): ("optim.momentum",),
+    (*TRAIN, "optim.lr=fast"): ("optim.lr", "fast"),
+    (*TRAIN, "optim.lr=-1"): ("optim.lr", "-1"),
+    (*TRAIN, "seed=1.5"): ("seed", "1.5"),
+    (*TRAIN, "masking.select_on=train"): ("masking.select_on", "validation", "test"),
+    (*TRAIN, "masking.step=1", "masking.steps=2"): ("masking", "step", "steps"),
+    (*TRAIN, "optim.lr"): ("optim.lr",),
+    (*TRAIN, "backbone.depths=[1,2"): ("backbone.depths=[1,2",),
+    (*TRAIN, "optim=3"): ("optim",),
+    (*TRAIN, "out=file/below"): ("file", "out=<folder>"),
+    (*TRAIN, "trainer.devices=many"): ("trainer.devices", "many"),
+    (*TRAIN, "trainer.accelerator=abacus"): ("trainer", "abacus", "cpu"),
+    (*TRAIN, "+trainer.wings=2"): ("trainer", "wings"),
+    (*TRAIN, "+data.wings=2"): ("data", "wings"),
+    (*TRAIN, "data.batch_size=0"): ("data.batch_size", "0"),
+    (*TRAIN, "data.augment.flip=maybe"): ("data.augment.flip", "maybe"),
+    (*TRAIN, "data=cifar10", "data.root=nowhere.tar"): ("data.root", "nowhere.tar"),
+    (*TRAIN, "data=image_folder"): ("data.root",),
+    (*TRAIN, "backbone.name=vit_tiniest"): ("backbone.name", "vit_tiniest", "vit_"),
+    ("probe", "backbone.name=resnet18"): ("ResNet", "supported"),
+    (*TRAIN, "+backbone.wings=2"): ("backbone", "wings"),
+    (*TRAIN, "backbone.embed_dim=25"): ("backbone", "vit_tiny_patch16_224"),
+    (*TRAIN, "measure.svcca.pairs=friends"): ("measure.svcca", "friends", "layer"),
+    (*TRAIN, "+measure.svcca.wings=2"): ("measure.svcca", "wings"),
+    (*TRAIN, "masking.curves.random.units=limb"): ("limb", "index", "layer"),
+    (*TRAIN, "masking.curves.random.order.repeats=0"): ("repeats", "0"),
+    (*TRAIN, "+masking.curves.random.wings=2"): ("masking.curves.random", "wings"),
+    (*TRAIN, "masking.curves.layer_max2.exclude_layers=[7]"): ("exclude_layers", "7"),
+    (*TRAIN, "ckpt_path=last"): ("ckpt_path=last", "outputs"),
+    (*TRAIN, "ckpt_path=nowhere.ckpt"): ("ckpt_path", "nowhere.ckpt"),
+    (*TRAIN, "ckpt_path=https://example.org/a.ckpt"): ("ckpt_path", "remote"),
+    (*TRAIN, "ckpt_path=file"): ("checkpoint", "file"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
     ("mask", "weights=file"): ("weights", "file"),
 }
@@ -64,11 +66,11 @@ MISTAKES = {
 def replies(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("mistakes")
     (cwd / "file").write_text("a file, no folder and no checkpoint")
-    return dict(zip(MISTAKES, runs.answers(list(MISTAKES), cwd), strict=True))
+    return dict(zip(MISTAKES, runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd), strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", MISTAKES, ids=[" ".join((c[0], *c[1:][-2:])) for c in MISTAKES])
+@pytest.mark.parametrize("command", MISTAKES, ids=[" ".join((c[0], *c[1:][-1:])) for c in MISTAKES])
 def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command):
     line = replies[command].answer
     for word in MISTAKES[command]:
@@ -80,7 +82,7 @@ def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command)
 def test_without_a_mistake_the_same_door_opens(tmp_path):
     """Negative control: the forked command line above also succeeds where nothing is wrong."""
     tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
-    [result] = runs.answers([("probe", *tiny, "measure=[]")], tmp_path)
+    [result] = runs.answers([runs.Command("probe", [*tiny, "measure=[]"])], tmp_path)
     assert result.code == 0, result.err
     assert "of 101 images" in result.out
 

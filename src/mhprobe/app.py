@@ -16,6 +16,7 @@ QUIET = (
     ("does not have many workers", "a memory-mapped gather is faster than worker processes for small images"),
     ("sync_dist=True", "the logged numbers are reduced already, exactly, by torchmetrics"),
     ("Checkpoint directory", "resuming into the folder of a run is meant"),
+    ("The dirpath has changed", "the best checkpoint is brought along, and last.ckpt is only the newest"),
     ("tensorboardX", "the csv logger is chosen"),
     ("smaller than the logging interval", "few images are a choice, and every epoch is logged"),
     ("lr_scheduler.step", "mixed precision may skip its first step"),
@@ -53,16 +54,20 @@ class Session:
 
         if cfg["weights"]:
             backbone, loaded = load_weights(cfg["weights"])
-            description = {key: loaded[key] for key in ("backbone", "class_names")}
+            description = {key: loaded[key] for key in ("backbone", "class_names", "data")}
             if description["class_names"] != list(self.data.class_names):
                 raise UserError(
                     f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the "
-                    f"data has {', '.join(self.data.class_names[:3])} ... Choose the data it was made with: data=..."
+                    f"data has {', '.join(self.data.class_names[:3])} ... It was trained on data={description['data']}."
                 )
         else:
             settings = {key: value for key, value in cfg["backbone"].items() if key != "_target_"}
             backbone = _construct(instantiate, {**cfg["backbone"], "num_classes": self.data.num_classes}, "backbone")
-            description = {"backbone": settings, "class_names": list(self.data.class_names)}
+            description = {
+                "backbone": settings,
+                "class_names": list(self.data.class_names),
+                "data": self.data.source.name,
+            }
         from mhprobe.backbones import input_spec
 
         spec = input_spec(backbone)

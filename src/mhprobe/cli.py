@@ -32,19 +32,24 @@ def main(task: str) -> None:
     def application(cfg: DictConfig) -> None:
         from mhprobe.launch import run
 
+        nonlocal started
+        started = True
         try:
             run(task, cfg, Path(HydraConfig.get().runtime.output_dir))
         except UserError as error:  # not through Hydra, which adds lines of its own; a sweep goes on with its next job
             mistakes.append(error)
             say(str(error))
 
+    started = False
     mistakes: list[UserError] = []
     try:
         application()
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(error))
-    except PermissionError as error:
-        fail(f"{error.filename}: cannot be written ({error.strerror}). Choose another folder with out=<folder>.")
+    except OSError as error:
+        if started:  # the parts answer for their own files
+            raise
+        fail(f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>.")
     except KeyboardInterrupt:
         print("interrupted; go on with ckpt_path=last", file=sys.stderr)
         sys.exit(130)

@@ -8,6 +8,7 @@ are there already.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
+
+MISTAKE = "mistake.txt"  # in the run's folder: what the first rank that found one has to say
 
 
 def run(task: str, cfg: DictConfig, folder: Path) -> None:
@@ -53,13 +56,15 @@ def _processes(trainer: dict[str, Any]) -> int:
 def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     import logging
 
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say themselves what failed
     job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-    job.trainer.devices = processes
-    path = folder / "job.yaml"
+    if job.trainer.devices in ("auto", -1, "-1"):
+        job.trainer.devices = processes
+    path, mistake = folder / "job.yaml", folder / MISTAKE
     OmegaConf.save(job, path)
     config = LaunchConfig(
         min_nodes=1,
@@ -74,19 +79,31 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     try:
         elastic_launch(config, sys.executable)("-m", "mhprobe.launch", task, str(path), str(folder))
+    except SignalException as stopped:  # the ranks had their time to save
+        sys.exit(128 + stopped.sigval)
     except ChildFailedError as error:
+        if mistake.exists():
+            raise UserError(mistake.read_text()) from None
         _, first = error.get_first_failure()
         sys.exit(first.exitcode if first.exitcode > 0 else 128 - first.exitcode)
     finally:
         path.unlink(missing_ok=True)
+        mistake.unlink(missing_ok=True)
+
+
+def _rank(task: str, job: str, folder: Path) -> None:
+    """One of several processes. Any of them may find the user's mistake; whoever started them says it, once."""
+    try:
+        run(task, OmegaConf.load(job), folder)
+    except UserError as error:
+        with contextlib.suppress(FileExistsError), (folder / MISTAKE).open("x") as file:
+            file.write(str(error))
+        sys.exit(2)
+    except Exception:
+        if (folder / MISTAKE).exists():  # a rank that left has broken this one's collective
+            sys.exit(2)
+        raise
 
 
 if __name__ == "__main__":
-    from mhprobe.cli import say
-
-    try:
-        run(sys.argv[1], OmegaConf.load(sys.argv[2]), Path(sys.argv[3]))
-    except UserError as mistake:
-        if os.environ["RANK"] == "0":
-            say(str(mistake))
-        sys.exit(2)
+    _rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

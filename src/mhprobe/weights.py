@@ -1,7 +1,8 @@
 """Trained weights as a pair of files: plain timm keys in safetensors, and a JSON that rebuilds the model.
 
-A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``input``
-(size, mean, std), ``gates`` (A values, absent when all are one) and ``made`` (how the weights came to be).
+A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
+source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one) and ``made`` (how the
+weights came to be).
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     else:
         state, description = _load_pair(path)
         gate_values = torch.tensor(description["gates"]) if "gates" in description else None
+    if missing := {"backbone", "class_names", "data"} - set(description):
+        raise UserError(
+            f"weights: the description of {path} lacks {', '.join(sorted(missing))}; it was not made by mhprobe."
+        )
     model = build(**{**description["backbone"], "pretrained": False}, num_classes=len(description["class_names"]))
     try:
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})

@@ -11,9 +11,10 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
-from mhprobe.files import replacing
+from mhprobe.files import replacing, write
 from mhprobe.weights import load_checkpoint
 
 
@@ -37,11 +38,29 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     """``best.ckpt`` by validation accuracy; ``last.ckpt`` after every epoch, and every n steps where asked."""
     common: dict[str, Any] = {"dirpath": folder, "auto_insert_metric_name": False, "enable_version_counter": False}
-    best = ModelCheckpoint(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
+    best = Best(filename="best", monitor="val/accuracy", mode="max", save_top_k=1, **common)
     each_epoch = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
     if every_n_steps is None:
         return [best, each_epoch]
     return [best, each_epoch, ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common)]
+
+
+class Best(ModelCheckpoint):
+    """Brings the best epoch so far along when a run goes on in another folder; Lightning would forget it."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs, ours = Path(state_dict["best_model_path"]), Path(str(self.dirpath)) / "best.ckpt"
+        if theirs.is_file():
+            if theirs != ours and rank_zero_only.rank == 0:
+                write(ours, theirs.read_bytes())
+            state_dict = {
+                **state_dict,
+                "dirpath": self.dirpath,
+                "best_model_path": str(ours),
+                "kth_best_model_path": str(ours),
+                "best_k_models": {str(ours): state_dict["best_model_score"]},
+            }
+        super().load_state_dict(state_dict)
 
 
 class SaveOnTerminate(L.Callback):

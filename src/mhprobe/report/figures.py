@@ -112,6 +112,7 @@ def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> F
         per_row = min(len(panels), 6 if len(panels) > 8 else 4)
         side = 1.35
     deep = math.ceil(len(panels) / per_row)
+    per_row = math.ceil(len(panels) / deep)  # as few gaps in the last row as can be: 6 panels are 2 x 3, not 4 + 2
     left, bottom, top, space = 0.55, 0.5, 0.3, 0.42
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
     null = columns.get("null")

@@ -1,0 +1,62 @@
+"""The built wheel works where nothing of the clone is: conf/ is inside it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import runs
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+
+
+def done(*command: str | Path, cwd: Path) -> str:
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=runs.environment(),
+        text=True,
+        capture_output=True,
+        timeout=runs.TIMEOUT,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_every_yaml_and_module_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    conf = {f"mhprobe/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
+    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert conf and modules and names == conf | modules
+
+
+def test_the_demo_runs_from_the_wheel_in_an_empty_folder(wheel, tmp_path):
+    venv, empty = tmp_path / "venv", tmp_path / "empty"
+    empty.mkdir()
+    done(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    python = venv / "bin" / "python"
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    done(*install, cwd=tmp_path)
+    [site] = venv.glob("lib/python*/site-packages")
+    # the dependencies of this environment; a .pth line is only a path, so this clone does not come along with them
+    (site / "environment.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    home = done(python, "-c", "import mhprobe; print(mhprobe.__file__)", cwd=empty)
+    assert Path(home.strip()).is_relative_to(venv)
+    done(python, "-m", "mhprobe.train", *runs.TINY, "masking.steps=1", cwd=empty)
+    assert (runs.newest(empty) / "figures" / "masking_curves.png").is_file()
