@@ -79,6 +79,10 @@ class SaveOnTerminate(L.Callback):
 
         signal.signal(signal.SIGTERM, handler)
 
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Lightning's handler only notes the signal, for training to see; in a test nothing would ever look
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
