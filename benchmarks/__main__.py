@@ -26,9 +26,8 @@ def main() -> None:
             table.add_row(row.what, f"{row.ratio:.3g}", spread, str(row.rounds), row.limit)
     console = Console(width=140)
     console.print(table)
-    console.print(
-        f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
+    threads = torch.get_num_threads()
+    console.print(f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__}, {threads} threads")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ MISTAKES = {
 def replies(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("mistakes")
     (cwd / "file").write_text("a file, no folder and no checkpoint")
-    return dict(zip(MISTAKES, runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd), strict=True))
+    return dict(
+        zip(MISTAKES, runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd), strict=True)
+    )
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ found["gate_importance"]            # (A,) larger means more important
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def measure(
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
     needs = frozenset[str]().union(*(item.needs for item in built))
-    total = len(loader) if hasattr(loader, "__len__") else 0
+    total = len(loader) if isinstance(loader, Sized) else 0
     with progress("measuring", total, "batches", show_progress) as done:
         for batch in _batches(loader, device):
             heads = record(model, batch.images, batch.labels, needs, batch.valid)

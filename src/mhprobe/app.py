@@ -193,7 +193,7 @@ class Session:
     def _loggers(self, instantiate: Any) -> list[Any]:
         from lightning.pytorch.utilities import rank_zero_only
 
-        rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+        rank_zero_only.rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))  # type: ignore[attr-defined]
         return [
             _construct(instantiate, part, f"logger.{name}", folder=self.folder)
             for name, part in self.cfg["logger"].items()
@@ -227,7 +227,7 @@ def _construct(instantiate: Any, part: dict[str, Any], where: str, **extra: Any)
         return instantiate(part, _convert_="all", **extra)  # plain lists: timm does not take OmegaConf's
     except InstantiationException as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:
+        while cause.__cause__ is not None and not isinstance(cause, UserError):
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise cause from None

@@ -70,7 +70,8 @@ class GatedClassifier(L.LightningModule):
         self._start("test", whole=self.trainer.limit_test_batches == 1.0)
 
     def _start(self, split: str, whole: bool) -> None:
-        self.tally = Tally(self.trainer.datamodule.sizes[split], check_images=whole).to(self.device)
+        images = self.trainer.datamodule.sizes[split]  # type: ignore[attr-defined]
+        self.tally = Tally(images, check_images=whole).to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.tally.update(batch, self(batch.images))
@@ -92,10 +93,11 @@ class GatedClassifier(L.LightningModule):
         self.results.update(exact)
         self.log_dict(exact, prog_bar=True)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
-        no_decay = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else set()
+        backbone: Any = self.backbone
+        no_decay = backbone.no_weight_decay() if hasattr(backbone, "no_weight_decay") else set()
         if self.layer_decay is None:
             groups = param_groups_weight_decay(self.backbone, self.weight_decay, no_weight_decay_list=no_decay)
         else:

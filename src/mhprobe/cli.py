@@ -28,6 +28,9 @@ def main(task: str) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    started = False
+    mistakes: list[UserError] = []
+
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def application(cfg: DictConfig) -> None:
         from mhprobe.launch import run
@@ -40,8 +43,6 @@ def main(task: str) -> None:
             mistakes.append(error)
             say(str(error))
 
-    started = False
-    mistakes: list[UserError] = []
     try:
         application()
     except (HydraException, OmegaConfBaseException) as error:

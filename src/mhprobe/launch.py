@@ -14,7 +14,7 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -94,7 +94,7 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
 def _rank(task: str, job: str, folder: Path) -> None:
     """One of several processes. Any of them may find the user's mistake; whoever started them says it, once."""
     try:
-        run(task, OmegaConf.load(job), folder)
+        run(task, cast(DictConfig, OmegaConf.load(job)), folder)
     except UserError as error:
         with contextlib.suppress(FileExistsError), (folder / MISTAKE).open("x") as file:
             file.write(str(error))

@@ -147,7 +147,7 @@ def _frozen_eval(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unfused(attention: nn.Module, site: HeadSite) -> Iterator[None]:
+def _unfused(attention: Any, site: HeadSite) -> Iterator[None]:
     """Attention weights are only visible when they are materialised."""
     if not hasattr(attention, "fused_attn"):
         raise UserError(f"{site.name} ({type(attention).__name__}) has no attention weights to look at.")

@@ -28,7 +28,7 @@ class Family(ABC):
 
     @staticmethod
     @abstractmethod
-    def sites(model: nn.Module) -> Iterator[HeadSite]:
+    def sites(model: Any) -> Iterator[HeadSite]:
         """The model's sites from input to output; UserError with module and reason where a head is not private."""
 
 
@@ -63,11 +63,11 @@ def build(
     if fused_attn is not None:
         for module in model.modules():
             if hasattr(module, "fused_attn"):
-                module.fused_attn = fused_attn
+                module.fused_attn = fused_attn  # type: ignore[assignment]
     return model
 
 
-def input_spec(model: nn.Module) -> dict[str, Any]:
+def input_spec(model: Any) -> dict[str, Any]:
     """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
     config = model.pretrained_cfg
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]

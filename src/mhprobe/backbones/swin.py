@@ -7,6 +7,7 @@ how to put them back in raster order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from torch import nn
@@ -24,7 +25,7 @@ class Swin(Family):
         return isinstance(model, SwinTransformer)
 
     @staticmethod
-    def sites(model: nn.Module) -> Iterator[HeadSite]:
+    def sites(model: Any) -> Iterator[HeadSite]:
         number = 0
         for stage, layer in enumerate(model.layers):
             for i, block in enumerate(layer.blocks):

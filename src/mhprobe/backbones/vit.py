@@ -7,6 +7,7 @@ unless ``scale_norm`` is on, which mixes them. Attention pooling behind the bloc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from timm.layers import Attention
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
@@ -25,7 +26,7 @@ class ViT(Family):
         return isinstance(model, VisionTransformer)
 
     @staticmethod
-    def sites(model: nn.Module) -> Iterator[HeadSite]:
+    def sites(model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
             where = f"blocks.{number}"
             if type(block) not in (Block, ResPostBlock, ParallelThingsBlock):

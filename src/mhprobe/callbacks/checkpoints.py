@@ -51,7 +51,7 @@ class Best(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         theirs, ours = Path(state_dict["best_model_path"]), Path(str(self.dirpath)) / "best.ckpt"
         if theirs.is_file():
-            if theirs != ours and rank_zero_only.rank == 0:
+            if theirs != ours and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
                 write(ours, theirs.read_bytes())
             state_dict = {
                 **state_dict,

@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from mhprobe.data.base import ImageData
 from mhprobe.evaluate import evaluator
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
@@ -49,7 +50,8 @@ class MaskingCurve(L.Callback):
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         layout = gates_of(pl_module).layout
-        identity = {"weights": _digest(pl_module), "data": trainer.datamodule.fingerprint}
+        data = _data(trainer)
+        identity = {"weights": _digest(pl_module), "data": data.fingerprint}
         store = OrderStore(self.store, share=_from_rank_zero if trainer.world_size > 1 else None)
         rows: list[Row] = []
         for spec in self.specs:
@@ -67,11 +69,11 @@ class MaskingCurve(L.Callback):
                 step=self.step,
             )
         if trainer.is_global_zero:
-            self.report.add_curves(rows, chance=1 / trainer.datamodule.num_classes)
+            self.report.add_curves(rows, chance=1 / data.num_classes)
             self.report.add_metrics(summary(rows))
 
     def _evaluator(self, trainer: L.Trainer, module: L.LightningModule, split: str, label: str) -> Evaluate:
-        name, data = SPLITS[split], trainer.datamodule
+        name, data = SPLITS[split], _data(trainer)
         return evaluator(
             module,
             lambda: data.batches(name, module.device),
@@ -79,6 +81,10 @@ class MaskingCurve(L.Callback):
             label=f"{label} on {split}",
             show=trainer.is_global_zero,
         )
+
+
+def _data(trainer: L.Trainer) -> ImageData:
+    return trainer.datamodule  # type: ignore[attr-defined]
 
 
 def _digest(module: L.LightningModule) -> str:
