@@ -158,6 +158,7 @@ class Session:
         from mhprobe.callbacks.curve import MaskingCurve
         from mhprobe.callbacks.probe import Probe
         from mhprobe.callbacks.seed import SeedEachStep
+        from mhprobe.masking.curve import CurveSpec
         from mhprobe.masking.units import make_units
 
         cfg = self.cfg
@@ -175,18 +176,22 @@ class Session:
             for name, part in cfg["measure"].items():
                 try:  # made here, so that a wrong option is found before the training, not after it
                     built[name] = _construct(instantiate, part, f"measure.{name}")(layout)
-                except TypeError as error:
+                except UserError:
+                    raise
+                except (TypeError, ValueError) as error:  # torchmetrics refuses unknown keys with the latter
                     raise UserError(f"measure.{name}: {error}") from error
             self.probe = Probe(built, self.report, cfg["probe"]["every_n_epochs"])
             callbacks.append(self.probe)
         if curves and cfg["masking"]["curves"]:
-            specs = {
-                name: {**part, "order": _construct(instantiate, part["order"], f"masking.curves.{name}.order")}
-                for name, part in cfg["masking"]["curves"].items()
-            }
+            specs = []
+            for name, part in cfg["masking"]["curves"].items():
+                order = _construct(instantiate, part.get("order"), f"masking.curves.{name}.order")
+                try:
+                    specs.append(CurveSpec(name=name, **{**part, "order": order}))
+                except TypeError as error:
+                    raise UserError(f"masking.curves.{name}: {error}") from error
+                make_units(specs[-1].units, self.classifier.gates.layout, specs[-1].exclude_layers)
             options = {key: cfg["masking"][key] for key in ("select_on", "steps", "step")}
-            for spec in specs.values():
-                make_units(spec["units"], self.classifier.gates.layout, spec.get("exclude_layers", ()))
             callbacks.append(MaskingCurve(specs, self.report, Path(cfg["cache_dir"]) / "orders", **options))
         return callbacks
 

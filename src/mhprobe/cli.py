@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -76,7 +77,13 @@ def explain(error: Exception) -> str:
     for line in [text, *reasons]:
         if "is not in struct" in line or "Could not override" in line:
             return _unknown_key(text)
+    override = getattr(error, "override", None)  # a parser quotes only the end of what it could not read
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if override is not None and override not in text:
+        lines[0] = f"{override}: {lines[0]}"
+    group = re.search(r"Could not load '(\w+)/", text)
+    if group is not None and "Available options" not in text:
+        lines.append(f"Available options: {', '.join(sorted(f.stem for f in (CONF / group[1]).glob('*.yaml')))}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
 
 

@@ -8,9 +8,8 @@ a key of weights, data and order: a sweep over steps, or a run that was killed, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -30,20 +29,20 @@ SPLITS = {"validation": "val", "test": "test"}
 class MaskingCurve(L.Callback):
     """Draws every curve of ``specs`` at the end of the test.
 
-    specs: by name, the fields of a CurveSpec. select_on: the split that greedy orders are chosen on.
+    select_on: the split that greedy orders are chosen on.
     steps: the longest curve, None for all heads. step: only this point of every curve (for sweeps).
     """
 
     def __init__(
         self,
-        specs: Mapping[str, Mapping[str, Any]],
+        specs: Sequence[CurveSpec],
         report: Report,
         store: Path,
         select_on: str = "validation",
         steps: int | None = None,
         step: int | None = None,
     ) -> None:
-        self.specs = [CurveSpec(name=name, **spec) for name, spec in specs.items()]
+        self.specs = specs
         self.report = report
         self.store = store
         self.select_on, self.steps, self.step = select_on, steps, step
