@@ -6,8 +6,8 @@ from torch import nn
 
 import mhprobe.measures
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure, wide
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, wide
+from mhprobe.measures.base import Measure
 
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 2, 3),))
 
