@@ -24,6 +24,7 @@ def main() -> None:
         for row in importlib.import_module(f"benchmarks.{part}").run():
             spread = f"{row.low:.3g} - {row.high:.3g}"
             table.add_row(row.what, f"{row.ratio:.3g}", spread, str(row.rounds), row.limit)
+            print(f"  {row.what}: {row.ratio:.3g}", file=sys.stderr, flush=True)
     console = Console(width=140)
     console.print(table)
     threads = torch.get_num_threads()

@@ -22,7 +22,7 @@ RANDOM = [
     *("+backbone.drop_path_rate=0.3", "+backbone.proj_drop_rate=0.1"),
     *("data.augment.crop_padding=1", "data.augment.flip=true", "data.augment.mixup=0.2"),
 ]
-SAVES = ["step 1", "step 2", "step 3", "step 4", "best 1", "epoch 1", "step 5", "step 6"]  # in the order they come
+SAVES = ["step 1", "step 2", "step 3", "best 1", "epoch 1", "step 5", "step 6", "step 7"]  # in the order they come
 
 
 def inside(folder: str, *more: str) -> list[str]:
@@ -78,12 +78,16 @@ def test_killed_after_any_checkpoint_it_ends_with_the_same_bits(whole, save):
     assert results(whole, resumed) == results(whole, "whole")  # of the best epoch, also if that lay before the stop
 
 
-@pytest.mark.parametrize("save", [2, 3], ids=["mid-epoch", "at an epoch's last step"])
-def test_sigterm_finishes_the_step_saves_and_exits_143(whole, save):
+@pytest.mark.parametrize(
+    ("save", "step"),
+    [(2, 3), (3, 4), (4, 4)],
+    ids=["mid-epoch", "before an epoch's last step", "between validation and the end of the epoch"],
+)
+def test_sigterm_finishes_the_step_saves_and_exits_143(whole, save, step):
     first, stopped, resumed = stop_and_go_on(whole, signal.SIGTERM, save)
     assert first.code == 143, first.err
     assert "Traceback" not in first.err
-    assert last(whole, stopped)["global_step"] == save + 1  # the step after the signal was finished
+    assert last(whole, stopped)["global_step"] == step
     assert same(state(whole, resumed), state(whole, "whole"))
     assert results(whole, resumed) == results(whole, "whole")
 
@@ -95,7 +99,8 @@ def test_last_is_the_newest_run_and_a_finished_one_is_tested_again(tmp_path):
     assert "resuming from" in second.out
     folders = sorted((tmp_path / "outputs" / "digits_vit").iterdir())
     assert len(folders) == 2
-    assert results(*folders[:1], "") == results(*folders[1:], "")
+    first, second = (results(folder, "") for folder in folders)
+    assert second == {key: value for key, value in first.items() if key.startswith("test/")}  # nothing is validated
 
 
 def test_other_batches_and_other_backbones_are_refused(whole):

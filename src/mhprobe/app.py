@@ -17,6 +17,7 @@ QUIET = (
     ("sync_dist=True", "the logged numbers are reduced already, exactly, by torchmetrics"),
     ("Checkpoint directory", "resuming into the folder of a run is meant"),
     ("The dirpath has changed", "the best checkpoint is brought along, and last.ckpt is only the newest"),
+    ("callbacks used to create the checkpoint", "a resumed run may save at other steps than the one before"),
     ("tensorboardX", "the csv logger is chosen"),
     ("smaller than the logging interval", "few images are a choice, and every epoch is logged"),
     ("lr_scheduler.step", "mixed precision may skip its first step"),

@@ -110,7 +110,7 @@ class GatedClassifier(L.LightningModule):
             groups.append({"params": [self.gates.values], "lr": self.gate_lr, "weight_decay": 0.0})
         optimizer = torch.optim.AdamW(groups, lr=self.lr)
 
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self._steps()
         warmup = round(self.warmup_epochs * steps / self.trainer.max_epochs) if self.trainer.max_epochs else 0
 
         def factor(step: int) -> float:
@@ -121,6 +121,18 @@ class GatedClassifier(L.LightningModule):
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _steps(self) -> int:
+        """Optimizer steps of the whole run.
+
+        Not trainer.estimated_stepping_batches: asked for here, it makes the training loader before a checkpoint's
+        loader state is there, and a resumed run would begin its epoch anew.
+        """
+        trainer = self.trainer
+        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        steps = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
+        return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"] = self.description

@@ -42,7 +42,15 @@ def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:
     each_epoch = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **common)
     if every_n_steps is None:
         return [best, each_epoch]
-    return [best, each_epoch, ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common)]
+    return [best, each_epoch, WithinEpoch(filename="last", every_n_train_steps=every_n_steps, **common)]
+
+
+class WithinEpoch(ModelCheckpoint):
+    """Leaves an epoch's last step to the checkpoint after its validation: Lightning would resume behind both."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if not trainer.is_last_batch:
+            super().on_train_batch_end(trainer, *args, **kwargs)
 
 
 class Best(ModelCheckpoint):
@@ -66,7 +74,8 @@ class Best(ModelCheckpoint):
 class SaveOnTerminate(L.Callback):
     """On SIGTERM finish the step, save ``last.ckpt`` on all ranks together, and exit with code 143.
 
-    The handler only sets a flag: saving inside it deadlocks while a peer is in its backward pass.
+    The handler only sets a flag: saving inside it deadlocks while a peer is in its backward pass. After an epoch's
+    last step the validation comes first, and the checkpoint is the epoch's own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,19 +88,29 @@ class SaveOnTerminate(L.Callback):
 
         signal.signal(signal.SIGTERM, handler)
 
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer.is_last_batch and self._any_rank_terminated(trainer):
+            trainer.save_checkpoint(self.path)
+            raise SystemExit(143)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._any_rank_terminated(trainer):  # during the last step or the validation of the epoch before
+            raise SystemExit(143)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.on_train_epoch_start(trainer, pl_module)
+
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Lightning's handler only notes the signal, for training to see; in a test nothing would ever look
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        flag = self.terminated
-        if trainer.world_size > 1:
-            flag = bool(trainer.strategy.reduce(torch.tensor(float(flag), device=pl_module.device), reduce_op="sum"))
-        if flag:
-            trainer.save_checkpoint(self.path)
-            raise SystemExit(143)
+    def _any_rank_terminated(self, trainer: L.Trainer) -> bool:
+        if trainer.world_size == 1:
+            return self.terminated
+        flag = torch.tensor(float(self.terminated), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(flag, reduce_op="sum"))
 
 
 class SameShape(L.Callback):
