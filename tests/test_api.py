@@ -134,8 +134,8 @@ def test_what_cannot_be_answered_is_said_in_a_line():
         (lambda: mhprobe.masking_curve(model, loader, order="alphabet"), "keep_best"),
         (lambda: mhprobe.measure(model, loader, [mhprobe.measures.SVCCA] * 2), "name"),
         (lambda: mhprobe.measure(model, [(*loader[0], "more")], [mhprobe.measures.SVCCA]), "images, labels"),
-        (lambda: mhprobe.measure(model, [], [mhprobe.measures.GateImportance]), ""),
-        (lambda: mhprobe.masking_curve(model, []), ""),
+        (lambda: mhprobe.measure(model, [], [mhprobe.measures.GateImportance]), "no images"),
+        (lambda: mhprobe.masking_curve(model, []), "no images"),
         (lambda: mhprobe.attach(timm.create_model("resnet18")), "ResNet"),
         (lambda: mhprobe.load("nowhere.safetensors"), "nowhere"),
     ]:

@@ -54,15 +54,31 @@ def whole(tmp_path_factory):
     return cwd
 
 
-def stop_and_go_on(cwd: Path, number: int, save: int) -> tuple[runs.Result, str, str]:
-    """Stop a run by a signal after checkpoint number ``save``; resume from its last.ckpt in another folder."""
-    stopped, resumed = f"stopped_{number}_{save}", f"resumed_{number}_{save}"
-    where = f"ckpt_path={cwd / stopped}/checkpoints/last.ckpt"
-    first, second = runs.answers(
-        [Command("train", inside(stopped), number, save), Command("train", inside(resumed, where))], cwd
-    )
-    assert second.code == 0, second.err
-    return first, stopped, resumed
+SIGTERMS = {  # after which save the signal comes -> the step that last.ckpt holds
+    "mid-epoch": (2, 3),
+    "before an epoch's last step": (3, 4),
+    "between the validation and the end of the epoch": (4, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(whole):
+    """By (signal, save): how the run ended that was stopped there. Its folder and that of its resumption by name."""
+    stops = [(signal.SIGKILL, save) for save in range(1, len(SAVES) + 1)]
+    stops += [(signal.SIGTERM, save) for save, _ in SIGTERMS.values()]
+    commands = []
+    for number, save in stops:
+        where = f"ckpt_path={whole / name('stopped', number, save)}/checkpoints/last.ckpt"
+        commands.append(Command("train", inside(name("stopped", number, save)), number, save))
+        commands.append(Command("train", inside(name("resumed", number, save), where)))
+    ends = runs.answers(commands, whole)
+    for second in ends[1::2]:
+        assert second.code == 0, second.err
+    return dict(zip(stops, ends[::2], strict=True))
+
+
+def name(what: str, number: int, save: int) -> str:
+    return f"{what}_{int(number)}_{save}"
 
 
 def test_another_seed_gives_other_weights(whole):
@@ -70,24 +86,21 @@ def test_another_seed_gives_other_weights(whole):
 
 
 @pytest.mark.parametrize("save", range(1, len(SAVES) + 1), ids=SAVES)
-def test_killed_after_any_checkpoint_it_ends_with_the_same_bits(whole, save):
-    first, stopped, resumed = stop_and_go_on(whole, signal.SIGKILL, save)
-    assert first.code == -signal.SIGKILL
-    assert last(whole, stopped)["global_step"] < 8  # it was stopped on the way
+def test_killed_after_any_checkpoint_it_ends_with_the_same_bits(whole, stopped, save):
+    assert stopped[signal.SIGKILL, save].code == -signal.SIGKILL
+    assert last(whole, name("stopped", signal.SIGKILL, save))["global_step"] < 8  # it was stopped on the way
+    resumed = name("resumed", signal.SIGKILL, save)
     assert same(state(whole, resumed), state(whole, "whole"))
     assert results(whole, resumed) == results(whole, "whole")  # of the best epoch, also if that lay before the stop
 
 
-@pytest.mark.parametrize(
-    ("save", "step"),
-    [(2, 3), (3, 4), (4, 4)],
-    ids=["mid-epoch", "before an epoch's last step", "between validation and the end of the epoch"],
-)
-def test_sigterm_finishes_the_step_saves_and_exits_143(whole, save, step):
-    first, stopped, resumed = stop_and_go_on(whole, signal.SIGTERM, save)
-    assert first.code == 143, first.err
-    assert "Traceback" not in first.err
-    assert last(whole, stopped)["global_step"] == step
+@pytest.mark.parametrize(("save", "step"), SIGTERMS.values(), ids=SIGTERMS.keys())
+def test_sigterm_finishes_the_step_saves_and_exits_143(whole, stopped, save, step):
+    end = stopped[signal.SIGTERM, save]
+    assert end.code == 143, end.err
+    assert "Traceback" not in end.err
+    assert last(whole, name("stopped", signal.SIGTERM, save))["global_step"] == step
+    resumed = name("resumed", signal.SIGTERM, save)
     assert same(state(whole, resumed), state(whole, "whole"))
     assert results(whole, resumed) == results(whole, "whole")
 

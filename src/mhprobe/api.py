@@ -26,6 +26,8 @@ from mhprobe.measures.base import Measure
 from mhprobe.progress import progress
 from mhprobe.taps import record
 
+NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
+
 
 def measure(
     model: nn.Module,
@@ -50,11 +52,15 @@ def measure(
     needs = frozenset[str]().union(*(item.needs for item in built))
     total = len(loader) if isinstance(loader, Sized) else 0
     with progress("measuring", total, "batches", show_progress) as done:
+        images = 0
         for batch in _batches(loader, device):
+            images += int(batch.valid.sum())
             heads = record(model, batch.images, batch.labels, needs, batch.valid)
             for item in built:
                 item.update(heads)
             done(1)
+    if not images:
+        raise UserError(NO_IMAGES)
     return {item.name: item.compute().cpu() for item in built}
 
 
@@ -94,6 +100,8 @@ def _walker(model: nn.Module, loader: Iterable[Any]) -> Any:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
     images = sum(int(batch.valid.sum()) for batch in _batches(loader, torch.device("cpu")))
+    if not images:
+        raise UserError(NO_IMAGES)
     return evaluator(model, lambda: _batches(loader, device), images)
 
 

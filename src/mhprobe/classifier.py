@@ -128,7 +128,7 @@ class GatedClassifier(L.LightningModule):
         Not trainer.estimated_stepping_batches: asked for here, it makes the training loader before a checkpoint's
         loader state is there, and a resumed run would begin its epoch anew.
         """
-        trainer = self.trainer
+        trainer: Any = self.trainer
         batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         steps = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
