@@ -129,7 +129,9 @@ class GatedClassifier(L.LightningModule):
         loader state is there, and a resumed run would begin its epoch anew.
         """
         trainer: Any = self.trainer
-        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+        data, limit = trainer.datamodule, trainer.limit_train_batches
+        # the loader drops the remainder, and makes one batch of a set that is smaller than a batch
+        batches = max(1, data.sizes["train"] // (data.batch_size * trainer.world_size))
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         steps = math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
         return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
