@@ -19,7 +19,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.evaluate import evaluator
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, Need
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure
@@ -49,13 +49,13 @@ def measure(
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
-    needs = frozenset[str]().union(*(item.needs for item in built))
+    needs = frozenset[Need]().union(*(item.needs for item in built))
     total = len(loader) if isinstance(loader, Sized) else 0
     with progress("measuring", total, "batches", show_progress) as done:
         images = 0
         for batch in _batches(loader, device):
             images += int(batch.valid.sum())
-            heads = record(model, batch.images, batch.labels, needs, batch.valid)
+            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
             for item in built:
                 item.update(heads)
             done(1)

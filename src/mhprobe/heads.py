@@ -12,8 +12,10 @@ D head width, A heads of all sites, C classes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +49,30 @@ class Windows:
         rows[token_of_row[occupied]] = occupied
         return rows
 
+    def places(self) -> Tensor:
+        """(windows, K) raster token at each of a window's K places, -1 where there is only padding."""
+        rows = self.rows()
+        count = math.prod(-(-side // win) for side, win in zip(self.grid, self.size, strict=True))
+        token_of_row = torch.full((count * math.prod(self.size),), -1)
+        token_of_row[rows] = torch.arange(len(rows))
+        return token_of_row.view(count, -1)
+
+    def regions(self) -> Tensor:
+        """(windows, K) label of the region each place belongs to: a shifted window attends within regions only.
+
+        A roll brings rows (columns) from the far side next to each other; attention between them is masked.
+        """
+        (height, width), (win_h, win_w) = self.grid, self.size
+        pad_h, pad_w = height + -height % win_h, width + -width % win_w
+        sides = []
+        for length, win, shift in ((pad_h, win_h, self.shift[0]), (pad_w, win_w, self.shift[1])):
+            place = torch.arange(length)
+            # before the last window, in it but not rolled, rolled
+            sides.append((place >= length - win).long() + (place >= length - shift).long() if shift else place * 0)
+        label = 3 * sides[0][:, None] + sides[1] if any(self.shift) else torch.zeros(pad_h, pad_w, dtype=torch.long)
+        label = label.view(pad_h // win_h, win_h, pad_w // win_w, win_w)
+        return label.permute(0, 2, 1, 3).reshape(-1, win_h * win_w)
+
 
 @dataclass(frozen=True)
 class HeadSite:
@@ -56,6 +82,9 @@ class HeadSite:
     stage, block: position in the network; ``block`` counts from 0 through all stages.
     windows: None for global attention.
     prefix_tokens: class, distillation and register tokens that stand before the grid.
+    grid: (rows, columns) of the other tokens; None where it depends on the image.
+    pixels: (down, across) input pixels from one token of the grid to the next.
+    class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
     """
 
     name: str
@@ -65,6 +94,45 @@ class HeadSite:
     head_dim: int
     prefix_tokens: int = 0
     windows: Windows | None = None
+    grid: tuple[int, int] | None = None
+    pixels: tuple[float, float] = (1.0, 1.0)
+    class_token: bool = False
+
+    def places(self) -> Tensor:
+        """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.
+
+        -1 for padding. One window for global attention.
+        """
+        if self.windows is not None:
+            return self.windows.places()
+        return torch.arange(self.prefix_tokens + math.prod(self.token_grid))[None]
+
+    def support(self) -> Tensor:
+        """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
+        places = self.places()
+        real = places >= 0
+        pairs = real[:, :, None] & real[:, None, :]
+        if self.windows is None:
+            return pairs
+        regions = self.windows.regions()
+        return pairs & (regions[:, :, None] == regions[:, None, :])
+
+    def positions(self) -> Tensor:
+        """(T, 2) float64 (down, across) of each token in input pixels from the first of the grid; NaN for prefix."""
+        height, width = self.token_grid
+        down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        grid = torch.stack([down, across], -1).flatten(0, 1).double() * torch.tensor(self.pixels, dtype=torch.float64)
+        return torch.cat([grid.new_full((self.prefix_tokens, 2), torch.nan), grid])
+
+    @property
+    def token_grid(self) -> tuple[int, int]:
+        """``grid``, or an error where the model does not fix it."""
+        if self.grid is None:
+            raise UserError(
+                f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "
+                f"size: backbone.img_size=<pixels>."
+            )
+        return self.grid
 
     @property
     def channels(self) -> int:
@@ -72,10 +140,27 @@ class HeadSite:
 
 
 @dataclass(frozen=True)
+class Block:
+    """One residual block: attention, then MLP.
+
+    name: the block's module; its input and output are the residual stream before and after it.
+    middle: the module, inside the block, whose input is the stream between attention and MLP.
+    """
+
+    name: str
+    stage: int
+    middle: str
+
+
+@dataclass(frozen=True)
 class HeadLayout:
-    """The heads of a model: an ordered tuple of sites, and the flat numbering over all of them."""
+    """The heads of a model: an ordered tuple of sites, and the flat numbering over all of them.
+
+    blocks: the residual blocks from input to output; ``site.block`` counts them.
+    """
 
     sites: tuple[HeadSite, ...]
+    blocks: tuple[Block, ...] = ()
 
     @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -131,14 +216,69 @@ class HeadLayout:
 
 
 @dataclass(frozen=True)
+class Ablation:
+    """A need: what the logits are under these masks. masks: M tuples of flat indices of the heads that are off."""
+
+    masks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """A need: how much of a logit came through each head's output, by layer-wise relevance propagation (lrp.py).
+
+    target: "top1" for the largest logit, "label" for the label's. gamma, epsilon: of the rules for linear layers.
+    """
+
+    target: str = "top1"
+    gamma: float = 0.25
+    epsilon: float = 1e-9
+
+
+Need = str | Ablation | Relevance
+"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", an Ablation or a Relevance."""
+
+
+class Stream(NamedTuple):
+    """The residual stream before a block, after its attention, after its MLP: each (B, T, C), in raster order."""
+
+    before: Tensor
+    middle: Tensor
+    after: Tensor
+
+
+class HeadWeights(NamedTuple):
+    """The weights that belong to each head of one site.
+
+    query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale in it where it has one:
+    head h writes z_h @ output[h] (and a share of the bias) into the residual stream.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
 class HeadBatch:
     """What the heads did in one forward pass, and one backward pass where it was asked for.
 
     z: per site (B, T, H, D), the heads' outputs before the gate. Windowed sites are put back in raster order.
     grad: per site (B, T, H, D), d(loss of the image)/d(gated z); taken after the gate, so that a masked head
         keeps its slope. sum over T, D of z * grad is d(loss of the image)/d(gate).
-    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention.
+    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention. Which token
+        stands where: ``site.places()`` and ``site.support()``.
+    attn_grad: per site d(loss of the image)/d(attn), like attn.
+    stream: per block of the layout the residual stream. weights: per site.
+    ablated: per Ablation (M, B, C) logits under its masks.
+    relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
+    explained: per Relevance (B,), that logit.
     logits: (B, C). labels: (B,). loss: (B,) cross-entropy per image, in nats.
+    images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
+        background, where the data set tells. index: (B,) the image's position in its split.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     """
 
@@ -149,6 +289,22 @@ class HeadBatch:
     loss: Tensor | None = None
     grad: tuple[Tensor, ...] | None = None
     attn: tuple[Tensor, ...] | None = None
+    attn_grad: tuple[Tensor, ...] | None = None
+    stream: tuple[Stream, ...] | None = None
+    weights: tuple[HeadWeights, ...] | None = None
+    ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
+    relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
+    explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
+    images: Tensor | None = None
+    objects: Tensor | None = None
+    index: Tensor | None = None
+    _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def derive(self, key: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, once per batch and key: what several measures need is computed by the first that asks."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
 
 def wide(tensor: Tensor) -> Tensor:

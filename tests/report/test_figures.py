@@ -10,7 +10,7 @@ import torch
 from matplotlib.image import AxesImage
 
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report import figures
+from mhprobe.report.figures import curves, pairwise, per_head, style
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
     layout = LAYOUTS[name]
     value = torch.rand(layout.num_heads, dtype=torch.float64) * 0.03
     columns = {"value": value, **({"low": value - 0.001, "high": value + 0.001} if interval else {})}
-    figure = figures.per_head(layout, columns, "gate importance (nats)")
+    figure = per_head.draw(layout, columns, "gate importance (nats)")
     shown = images(figure)
     assert len(shown) == PANELS[name]
     torch.testing.assert_close(torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value)
@@ -81,7 +81,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
 
 
 def test_cells_of_uneven_stages_are_equally_large():
-    figure = figures.per_head(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
+    figure = per_head.draw(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
     width, height = figure.get_size_inches()
     cells = set()
     for image in images(figure):
@@ -93,9 +93,9 @@ def test_cells_of_uneven_stages_are_equally_large():
 
 def test_both_signs_get_colours_that_part_at_zero():
     value = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
-    (image,) = images(figures.per_head(LAYOUTS["one layer"], {"value": value}, "signed"))
+    (image,) = images(per_head.draw(LAYOUTS["one layer"], {"value": value}, "signed"))
     assert (image.norm.vmin, image.norm.vmax) == (-2, 2)
-    (image,) = images(figures.per_head(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
+    (image,) = images(per_head.draw(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
     assert (image.norm.vmin, image.norm.vmax) == (0, 2)
 
 
@@ -104,7 +104,7 @@ def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
     layout = LAYOUTS[name]
     columns = pairs_within_layers(layout)
     before = columns["value"].clone()
-    figure = figures.pairwise(layout, columns, "mean canonical correlation")
+    figure = pairwise.draw(layout, columns, "mean canonical correlation")
     shown = images(figure)
     assert [image.get_array().shape[0] for image in shown] == [site.num_heads for site in layout.sites]
     assert all(image.get_array().mask.diagonal().all() for image in shown)  # masked: drawn grey
@@ -119,7 +119,7 @@ def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
 
 def test_pairs_across_layers_are_one_matrix():
     value = torch.rand(24, 24)
-    figure = figures.pairwise(LAYOUTS["digits"], {"value": value}, "similarity")
+    figure = pairwise.draw(LAYOUTS["digits"], {"value": value}, "similarity")
     assert [image.get_array().shape for image in images(figure)] == [(24, 24)]
     assert_nothing_is_clipped(figure)
 
@@ -144,7 +144,7 @@ def curve_rows(num_heads: int, names: list[str], points: int = 5) -> list[dict[s
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     names = ["head_max", "head_min", "layer_max", "layer_min", "layer_max2", "random"]
-    figure = figures.curves(curve_rows(144, names), 144, chance=0.1)
+    figure = curves.draw(curve_rows(144, names), 144, chance=0.1)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     assert set(lines) == {*names, "unmasked", "chance"}
@@ -163,24 +163,24 @@ def test_a_curve_keeps_its_colour_when_another_overtakes_it():
     rows = curve_rows(24, ["a", "b"])
     swapped = [{**row, "accuracy": row["accuracy"] - 0.1 * (row["curve"] == "a")} for row in rows]
     colours = [
-        {line.get_label(): line.get_color() for line in figures.curves(r, 24).axes[0].get_lines()}
+        {line.get_label(): line.get_color() for line in curves.draw(r, 24).axes[0].get_lines()}
         for r in (rows, swapped)
     ]
     assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
 
 
 def test_single_points_are_drawn_with_their_interval():
-    figure = figures.curves(curve_rows(24, ["head_max", "random"], points=1), 24)
+    figure = curves.draw(curve_rows(24, ["head_max", "random"], points=1), 24)
     assert len(figure.axes[0].containers) == 2
     assert_nothing_is_clipped(figure)
 
 
 def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
-        return figures.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
-    png, pdf = figures.save(draw(), tmp_path / "figures" / "v1.5_importance")
+    png, pdf = style.save(draw(), tmp_path / "figures" / "v1.5_importance")
     assert (png.name, pdf.name) == ("v1.5_importance.png", "v1.5_importance.pdf")
     assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
-    again = figures.save(draw(), tmp_path / "again")
+    again = style.save(draw(), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]

@@ -53,7 +53,7 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     report = Report(tmp_path, LAYOUT, [object(), listener])
     made = [
         *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
-        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, epoch=4),
+        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, suffix="_epoch_004"),
         *report.add_measure("svcca", "pairwise", {"value": torch.rand(6, 6)}),
         *report.add_curves(ROWS, chance=0.1),
         *report.add_metrics({"test/accuracy": 0.9}),

@@ -26,7 +26,7 @@ def layout_of(model: nn.Module) -> HeadLayout:
     """The heads of a timm model. A model outside the supported families is refused by name and reason."""
     for family in families():
         if family.claims(model):
-            return HeadLayout(sites=tuple(family.sites(model)))
+            return HeadLayout(sites=tuple(family.sites(model)), blocks=tuple(family.blocks(model)))
     supported = ", ".join(family.title for family in families())
     raise UserError(
         f"{type(model).__name__}: no supported family knows where its heads are; supported: {supported}. "

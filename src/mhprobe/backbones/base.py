@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from torch import nn
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadSite
+from mhprobe.heads import Block, HeadSite
 
 
 class Family(ABC):
@@ -30,6 +30,11 @@ class Family(ABC):
     @abstractmethod
     def sites(model: Any) -> Iterator[HeadSite]:
         """The model's sites from input to output; UserError with module and reason where a head is not private."""
+
+    @staticmethod
+    @abstractmethod
+    def blocks(model: Any) -> Iterator[Block]:
+        """The model's residual blocks from input to output."""
 
 
 def build(
@@ -72,6 +77,13 @@ def input_spec(model: Any) -> dict[str, Any]:
     config = model.pretrained_cfg
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
     return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+
+
+def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:
+    """Input pixels from one token to the next, (down, across); (1, 1) where the size of the image is open."""
+    if image is None or grid is None:
+        return 1.0, 1.0
+    return image[0] / grid[0], image[1] / grid[1]
 
 
 def _first_line(error: BaseException) -> str:

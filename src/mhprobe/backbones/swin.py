@@ -14,7 +14,7 @@ from torch import nn
 
 from mhprobe.backbones.base import Family
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadSite, Windows
+from mhprobe.heads import Block, HeadSite, Windows
 
 
 class Swin(Family):
@@ -26,7 +26,7 @@ class Swin(Family):
 
     @staticmethod
     def sites(model: Any) -> Iterator[HeadSite]:
-        number = 0
+        number, patch = 0, model.patch_embed.patch_size
         for stage, layer in enumerate(model.layers):
             for i, block in enumerate(layer.blocks):
                 name = f"layers.{stage}.blocks.{i}.attn"
@@ -43,5 +43,14 @@ class Swin(Family):
                     windows=Windows(
                         grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
                     ),
+                    grid=tuple(block.input_resolution),
+                    pixels=(patch[0] * 2.0**stage, patch[1] * 2.0**stage),  # merging halves the grid, rounding up
                 )
                 number += 1
+
+    @staticmethod
+    def blocks(model: Any) -> Iterator[Block]:
+        for stage, layer in enumerate(model.layers):
+            for i in range(len(layer.blocks)):
+                name = f"layers.{stage}.blocks.{i}"
+                yield Block(name=name, stage=stage, middle=f"{name}.norm2")

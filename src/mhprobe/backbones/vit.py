@@ -13,8 +13,9 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
-from mhprobe.backbones.base import Family
+from mhprobe.backbones.base import Family, pixels
 from mhprobe.errors import UserError
+from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
 
 
@@ -54,4 +55,14 @@ class ViT(Family):
                     num_heads=attn.num_heads,
                     head_dim=attn.head_dim,
                     prefix_tokens=model.num_prefix_tokens,
+                    grid=model.patch_embed.grid_size,
+                    pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
+                    class_token=model.cls_token is not None,
                 )
+
+    @staticmethod
+    def blocks(model: Any) -> Iterator[Residual]:
+        # ParallelThingsBlock names its parts ffns; ResPostBlock normalises behind them
+        middle = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", Block: "norm2"}
+        for number, block in enumerate(model.blocks):
+            yield Residual(name=f"blocks.{number}", stage=0, middle=f"blocks.{number}.{middle[type(block)]}")

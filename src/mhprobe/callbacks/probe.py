@@ -9,6 +9,7 @@ import lightning as L
 
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.heads import Need
 from mhprobe.measures.base import Measure
 from mhprobe.report.report import Report
 from mhprobe.taps import record
@@ -81,8 +82,8 @@ class Probe(L.Callback):
     def _update(self, module: L.LightningModule, batch: Batch) -> None:
         if not self.active:
             return
-        needs = frozenset[str]().union(*(measure.needs for measure in self.measures.values()))
-        heads = record(module, batch.images, batch.labels, needs, batch.valid)
+        needs = frozenset[Need]().union(*(measure.needs for measure in self.measures.values()))
+        heads = record(module, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
         for measure in self.measures.values():
             measure.update(heads)
 
@@ -98,4 +99,5 @@ class Probe(L.Callback):
                 continue
             if trainer.is_global_zero:
                 on_cpu = {key: value.cpu() for key, value in columns.items()}
-                self.report.add_measure(name, measure.kind, on_cpu, measure.label, epoch)
+                suffix = "" if epoch is None else f"_epoch_{epoch:03d}"
+                self.report.add_measure(name, measure.kind, on_cpu, measure.label, measure.also, measure.axes, suffix)

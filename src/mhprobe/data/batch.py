@@ -18,6 +18,7 @@ class Batch(NamedTuple):
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
     targets: (B, C) soft targets, only after mixup or cutmix.
+    objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data set tells.
     """
 
     images: Tensor
@@ -25,3 +26,4 @@ class Batch(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a batch
     valid: Tensor
     targets: Tensor | None = None
+    objects: Tensor | None = None

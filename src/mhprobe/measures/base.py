@@ -19,7 +19,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, Need
 
 
 class MeasureWarning(UserWarning):
@@ -29,21 +29,28 @@ class MeasureWarning(UserWarning):
 class Measure(Metric):
     """Base of all measures. A subclass declares its sums with ``add_state`` and writes ``update`` and ``finish``.
 
-    needs: what ``record`` has to deliver, some of {"grad", "attn"}; z is always there.
+    needs: what ``record`` has to deliver (see heads.Need); z is always there.
     kind: "per_head" or "pairwise"; the table and the figure follow from it.
     label: what "value" is and its unit, for a figure's axis.
+    also: more figures, each the name of a file in report/figures whose ``draw`` gets the columns.
+    axes: for columns of shape (A, K) that deserve a table, the K names along it.
+    select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
+        ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called.
 
     ``finish`` gives columns, the first of them called "value":
         per_head: (A,), or () for a fact about the whole set;
         pairwise: (A, A), or (A,) for a fact about each head, or ();
-        anything of another shape, e.g. (A, A, R), is material for a figure and enters no table.
+        anything of another shape, e.g. (A, A, R), is material for a figure and enters no table, unless ``axes`` names
+        it.
     NaN marks what is out of scope, e.g. a pair of heads from different layers where only layers are compared.
     """
 
     full_state_update = False
-    needs: ClassVar[frozenset[str]] = frozenset()
+    needs: frozenset[Need] = frozenset()
     kind: ClassVar[Literal["per_head", "pairwise"]] = "per_head"
     label: ClassVar[str] = "value"
+    also: ClassVar[tuple[str, ...]] = ()
+    select_needs: ClassVar[frozenset[Need] | None] = None
 
     images: Tensor  # () number of valid images; update() adds to it
 
@@ -52,6 +59,7 @@ class Measure(Metric):
         # torchmetrics would gather every rank's sums: world_size times their memory for what one all_reduce does
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.layout = layout
+        self.axes: dict[str, list[str]] = {}
         self.add_state("images", torch.zeros((), dtype=torch.long))
 
     @property
@@ -62,6 +70,13 @@ class Measure(Metric):
     @abstractmethod
     def update(self, batch: HeadBatch) -> None:
         """Add one batch's valid images to the sums."""
+
+    def select(self, batch: HeadBatch) -> None:
+        """Look at one batch of the selection split."""
+        raise NotImplementedError
+
+    def end_select(self) -> None:
+        """The selection split has been seen. A collective: called on every rank."""
 
     @abstractmethod
     def finish(self) -> dict[str, Tensor]:

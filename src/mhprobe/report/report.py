@@ -14,6 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.files import write
 from mhprobe.heads import HeadLayout
 from mhprobe.report import figures, tables
+from mhprobe.report.figures import curves, style
 
 
 @runtime_checkable
@@ -55,16 +56,30 @@ class Report:
             raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
 
     def add_measure(
-        self, name: str, kind: str, columns: Mapping[str, Tensor], label: str | None = None, epoch: int | None = None
+        self,
+        name: str,
+        kind: str,
+        columns: Mapping[str, Tensor],
+        label: str | None = None,
+        also: Sequence[str] = (),
+        axes: Mapping[str, Sequence[str]] | None = None,
+        suffix: str = "",
     ) -> list[Path]:
-        """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise).
+        """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise, ...).
 
-        label: what "value" is and its unit, for the colour bar. epoch: of a probe during training, kept apart.
+        label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
+        axes: for columns with one more axis behind the heads, the names along it; each becomes a table of its own,
+        ``<name>_<column>``. suffix: keeps e.g. an epoch's or a control's results apart.
         """
-        stem = name if epoch is None else f"{name}_epoch_{epoch:03d}"
-        table = getattr(tables, kind)(self.layout, columns)
-        figure = getattr(figures, kind)(self.layout, columns, label or name.replace("_", " "))
-        return self._add(stem, table, figure)
+        label = label or name.replace("_", " ")
+        paths = self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        for column, names in (axes or {}).items():
+            table = tables.per_head_along(self.layout, columns[column], names)
+            paths += self.add_table(f"{name}_{column}{suffix}", table)
+        paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label))
+        for other in also:
+            paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label))
+        return paths
 
     def add_curves(
         self, rows: Sequence[Mapping[str, Any]], chance: float | None = None, name: str = "masking_curves"
@@ -74,7 +89,8 @@ class Report:
             return []
         for dashboard in self.dashboards:
             dashboard.add_curves(rows)
-        return self._add(name, tables.curves(rows), figures.curves(rows, self.layout.num_heads, chance))
+        figure = curves.draw(rows, self.layout.num_heads, chance)
+        return self.add_table(name, tables.curves(rows)) + self.add_figure(name, figure)
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""
@@ -93,10 +109,16 @@ class Report:
         for dashboard in self.dashboards:
             dashboard.finish()
 
-    def _add(self, stem: str, table: tables.Table, figure: Any) -> list[Path]:
-        paths = [tables.write_csv(self.folder / "tables" / f"{stem}.csv", table)]
-        paths += figures.save(figure, self.folder / "figures" / stem)
+    def add_table(self, name: str, table: tables.Table) -> list[Path]:
+        """``tables/<name>.csv``."""
+        path = tables.write_csv(self.folder / "tables" / f"{name}.csv", table)
         for dashboard in self.dashboards:
-            dashboard.add_table(stem, table)
-            dashboard.add_figure(stem, paths[1])
+            dashboard.add_table(name, table)
+        return [path]
+
+    def add_figure(self, name: str, figure: Any) -> list[Path]:
+        """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure."""
+        paths = style.save(figure, self.folder / "figures" / name)
+        for dashboard in self.dashboards:
+            dashboard.add_figure(name, paths[0])
         return paths

@@ -41,6 +41,12 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     return Table(["head", "site", "stage", "block", "index", *facts], rows)
 
 
+def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
+    """(A, K) values: the head as in ``per_head``, then one column per name along K."""
+    table = per_head(layout, {})
+    return Table([*table.columns, *names], [row + more for row, more in zip(table.rows, values.tolist(), strict=True)])
+
+
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head_a < head_b, then the (A, A) columns; (A,) columns give two, of head a and of head b; () columns repeat.
 

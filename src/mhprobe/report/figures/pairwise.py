@@ -1,0 +1,82 @@
+"""A value of every pair of heads: a matrix per layer, or one over all heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, cells, mark_chance, place, scale, site_title, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.
+
+    A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
+    colour bar, as a band where it differs from pair to pair.
+    """
+    from matplotlib import rc_context
+
+    value = columns["value"].double().clone()
+    value.fill_diagonal_(torch.nan)
+    blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
+    across = value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks)
+    if across:
+        panels, titles, per_row, side = [value], [""], 1, 5.0
+    else:
+        panels, titles = blocks, [site_title(layout, i) for i in range(len(layout.sites))]
+        per_row = min(len(panels), 6 if len(panels) > 8 else 4)
+        side = 1.35
+    deep = math.ceil(len(panels) / per_row)
+    per_row = math.ceil(len(panels) / deep)  # as few gaps in the last row as can be: 6 panels are 2 x 3, not 4 + 2
+    left, bottom, top, space = 0.55, 0.5, 0.3, 0.42
+    wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
+    null = columns.get("null")
+    chance = null[value.isfinite()].double() if null is not None else value.new_empty(0)
+    bar_at = left + wide + (0.95 if len(chance) else 0.2)  # chance is written beside the bar
+    bar_tall = min(tall, 3.0)
+
+    with rc_context(STYLE):
+        figure = blank((bar_at + 1.0, bottom + tall + top))
+        cmap, norm = scale(torch.cat([value.flatten(), chance]))
+        for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):
+            row, column = divmod(number, per_row)
+            heads = len(panel)
+            axes = place(
+                figure, left + column * (side + space), bottom + tall - side - row * (side + space), side, side
+            )
+            image = axes.imshow(panel.numpy(), cmap=cmap, norm=norm)
+            if heads <= 16:  # more would leave little but lines
+                cells(axes, heads, heads)
+            axes.set_title(title, pad=3)
+            if across:
+                edges = layout.offsets[1:-1]
+                for edge in edges:
+                    axes.axhline(edge - 0.5, color="white", linewidth=0.8)
+                    axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+                middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
+                names = [str(site.block) for site in layout.sites]
+                axes.set_xticks(middles, names)
+                axes.set_yticks(middles, names)
+                axes.tick_params(length=0)
+            else:
+                axes.set_xticks(ticks(heads, side / heads))
+                axes.set_yticks(ticks(heads, side / heads))
+            noun = "block" if across else "head"
+            if number + per_row >= len(panels):
+                axes.set_xlabel(noun)
+            if column == 0:
+                axes.set_ylabel(noun)
+        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom + (tall - bar_tall) / 2, 0.1, bar_tall))
+        bar.outline.set_visible(False)
+        bar.set_label(label)
+        if len(chance):
+            mark_chance(bar.ax, chance)
+    return figure

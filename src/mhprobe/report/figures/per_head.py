@@ -1,0 +1,75 @@
+"""A value of every head: a matrix of layers by heads, or one per stage where widths differ: no empty cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, cells, even_groups, place, scale, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """A row per layer and a column per head; with "low" and "high" also all heads in order, with their intervals."""
+    from matplotlib import rc_context
+
+    value = columns["value"].double()
+    groups = even_groups(layout)
+    cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
+    left, bottom, top = 0.6, 0.5, 0.3
+    gap = 0.4  # between stages: tick labels and a title
+    grid_tall = cell * len(layout.sites) + gap * (len(groups) - 1)
+    tall = max(grid_tall, 1.5)
+    wide = cell * max(site.num_heads for site in layout.sites)
+    bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
+    bar_wide = 1.0  # with its numbers and its label
+    intervals = "low" in columns and "high" in columns
+    ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
+    size = (ranked_at + ranked_wide + 0.15 if intervals else bar_at + bar_wide, bottom + tall + top)
+
+    with rc_context(STYLE):
+        figure = blank(size)
+        cmap, norm = scale(value)
+        y = bottom + (tall + grid_tall) / 2
+        for sites in groups:
+            heads = layout.sites[sites[0]].num_heads
+            y -= cell * len(sites)
+            axes = place(figure, left, y, cell * heads, cell * len(sites))
+            image = axes.imshow(
+                torch.stack([value[layout.span(i)] for i in sites]).numpy(), cmap=cmap, norm=norm, aspect="auto"
+            )
+            cells(axes, len(sites), heads)
+            axes.set_xticks(ticks(heads, cell))
+            axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
+            axes.set_ylabel("block")
+            if len(groups) > 1:
+                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
+            y -= gap
+        axes.set_xlabel("head")
+        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
+        bar.outline.set_visible(False)
+        bar.set_label(label)
+        if intervals:
+            _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
+    return figure
+
+
+def _ranked(axes: Axes, columns: Mapping[str, Tensor], label: str) -> None:
+    """All heads from the largest value down, with their intervals."""
+    value = columns["value"].double()
+    order = value.argsort(descending=True, stable=True)
+    value, low, high = value[order], columns["low"].double()[order], columns["high"].double()[order]
+    rank = list(range(1, len(value) + 1))
+    axes.vlines(rank, low.tolist(), high.tolist(), color="#56B4E9", linewidth=min(2.0, 120 / len(rank)))
+    axes.plot(rank, value.tolist(), ".", color="#0072B2", markersize=3)
+    axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
+    axes.set_xlim(0, len(rank) + 1)
+    axes.set_xlabel("heads, ranked (bars: 95 % interval)")
+    axes.set_ylabel(label)

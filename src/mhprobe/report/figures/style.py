@@ -1,0 +1,136 @@
+"""What all figures share: the look, axes placed in inches, colour scales, files.
+
+Figures are made without pyplot: no window system, no global state. Colours can be told apart by colour-blind readers.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mhprobe.files import write
+from mhprobe.heads import HeadLayout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "pdf.fonttype": 42,  # text stays text
+}
+NOT_COMPARED = "0.85"
+# Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    paths = []
+    for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
+        data = io.BytesIO()
+        with rc_context(STYLE):
+            figure.savefig(data, format=suffix[1:], dpi=150, metadata=metadata)
+        paths.append(write(stem.with_name(stem.name + suffix), data.getvalue()))
+    return paths
+
+
+def blank(size: tuple[float, float]) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size)
+
+
+def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Axes at a place given in inches: cells of all panels come out equally large."""
+    wide, tall = figure.get_size_inches()
+    return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
+
+
+def scale(values: Tensor) -> tuple[Any, Any]:
+    """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    finite = values[values.isfinite()]
+    low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
+    if low < 0 < high:
+        high = max(-low, high)
+        cmap, low = colormaps["RdBu_r"], -high
+    else:
+        cmap = colormaps["viridis"]
+    if low == high:  # one value only: show it against 0
+        low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
+    return cmap.with_extremes(bad=NOT_COMPARED), Normalize(low, high)
+
+
+def colour(number: int) -> tuple[str, str]:
+    """Colour and marker by the curve's place in the configuration: the same in every figure of a study."""
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
+def ticks(count: int, cell: float) -> list[int]:
+    """Every index where there is room for a number, otherwise every 2nd, 4th, ..."""
+    step = 1
+    while step * cell < 0.17:
+        step *= 2
+    return list(range(0, count, step))
+
+
+def cells(axes: Axes, rows: int, columns: int) -> None:
+    """Thin white lines between cells, and no frame."""
+    axes.set_xticks([i - 0.5 for i in range(1, columns)], minor=True)
+    axes.set_yticks([i - 0.5 for i in range(1, rows)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    axes.spines[:].set_visible(False)
+
+
+def even_groups(layout: HeadLayout) -> list[list[int]]:
+    """Runs of sites that can be drawn as one matrix: all of them, or those of one stage and width."""
+    if len({site.num_heads for site in layout.sites}) == 1:
+        return [list(range(len(layout.sites)))]
+    groups: list[list[int]] = []
+    for i, site in enumerate(layout.sites):
+        before = layout.sites[groups[-1][0]] if groups else None
+        if before is not None and (before.stage, before.num_heads) == (site.stage, site.num_heads):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def site_title(layout: HeadLayout, i: int) -> str:
+    site = layout.sites[i]
+    return f"block {site.block}" if layout.num_stages == 1 else f"stage {site.stage}, block {site.block}"
+
+
+def mark_chance(axes: Axes, chance: Tensor) -> None:
+    """The chance level on a colour bar: a band from its least to its greatest value, and a line at its mean."""
+    low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
+    axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
+    axes.axhline(mean, color="white", linewidth=1.6)
+    axes.axhline(mean, color="black", linewidth=0.8)
+    axes.annotate(
+        f"chance {mean:.2g}", (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7
+    )
