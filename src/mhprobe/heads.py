@@ -298,7 +298,7 @@ class HeadBatch:
     images: Tensor | None = None
     objects: Tensor | None = None
     index: Tensor | None = None
-    _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def derive(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()``, once per batch and key: what several measures need is computed by the first that asks."""

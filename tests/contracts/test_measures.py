@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import inspect
 import pickle
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.heads import Ablation, Block, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream
 
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 13  # odd, and enough rows for CCA: 13 images x 16 tokens > 10 channels x head width
@@ -37,6 +39,7 @@ class Case:
     layout: HeadLayout
     images: Tensor
     labels: Tensor
+    objects: Tensor
 
     @property
     def sites(self) -> list[tuple[str, int]]:
@@ -64,7 +67,8 @@ def case(request):
     gated = copy.deepcopy(bare)
     layout = mhprobe.attach(gated).layout
     images = torch.randn(IMAGES, 3, 32, 32, dtype=torch.float64)
-    return Case(bare, gated, layout, images, torch.arange(IMAGES) % 5)
+    objects = torch.randint(0, 3, (IMAGES, 32, 32))
+    return Case(bare, gated, layout, images, torch.arange(IMAGES) % 5, objects)
 
 
 @pytest.fixture(params=YAMLS, ids=lambda path: path.stem)
@@ -80,11 +84,15 @@ def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
     """Record these images batch by batch, each with ``padding`` random images that are flagged as invalid."""
     from mhprobe import record
 
+    if measure.select_needs is not None and not int(measure.images):
+        measure.select(record(case.gated, case.images, case.labels, measure.select_needs, objects=case.objects))
+        measure.end_select()
     for index in batches:
         images = torch.cat([case.images[index], 5 * torch.randn(padding, 3, 32, 32, dtype=torch.float64)])
         labels = torch.cat([case.labels[index], torch.zeros(padding, dtype=torch.long)])
+        objects = torch.cat([case.objects[index], torch.randint(0, 3, (padding, 32, 32))])
         valid = torch.arange(len(images)) < len(index)
-        measure.update(record(case.gated, images, labels, measure.needs, valid))
+        measure.update(record(case.gated, images, labels, measure.needs, valid, objects=objects))
     return measure
 
 
@@ -92,6 +100,11 @@ def assert_same_columns(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert list(a) == list(b)
     for name in a:
         torch.testing.assert_close(a[name], b[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def measures_weights(yaml: Path) -> bool:
+    """Whether the measure looks at nothing but weights: then no image changes it."""
+    return build(yaml, LAYOUT).needs == {"weights"}
 
 
 def batches(size: int) -> list[list[int]]:
@@ -110,7 +123,8 @@ def test_there_are_measures():
 
 def test_value_matches_the_oracle(yaml, case):
     oracle = importlib.import_module(f"oracles.{yaml.stem}")
-    expected = oracle.value(case.bare, case.images, case.labels, case.sites)
+    more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
+    expected = oracle.value(case.bare, case.images, case.labels, case.sites, **more)
     value = feed(build(yaml, case.layout), case, batches(5)).compute()
     # float64 on both sides; the oracle goes another way, so allow for its own roundings
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
@@ -123,7 +137,11 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     heads = case.layout.num_heads
     assert measure.name == yaml.stem
     assert next(iter(columns)) == "value"
-    assert columns["value"].shape == {"per_head": (heads,), "pairwise": (heads, heads)}[measure.kind]
+    layers = len(case.layout.sites)
+    shapes = {"per_head": (heads,), "pairwise": (heads, heads), "pairwise_layers": (layers, layers)}
+    assert columns["value"].shape == shapes[measure.kind]
+    for column, names in measure.axes.items():
+        assert columns[column].shape == (heads, len(names))
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
 
 
@@ -145,6 +163,8 @@ def test_padding_does_not_matter_but_images_do(yaml, case):
     padded = feed(build(yaml, case.layout), case, [*batches(4), []], padding=3).columns()
     assert_same_columns(padded, plain)
     fewer = feed(build(yaml, case.layout), case, [list(range(IMAGES - 1))]).columns()
+    if measures_weights(yaml):
+        return
     assert not torch.allclose(fewer["value"], plain["value"], **SAME)
 
 
@@ -199,51 +219,110 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
     batch = record(case.gated, case.images, case.labels, measure.needs)
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
-    measure.update(dataclasses.replace(batch, z=(z, *batch.z[1:])))
+    broken = {"z": (z, *batch.z[1:])}
+    for name in ("attn", "attn_grad", "weights", "stream", "relevance", "ablated"):
+        broken[name] = poisoned(getattr(batch, name))
+    measure.update(dataclasses.replace(batch, **broken))
     with pytest.raises(UserError, match="NaN or infinity"):
         measure.columns()
 
 
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 3, 4), HeadSite("b", 0, 1, 2, 4)))
+def poisoned(part):
+    """The same structure with a NaN in its first tensor."""
+    if isinstance(part, Tensor):
+        part = part.clone()
+        part.view(-1)[0] = torch.nan
+    elif isinstance(part, dict):
+        part = {key: poisoned(value) for key, value in part.items()}
+    elif isinstance(part, tuple) and hasattr(part, "_fields"):
+        part = type(part)(*map(poisoned, part))
+    elif isinstance(part, tuple):
+        part = (poisoned(part[0]), *part[1:])
+    return part
 
 
-def random_batch(images: range, padding: int = 0) -> HeadBatch:
+GRID = {"prefix_tokens": 1, "grid": (4, 2), "pixels": (8.0, 8.0), "class_token": True}
+LAYOUT = HeadLayout(
+    (HeadSite("a.attn", 0, 0, 3, 4, **GRID), HeadSite("b.attn", 0, 1, 2, 4, **GRID)),
+    (Block("a", 0, "a.norm2"), Block("b", 0, "b.norm2")),
+)
+WEIGHTS = tuple(
+    HeadWeights(*torch.randn(4, site.num_heads, 4, 10, generator=torch.Generator().manual_seed(5)))
+    for site in LAYOUT.sites
+)
+
+
+def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) -> HeadBatch:
     """What heads might have done: image number i always did the same, padding is noise."""
     generator = torch.Generator()
 
     def draw(image: int) -> HeadBatch:
         generator.manual_seed(image)
-        shapes = [(1, 9, site.num_heads, site.head_dim) for site in LAYOUT.sites]
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(1, *shape, generator=generator)
+
+        heads = [(9, site.num_heads, site.head_dim) for site in LAYOUT.sites]
+        rows = [(1, site.num_heads, 9, 9) for site in LAYOUT.sites]
         return HeadBatch(
-            z=tuple(torch.randn(shape, generator=generator) for shape in shapes),
-            grad=tuple(torch.randn(shape, generator=generator) for shape in shapes),
-            attn=tuple(torch.rand(1, 1, shape[2], 9, 9, generator=generator).softmax(-1) for shape in shapes),
-            logits=torch.randn(1, 5, generator=generator),
-            loss=torch.rand(1, generator=generator),
+            z=tuple(normal(*shape) for shape in heads),
+            grad=tuple(normal(*shape) for shape in heads),
+            attn=tuple(normal(*shape).softmax(-1) for shape in rows),
+            attn_grad=tuple(normal(*shape) for shape in rows),
+            stream=tuple(Stream(normal(9, 10), normal(9, 10), normal(9, 10)) for _ in LAYOUT.blocks),
+            ablated={n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)},
+            relevance={n: tuple(normal(*shape) for shape in heads) for n in needs if isinstance(n, Relevance)},
+            explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},
+            logits=normal(5),
+            loss=normal().abs()[:1],
             labels=torch.tensor([image % 5]),
+            images=normal(3, 32, 16),
+            objects=torch.randint(0, 3, (1, 32, 16), generator=generator),
             valid=torch.tensor([True]),
         )
 
     parts = [draw(image) for image in [*images, *range(1000, 1000 + padding)]]
 
-    def join(name: str):
-        values = [getattr(part, name) for part in parts]
-        return torch.cat(values) if isinstance(values[0], Tensor) else tuple(map(torch.cat, zip(*values, strict=True)))
+    def join(values: list):
+        first = values[0]
+        if isinstance(first, Tensor):
+            return torch.cat(values)
+        if isinstance(first, dict):
+            # logits under masks lead with the masks
+            return {
+                key: torch.cat([v[key] for v in values], 1)
+                if isinstance(key, Ablation)
+                else join([v[key] for v in values])
+                for key in first
+            }
+        joined = [join(list(each)) for each in zip(*values, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
 
-    joined = HeadBatch(**{field.name: join(field.name) for field in dataclasses.fields(HeadBatch)})
-    return dataclasses.replace(joined, valid=torch.arange(len(parts)) < len(images))
+    names = [f.name for f in dataclasses.fields(HeadBatch) if f.init and getattr(parts[0], f.name) is not None]
+    joined = HeadBatch(
+        **{n: join([getattr(part, n) for part in parts]) for n in names if n not in ("weights", "_derived")}
+    )
+    return dataclasses.replace(joined, valid=torch.arange(len(parts)) < len(images), weights=WEIGHTS)
+
+
+def selected(measure):
+    """The measure, after it has looked at images of its selection split, if it wants to."""
+    if measure.select_needs is not None:
+        measure.select(random_batch(range(2000, 2009), needs=measure.select_needs))
+        measure.end_select()
+    return measure
 
 
 def one_rank(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     # uneven: 7 images in two batches against 2 and padding in one
-    mine = [random_batch(range(5)), random_batch(range(5, 7))] if rank == 0 else [random_batch(range(7, 9), 3)]
+    mine = [(range(5), 0), (range(5, 7), 0)] if rank == 0 else [(range(7, 9), 3)]
     results = {}
     for yaml in YAMLS:
-        measure = build(yaml, LAYOUT)
-        for batch in mine:
-            measure.update(batch)
+        measure = selected(build(yaml, LAYOUT))
+        for images, padding in mine:
+            measure.update(random_batch(images, padding, measure.needs))
         value, columns = measure.compute(), measure.columns()
         results[yaml.stem] = {"compute": value, "columns": columns, "images left": int(measure.images)}
     torch.save(results, folder / f"{rank}.pt")
@@ -255,8 +334,8 @@ def test_two_processes_with_uneven_shares_agree_with_one(tmp_path):
     torch.multiprocessing.spawn(one_rank, args=(tmp_path,), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     for yaml in YAMLS:
-        alone = build(yaml, LAYOUT)
-        alone.update(random_batch(range(9)))
+        alone = selected(build(yaml, LAYOUT))
+        alone.update(random_batch(range(9), needs=alone.needs))
         for rank, own_images in zip(ranks, (7, 2), strict=True):
             got = rank[yaml.stem]
             assert_same_columns(got["columns"], alone.columns())
