@@ -56,6 +56,23 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
+def write_pets(root: Path, each: int = 1) -> Path:
+    """``each`` animals per breed and split, of two breeds, in the layout that torchvision downloads."""
+    base = root / "oxford-iiit-pet"
+    (base / "images").mkdir(parents=True)
+    (base / "annotations" / "trimaps").mkdir(parents=True)
+    names = [f"{breed}_{i}" for i in range(2 * each) for breed in ("Abyssinian", "beagle")]
+    for i, name in enumerate(names):
+        Image.fromarray(np.full((30, 40, 3), 50 * i % 256, np.uint8)).save(base / "images" / f"{name}.jpg")
+        trimap = np.full((30, 40), 2, np.uint8)
+        trimap[:, 10:30], trimap[:, 8:10] = 1, 3
+        Image.fromarray(trimap).save(base / "annotations" / "trimaps" / f"{name}.png")
+    lines = [f"{name} {1 + i % 2} {1 + i % 2} 1" for i, name in enumerate(names)]
+    (base / "annotations" / "trainval.txt").write_text("\n".join(lines[: 2 * each]) + "\n")
+    (base / "annotations" / "test.txt").write_text("\n".join(lines[2 * each :]) + "\n")
+    return root
+
+
 class Noise:
     """Random pixels: ``sizes`` (train, test) images, labels in turn 0, 1, 2, ... ``version`` changes the key."""
 

@@ -43,12 +43,13 @@ def composed(name: str, *overrides: str) -> DictConfig:
 
 def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     """The experiment with a tiny backbone, one epoch and few images; everything else is its own."""
-    choices = composed(name).hydra.runtime.choices
+    plain = composed(name)
+    choices = plain.hydra.runtime.choices
     overrides = [f"++backbone.{setting}" for setting in SMALL[choices.backbone]]
     overrides += ["backbone.pretrained=false", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
     overrides += ["data.batch_size=16", "data.val_fraction=0.3", "data.limit_train=32", "data.limit_test=20"]
     overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
-    if choices.data != "digits":
+    if "root" in plain.data:
         overrides.append(f"data.root={cifar}")
     cfg = composed(name, *overrides)
     del cfg.hydra

@@ -216,7 +216,7 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
     from mhprobe import record
 
     measure = build(yaml, case.layout)
-    batch = record(case.gated, case.images, case.labels, measure.needs)
+    batch = record(case.gated, case.images, case.labels, measure.needs, objects=case.objects)
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
     broken = {"z": (z, *batch.z[1:])}
@@ -273,6 +273,7 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
             ablated={n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)},
             relevance={n: tuple(normal(*shape) for shape in heads) for n in needs if isinstance(n, Relevance)},
             explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},
+            skipped={n: normal(len(LAYOUT.blocks)) for n in needs if isinstance(n, Relevance)},
             logits=normal(5),
             loss=normal().abs()[:1],
             labels=torch.tensor([image % 5]),

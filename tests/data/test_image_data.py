@@ -12,7 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from data_sets import Noise, class_files, write_zip
+from data_sets import Noise, class_files, write_pets, write_zip
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
@@ -131,20 +131,27 @@ def test_settings_that_cannot_work_are_refused(tmp_path, options, line):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "data").glob("*.yaml")))
 def test_every_data_yaml_constructs_its_data(tmp_path, name):
-    root = write_zip(tmp_path / "set.zip", class_files(train=10, test=2))
     with initialize_config_dir(str(CONF), version_base="1.3"):
         settings = compose("config", [f"data={name}", f"cache_dir={tmp_path}", "seed=3"]).data
     assert (settings.seed, settings.cache_dir) == (3, str(tmp_path))
-    if "root" in settings:
-        settings.root = str(root)
-    if name == "image_folder":
+    expected = {"train": 18, "val": 2, "test": 4}
+    if "root" not in settings:  # what is made or shipped
+        expected = {"digits": {"train": 1293, "val": 144, "test": 360}, "scenes": {"train": 36, "val": 4, "test": 8}}[
+            name
+        ]
+    elif name == "pets":
+        settings.root = str(write_pets(tmp_path, each=10))
+        expected = {"train": 18, "val": 2, "test": 20}
+    else:
+        settings.root = str(write_zip(tmp_path / "set.zip", class_files(train=10, test=2)))
+    if "stored_size" in settings.source:
         settings.source.stored_size = 40
+    if name == "scenes":
+        settings.source.train, settings.source.test = 40, 8
     data = instantiate(settings)
     assert isinstance(data, ImageData) and isinstance(data.augment, Augment)
     data.prepare_data()
-    assert data.sizes == (
-        {"train": 18, "val": 2, "test": 4} if "root" in settings else {"train": 1293, "val": 144, "test": 360}
-    )
+    assert data.sizes == expected
     data.transform(next(iter(data.train_dataloader())), train=True)
 
 

@@ -17,7 +17,7 @@ import lightning as L
 import numpy as np
 import torch
 
-from mhprobe.data.augment import Augment, normalise
+from mhprobe.data.augment import Augment, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, open_cache
 from mhprobe.data.draws import fold
@@ -170,15 +170,16 @@ class ImageData(L.LightningDataModule):
         spec = self.spec or InputSpec(self.stored_size)
         if train:
             batch = self.augment.crop_flip(batch, self.seed, epoch)
-        batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std))
+        objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
+        batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects)
         return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch
 
     def batches(self, split: str, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """This rank's evaluation batches of a split, transformed, on ``device``."""
         # no workers: starting them for every walk costs more than the gathers they would hide
         for batch in self._eval_loader(split, num_workers=0):
-            images, labels, index, valid = (part.to(device) for part in batch[:4])
-            yield self.transform(Batch(images, labels, index, valid), train=False)
+            moved = Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
+            yield self.transform(moved, train=False)
 
     def _eval_loader(self, split: str, num_workers: int) -> Loader:
         images = self.splits[split]

@@ -29,7 +29,10 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class CachedSplit:
-    """One split's images (N, 3, height, width) uint8, memory-mapped, and labels (N,) int64."""
+    """One split's images (N, 3, height, width) uint8, memory-mapped, and labels (N,) int64.
+
+    objects: (N, height, width) uint8, memory-mapped, where the source tells what each pixel shows.
+    """
 
     folder: Path
     split: str
@@ -41,6 +44,11 @@ class CachedSplit:
     @functools.cached_property
     def labels(self) -> np.ndarray:
         return np.load(self.folder / f"{self.split}-labels.npy")
+
+    @functools.cached_property
+    def objects(self) -> np.ndarray | None:
+        path = self.folder / f"{self.split}-objects.npy"
+        return np.load(path, mmap_mode="r") if path.exists() else None
 
     def __getstate__(self) -> dict[str, Any]:
         # a worker process maps the file itself; pickling the map would copy every image
@@ -133,20 +141,30 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             )
             for split, labels in contents.labels.items()
         }
+        masks = {
+            split: np.lib.format.open_memmap(
+                temporary / f"{split}-objects.npy", mode="w+", dtype=np.uint8, shape=(len(labels), *contents.size)
+            )
+            for split, labels in contents.labels.items()
+            if contents.objects
+        }
         total = sum(len(labels) for labels in contents.labels.values())
         written = 0
         with progress(f"decoding {source.name}", total, show=show) as done:
-            for split, position, image in contents.images():
+            for split, position, image, *mask in contents.images():
                 arrays[split][position] = image.transpose(2, 0, 1)
+                if mask:
+                    masks[split][position] = mask[0]
                 written += 1
                 if written % 256 == 0:
                     done(256)
         if written != total:
             raise UserError(f"{source.name}: {total} images were listed, but {written} read. Did the files change?")
-        for split, array in arrays.items():
+        for array in (*arrays.values(), *masks.values()):
             array.flush()
-            np.save(temporary / f"{split}-labels.npy", contents.labels[split])
-        del arrays
+        for split, labels in contents.labels.items():
+            np.save(temporary / f"{split}-labels.npy", labels)
+        del arrays, masks
         body = {
             "key": key,
             "class_names": contents.class_names,

@@ -18,13 +18,15 @@ class Contents:
 
     labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in the split.
     size: (height, width) of every decoded image.
-    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8).
+    images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8), and with
+        ``objects`` a fourth part, (height, width) uint8: what each pixel shows, 0 for background.
     """
 
     class_names: tuple[str, ...]
     labels: dict[str, np.ndarray]
     size: tuple[int, int]
-    images: Callable[[], Iterator[tuple[str, int, np.ndarray]]]
+    images: Callable[[], Iterator[tuple[Any, ...]]]
+    objects: bool = False
 
 
 class Source(Protocol):

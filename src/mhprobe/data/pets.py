@@ -1,0 +1,88 @@
+"""Oxford-IIIT Pet (Parkhi et al. 2012): 37 breeds of cats and dogs, with a trimap of every animal, by torchvision.
+
+Object 1 is the animal; the trimap's ground and its narrow unclassified border are 0. Images and masks are resized
+by the short side and centre-cropped alike, the masks without blending.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mhprobe.data.source import Contents
+from mhprobe.errors import UserError
+
+ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
+SECONDS = 30  # without an answer, before a download is given up
+
+
+class Pets:
+    """root: the folder that holds torchvision's oxford-iiit-pet; downloaded to ``download_dir`` if None.
+
+    stored_size: pixels of the square each image is decoded to, once.
+    """
+
+    name = "pets"
+
+    def __init__(
+        self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
+    ) -> None:
+        self.root = Path(root if root is not None else Path(download_dir) / "pets").expanduser()
+        self.stored_size, self._may_download = stored_size, root is None
+
+    def key(self) -> dict[str, Any]:
+        return {"root": str(self.root.resolve()), "stored_size": self.stored_size}
+
+    def scan(self) -> Contents:
+        splits = {"train": self._split("trainval"), "test": self._split("test")}
+        first = splits["train"]
+
+        def pairs() -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+            for split, pets in splits.items():
+                for i in range(len(pets)):
+                    try:
+                        image, (_, trimap) = pets[i]
+                    except OSError as error:
+                        raise UserError(
+                            f"data.root: {pets._images[i]} or its trimap cannot be read ({error})."
+                        ) from None
+                    yield split, i, self._square(image, blend=True), (self._square(trimap) == ANIMAL).astype(np.uint8)
+
+        return Contents(
+            class_names=tuple(first.classes),
+            labels={split: np.array(pets._labels, dtype=np.int64) for split, pets in splits.items()},
+            size=(self.stored_size, self.stored_size),
+            images=pairs,
+            objects=True,
+        )
+
+    def _split(self, name: str) -> Any:
+        from torchvision.datasets import OxfordIIITPet
+
+        before = socket.getdefaulttimeout()
+        try:
+            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
+            return OxfordIIITPet(
+                self.root, split=name, target_types=["category", "segmentation"], download=self._may_download
+            )
+        except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
+            raise UserError(
+                f"Oxford-IIIT Pet is not in {self.root} and could not be fetched ({error}). Without a network use "
+                f"data.root=<folder with oxford-iiit-pet> or data=scenes."
+            ) from None
+        finally:
+            socket.setdefaulttimeout(before)
+
+    def _square(self, image: Any, blend: bool = False) -> np.ndarray:
+        """A centre crop of the short side's length, resized."""
+        from PIL import Image
+
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        crop = image.crop((left, top, left + side, top + side))
+        size = (self.stored_size, self.stored_size)
+        return np.asarray(crop.resize(size, Image.Resampling.BICUBIC if blend else Image.Resampling.NEAREST))

@@ -1,0 +1,50 @@
+"""How well heads follow relations between patches: every head, the best fixed offset, an even draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, colour, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# the relations of measures/object_attention.py, in its order
+TITLES = ("same object", "other object", "object to ground", "ground to object")
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """A panel per relation: accuracy in per cent of each head over its layer."""
+    from matplotlib import rc_context
+
+    sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
+    wide, tall, gap = 1.7, 1.7, 0.25
+    with rc_context(STYLE):
+        figure = blank((0.6 + len(TITLES) * (wide + gap), tall + 0.85))
+        for r, name in enumerate(TITLES):
+            axes = place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
+            accuracy = 100 * columns["relations"][:, r]
+            # heads of a layer side by side, so that none hides another
+            spread = torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
+            axes.plot(sites + spread, accuracy, ".", markersize=3.5, color=colour(0)[0], label="a head")
+            first = list(layout.offsets[:-1])
+            for key, shade, text in (("offset", colour(1)[0], "best fixed offset"), ("even", "0.5", "even draw")):
+                level = 100 * columns[key][first, r]
+                axes.hlines(
+                    level, torch.arange(len(first)) - 0.4, torch.arange(len(first)) + 0.4, color=shade, label=text
+                )
+            axes.set_ylim(-3, 103)
+            axes.set_title(name, pad=3)
+            axes.set_xlabel("layer")
+            if r:
+                axes.set_yticklabels([])
+            else:
+                axes.set_ylabel("argmax key right (%)")
+        handles, texts = axes.get_legend_handles_labels()
+        figure.legend(handles, texts, loc="upper center", ncols=3)
+    return figure
