@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, even_groups, place, scale, ticks
+from mhprobe.report.figures.style import STYLE, blank, cells, even_groups, place, scale, ticks, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# columns that say what a head without skill would score, and their colours
+REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
-    """A row per layer and a column per head; with "low" and "high" also all heads in order, with their intervals."""
+    """A row per layer and a column per head; and all heads in order where they have an interval or a reference.
+
+    Columns "low" and "high" are the interval. A reference is a column called as in ``REFERENCES``: what a head without
+    any skill would score, drawn as a small mark at each head.
+    """
     from matplotlib import rc_context
 
     value = columns["value"].double()
@@ -30,9 +37,12 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     wide = cell * max(site.num_heads for site in layout.sites)
     bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
     bar_wide = 1.0  # with its numbers and its label
-    intervals = "low" in columns and "high" in columns
+    drawn = [name for name in REFERENCES if name in columns]
+    ranked = bool(drawn) or ("low" in columns and "high" in columns)
+    label = wrapped(label, bar_tall)
+    bar_wide += 0.15 * label.count("\n")
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
-    size = (ranked_at + ranked_wide + 0.15 if intervals else bar_at + bar_wide, bottom + tall + top)
+    size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
 
     with rc_context(STYLE):
         figure = blank(size)
@@ -56,20 +66,31 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label(label)
-        if intervals:
+        if ranked:
             _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
     return figure
 
 
 def _ranked(axes: Axes, columns: Mapping[str, Tensor], label: str) -> None:
-    """All heads from the largest value down, with their intervals."""
+    """All heads from the largest value down, with their intervals and references."""
     value = columns["value"].double()
-    order = value.argsort(descending=True, stable=True)
-    value, low, high = value[order], columns["low"].double()[order], columns["high"].double()[order]
+    order = value.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
     rank = list(range(1, len(value) + 1))
-    axes.vlines(rank, low.tolist(), high.tolist(), color="#56B4E9", linewidth=min(2.0, 120 / len(rank)))
-    axes.plot(rank, value.tolist(), ".", color="#0072B2", markersize=3)
-    axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
+    stroke = min(2.0, 120 / len(rank))
+    text = "heads, ranked"
+    if "low" in columns and "high" in columns:
+        low, high = columns["low"].double()[order], columns["high"].double()[order]
+        axes.vlines(rank, low.tolist(), high.tolist(), color="#56B4E9", linewidth=stroke)
+        text = "heads, ranked (bars: 95 % interval)"
+    axes.plot(rank, value[order].tolist(), ".", color="#0072B2", markersize=3)
+    for name in REFERENCES:
+        if name in columns:
+            level = columns[name].double().expand(len(value))[order].tolist()
+            axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    if "chance" not in columns:
+        axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
-    axes.set_xlabel("heads, ranked (bars: 95 % interval)")
+    axes.set_xlabel(text)
     axes.set_ylabel(label)

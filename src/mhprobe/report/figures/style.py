@@ -6,6 +6,7 @@ Figures are made without pyplot: no window system, no global state. Colours can 
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,11 @@ def even_groups(layout: HeadLayout) -> list[list[int]]:
 def site_title(layout: HeadLayout, i: int) -> str:
     site = layout.sites[i]
     return f"block {site.block}" if layout.num_stages == 1 else f"stage {site.stage}, block {site.block}"
+
+
+def wrapped(text: str, inches: float) -> str:
+    """``text`` in lines that fit a length of the page, at the size of axis labels."""
+    return "\n".join(textwrap.wrap(text, max(12, int(inches / 0.062))))
 
 
 def mark_chance(axes: Axes, chance: Tensor) -> None:
