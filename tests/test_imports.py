@@ -14,16 +14,21 @@ PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 # module or package -> top-level names and mhprobe modules that it must not import, anywhere in its files
 FORBIDDEN = {
     "heads.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "numpy"},
-    "gates.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
+    "gates": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
     "taps.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
     "backbones": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.measures", "mhprobe.masking", "mhprobe.report"},
     "measures": {
         "lightning", "timm", "hydra", "omegaconf", "wandb", "matplotlib",
         "mhprobe.gates", "mhprobe.taps", "mhprobe.backbones", "mhprobe.report", "mhprobe.classifier",
     },
+    "lrp.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures", "mhprobe.taps"},
+    "maps": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.measures", "mhprobe.masking"},
     "masking": {
         "lightning", "timm", "hydra", "wandb", "matplotlib",
         "mhprobe.gates", "mhprobe.taps", "mhprobe.backbones", "mhprobe.measures", "mhprobe.evaluate", "mhprobe.report",
+    },
+    "surgery": {
+        "lightning", "hydra", "wandb", "matplotlib", "mhprobe.app", "mhprobe.callbacks", "mhprobe.classifier",
     },
     "classifier.py": {"hydra", "wandb", "mhprobe.measures", "mhprobe.masking", "mhprobe.callbacks", "mhprobe.report"},
     "data": {"timm", "hydra", "wandb", "mhprobe.gates", "mhprobe.measures", "mhprobe.masking", "mhprobe.backbones"},

@@ -31,6 +31,31 @@ def test_slopes_are_finite_differences_of_the_gates(build):
         torch.testing.assert_close((losses[0] - losses[1]) / (2 * step), slopes[:, head], rtol=1e-5, atol=1e-9)
 
 
+@families
+def test_slopes_are_finite_differences_also_at_other_values_of_the_gates(build):
+    """Of a masked head, and of gates that were learned: the slope is that at the present gates."""
+    model = build().double()
+    images, labels = images_for(model, 2, dtype=torch.float64), labels_for(2)
+    gates = mhprobe.attach(model, learnable=True)
+    gates.values.data = 0.2 + torch.rand(gates.layout.num_heads, generator=torch.Generator().manual_seed(3)).double()
+    gates.values.data[1] = 0.0
+    present = gates.values.detach().clone()
+    batch = mhprobe.record(model, images, labels)
+    # z is before the gate, grad behind it: their product is the slope at any value
+    slopes = torch.cat([(z * g).sum((1, 3)) for z, g in zip(batch.z, batch.grad, strict=True)], dim=1)
+    step = 1e-5
+    for head in range(gates.layout.num_heads):
+        losses = []
+        for value in (present[head] + step, present[head] - step):
+            with torch.no_grad():
+                gates.values[head] = value
+                losses.append(torch.nn.functional.cross_entropy(model(images), labels, reduction="none"))
+                gates.values[head] = present[head]
+        # central differences: error of the order step ** 2, and rounding of 1e-16 / step
+        torch.testing.assert_close((losses[0] - losses[1]) / (2 * step), slopes[:, head], rtol=1e-5, atol=1e-9)
+    assert slopes[:, 1].abs().min() > 0
+
+
 def test_a_masked_head_still_has_a_slope():
     model = tiny_vit()
     gates = mhprobe.attach(model)

@@ -9,12 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mhprobe import maps as maps
     from mhprobe import measures as measures
     from mhprobe.api import load as load
     from mhprobe.api import masking_curve as masking_curve
     from mhprobe.api import measure as measure
     from mhprobe.backbones import attach as attach
     from mhprobe.errors import UserError as UserError
+    from mhprobe.surgery.removal import prune_heads as prune_heads
+    from mhprobe.surgery.saving import load_pruned as load_pruned
     from mhprobe.taps import record as record
 
 __version__ = "0.1.0"
@@ -22,16 +25,29 @@ _HOME = {
     "UserError": "errors",
     "attach": "backbones",
     "load": "api",
+    "load_pruned": "surgery.saving",
     "masking_curve": "api",
     "measure": "api",
+    "prune_heads": "surgery.removal",
     "record": "taps",
 }
-__all__ = ["UserError", "attach", "load", "masking_curve", "measure", "measures", "record"]
+__all__ = [
+    "UserError",
+    "attach",
+    "load",
+    "load_pruned",
+    "maps",
+    "masking_curve",
+    "measure",
+    "measures",
+    "prune_heads",
+    "record",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "measures":
-        return importlib.import_module("mhprobe.measures")
+    if name in ("maps", "measures"):
+        return importlib.import_module(f"mhprobe.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(f"mhprobe.{_HOME[name]}"), name)
     raise AttributeError(f"module 'mhprobe' has no attribute {name!r}; it has {', '.join(__all__)}")

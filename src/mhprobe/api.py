@@ -8,7 +8,7 @@ found["gate_importance"]            # (A,) larger means more important
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.evaluate import evaluator
-from mhprobe.heads import HeadLayout, Need
+from mhprobe.heads import HeadLayout
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure
+from mhprobe.observe import show
 from mhprobe.progress import progress
-from mhprobe.taps import record
+from mhprobe.surgery.left import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
 
@@ -34,12 +35,15 @@ def measure(
     loader: Iterable[Any],
     measures: Sequence[Measure | Callable[[HeadLayout], Measure]],
     show_progress: bool = False,
+    select_loader: Iterable[Any] | None = None,
 ) -> dict[str, Tensor]:
     """Each measure's value on the images of ``loader``, by the measure's name, on the CPU.
 
     model: a timm model; gates are attached if it has none. Weights and mode are left as they were.
     loader: yields (images, labels) or Batch; images as the model wants them, normalised float.
     measures: instances, or things that make one from a layout (a class, a functools.partial).
+    select_loader: the images that measures choose on which have to choose something first (e.g. Interaction its pairs);
+        without it they choose on the images of ``loader``, which flatters.
 
     One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
     """
@@ -49,16 +53,28 @@ def measure(
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
-    needs = frozenset[Need]().union(*(item.needs for item in built))
+    named = dict(zip(names, built, strict=True))
+    choosing = {name: item for name, item in named.items() if item.select_needs is not None}
+    if choosing:
+        if select_loader is None and iter(loader) is loader:
+            raise UserError(
+                f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
+                f"give a DataLoader, a list, or a select_loader."
+            )
+        selection = loader if select_loader is None else select_loader
+        _raise(show(model, _batches(selection, device), choosing, selecting=True))
+        for item in choosing.values():
+            item.end_select()
     total = len(loader) if isinstance(loader, Sized) else 0
+    images = 0
     with progress("measuring", total, "batches", show_progress) as done:
-        images = 0
-        for batch in _batches(loader, device):
+
+        def count(batch: Batch) -> None:
+            nonlocal images
             images += int(batch.valid.sum())
-            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
-            for item in built:
-                item.update(heads)
             done(1)
+
+        _raise(show(model, _batches(loader, device), named, done=count))
     if not images:
         raise UserError(NO_IMAGES)
     return {item.name: item.compute().cpu() for item in built}
@@ -71,21 +87,38 @@ def masking_curve(
     order: str = "keep_best",
     select_loader: Iterable[Any] | None = None,
     steps: int | None = None,
+    exclude_layers: Sequence[int] = (),
+    min_heads_per_layer: int = 0,
+    rescale: bool = False,
+    target: Mapping[str, float] | None = None,
     **order_options: Any,
 ) -> list[dict[str, Any]]:
     """Accuracy as heads are masked one unit after the other: rows of curve, split, step, heads_masked, ... seed.
 
-    units: index (the same head of every layer), layer, head or stage. order: keep_best, hurt_most or random, with
-    its options as keywords. select_loader: the images a greedy order is chosen on; without it the order is chosen on
-    the images it is reported on, which flatters.
+    units: index (the same head of every layer), layer, head or stage. order: keep_best, hurt_most, beam, by_score,
+    interactions or random, with its options as keywords. select_loader: the images an order is chosen on; without it
+    the order is chosen on the images it is reported on, which flatters.
+    exclude_layers: never masked. min_heads_per_layer: of every layer so many heads stay. rescale: multiply the heads a
+    layer keeps by H / kept. target: where to stop: {"heads": at most so many left} | {"flops": share of the dense
+    model's} | {"latency": share of its time on a batch of the loader}.
     The loaders are walked once per step, so they must be walkable again (a DataLoader, a list; not a generator).
     """
     layout = attach(model).layout
-    report = _walker(model, loader)
-    select = report if select_loader is None else _walker(model, select_loader)
-    spec = CurveSpec(name=f"{units}_{order}", units=units, order=order_named(order, **order_options))
+    report = _walker(model, loader, rescale)
+    select = report if select_loader is None else _walker(model, select_loader, rescale)
+    spec = CurveSpec(
+        name=f"{units}_{order}",
+        units=units,
+        order=order_named(order, **order_options),
+        exclude_layers=exclude_layers,
+        min_heads_per_layer=min_heads_per_layer,
+        rescale=rescale,
+        target=target,
+    )
+    images = next(_batches(loader, next(model.parameters()).device)).images
+    left = costs(head_shares(model, layout, images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
-    return trace_curve(layout, spec, select, report, splits=splits, steps=steps)
+    return trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left)
 
 
 def load(path: str | Path) -> nn.Module:
@@ -95,14 +128,19 @@ def load(path: str | Path) -> nn.Module:
     return load_weights(path)[0]
 
 
-def _walker(model: nn.Module, loader: Iterable[Any]) -> Any:
+def _raise(refused: dict[str, UserError]) -> None:
+    for error in refused.values():
+        raise error
+
+
+def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
     images = sum(int(batch.valid.sum()) for batch in _batches(loader, torch.device("cpu")))
     if not images:
         raise UserError(NO_IMAGES)
-    return evaluator(model, lambda: _batches(loader, device), images)
+    return evaluator(model, lambda: _batches(loader, device), images, rescale=rescale)
 
 
 def _batches(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:

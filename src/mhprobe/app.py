@@ -43,8 +43,9 @@ class Session:
 
         from mhprobe.classifier import GatedClassifier
         from mhprobe.data.base import InputSpec
+        from mhprobe.kept import read_kept
         from mhprobe.report.report import Report
-        from mhprobe.weights import load_weights
+        from mhprobe.weights import DESCRIBES, load_weights
 
         L.seed_everything(cfg["seed"], workers=True, verbose=False)
         self.task, self.cfg, self.folder = task, cfg, folder
@@ -55,7 +56,7 @@ class Session:
 
         if cfg["weights"]:
             backbone, loaded = load_weights(cfg["weights"])
-            description = {key: loaded[key] for key in ("backbone", "class_names", "data")}
+            description = {key: loaded[key] for key in DESCRIBES if key in loaded}
             if description["class_names"] != list(self.data.class_names):
                 raise UserError(
                     f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the "
@@ -74,9 +75,18 @@ class Session:
         spec = input_spec(backbone)
         self.data.spec = InputSpec(**spec)
         description = {**description, "input": {key: list(value) for key, value in spec.items()}}
+        gates = cfg["gates"]
         self.classifier = GatedClassifier(
-            backbone, description, learnable_gates=cfg["gates"]["learnable"], gate_lr=cfg["gates"]["lr"], **cfg["optim"]
+            backbone,
+            description,
+            make_gates=_explained(_construct(instantiate, gates["relaxation"], "gates.relaxation"), "gates.relaxation"),
+            penalty=_construct(instantiate, gates["penalty"], "gates.penalty") if gates["penalty"] else None,
+            gate_lr=gates["lr"],
+            frozen=gates["frozen"],
+            **cfg["optim"],
         )
+        if gates["mask"]:
+            self.classifier.gates.close(~read_kept(gates["mask"], self.classifier.gates.layout))
         if cfg["compile"]:
             backbone.compile()
 
@@ -91,9 +101,33 @@ class Session:
         """Train, keeping ``best.ckpt`` and ``last.ckpt``."""
         self.trainer.fit(self.classifier, datamodule=self.data, ckpt_path=self._resume_from())
 
+    def make(self, part: dict[str, Any], where: str) -> Any:
+        """What a part of the configuration with a ``_target_`` describes. where: its key, for the error's line."""
+        from hydra.utils import instantiate
+
+        return _construct(instantiate, part, where)
+
+    def retrain(self, backbone: Any, description: dict[str, Any], epochs: int, checkpoints: Path) -> Any:
+        """Train a network that stands in for the loaded one, e.g. a pruned one; returns it, best on validation."""
+        from hydra.utils import instantiate
+
+        from mhprobe.classifier import GatedClassifier
+        from mhprobe.weights import load_checkpoint
+
+        self.cfg = {**self.cfg, "trainer": {**self.cfg["trainer"], "max_epochs": epochs}}
+        self.checkpoints = checkpoints
+        self.classifier = GatedClassifier(backbone, description, **self.cfg["optim"])
+        self.trainer = self._trainer(self._callbacks(instantiate, measures=False, curves=False))
+        self.trainer.fit(self.classifier, datamodule=self.data)
+        self.classifier.load_state_dict(load_checkpoint(checkpoints / "best.ckpt")["state_dict"])
+        return self.classifier.backbone
+
     def test(self, best: bool = False) -> None:
-        """Test, probe and mask; with the best checkpoint of ``fit`` or the weights as they are."""
-        if best:
+        """Test, probe and mask; with the best checkpoint of ``fit`` or the weights as they are.
+
+        Where open heads have a price, the best on validation is the first, with all heads open: the last is meant.
+        """
+        if best and self.classifier.penalty is None:
             from mhprobe.weights import load_checkpoint
 
             self.classifier.load_state_dict(load_checkpoint(self.checkpoints / "best.ckpt")["state_dict"])
@@ -157,10 +191,11 @@ class Session:
 
         from mhprobe.callbacks.checkpoints import SameShape, SaveOnTerminate, best_and_last
         from mhprobe.callbacks.curve import MaskingCurve
+        from mhprobe.callbacks.gates import GateHistory
         from mhprobe.callbacks.probe import Probe
         from mhprobe.callbacks.seed import SeedEachStep
+        from mhprobe.callbacks.settling import Settling
         from mhprobe.masking.curve import CurveSpec
-        from mhprobe.masking.units import make_units
 
         cfg = self.cfg
         callbacks = [
@@ -171,18 +206,29 @@ class Session:
             *best_and_last(self.checkpoints, cfg["checkpoint"]["every_n_steps"]),
             SaveOnTerminate(self.checkpoints),
         ]
+        if self.task == "train" and any(gate.requires_grad for gate in self.classifier.gates.parameters()):
+            callbacks.append(GateHistory(self.report, cfg["gates"]["keep"], cfg["gates"]["threshold"]))
         if measures and cfg["measure"]:
             layout = self.classifier.gates.layout
-            built = {}
+            built, refused = {}, []
             for name, part in cfg["measure"].items():
                 try:  # made here, so that a wrong option is found before the training, not after it
-                    built[name] = _construct(instantiate, part, f"measure.{name}")(layout)
-                except UserError:
-                    raise
-                except (TypeError, ValueError) as error:  # torchmetrics refuses unknown keys with the latter
-                    raise UserError(f"measure.{name}: {error}") from error
-            self.probe = Probe(built, self.report, cfg["probe"]["every_n_epochs"])
-            callbacks.append(self.probe)
+                    built[name] = _measure(instantiate, part, name, layout)
+                except UserError as error:
+                    if self.task == "train":
+                        raise
+                    refused.append(error)  # said at the end: the others are computed
+            settings = dict(cfg["probe"])
+            settings["control"] = self._random_twin() if settings["control"] == "random_init" else None
+            settings["also_on"] = self._second_data(instantiate, settings["also_on"])
+            self.probe = Probe(built, self.report, **settings)
+            self.probe.refused += refused
+            # before whoever saves a checkpoint after a step: the history's point of that step is to be in it
+            callbacks.insert(0, self.probe)
+        if self.task == "train" and cfg["settling"]["every_n_epochs"]:
+            measure = _construct(instantiate, cfg["settling"]["measure"], "settling.measure")
+            settling = Settling(self.report, **{**cfg["settling"], "measure": measure})
+            callbacks.insert(0, settling)  # before whoever saves a checkpoint: the epoch is to be in it
         if curves and cfg["masking"]["curves"]:
             specs = []
             for name, part in cfg["masking"]["curves"].items():
@@ -191,10 +237,46 @@ class Session:
                     specs.append(CurveSpec(name=name, **{**part, "order": order}))
                 except TypeError as error:
                     raise UserError(f"masking.curves.{name}: {error}") from error
-                make_units(specs[-1].units, self.classifier.gates.layout, specs[-1].exclude_layers)
+                specs[-1].check(self.classifier.gates.layout)
             options = {key: cfg["masking"][key] for key in ("select_on", "steps", "step")}
+            if cfg["masking"]["join"]:
+                options["join"] = _construct(instantiate, cfg["masking"]["join"], "masking.join")
             callbacks.append(MaskingCurve(specs, self.report, Path(cfg["cache_dir"]) / "orders", **options))
         return callbacks
+
+    def _random_twin(self) -> Any:
+        """The same architecture with gates, freshly initialised from the run's seed."""
+        import torch
+
+        from mhprobe.backbones import attach, build
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.cfg["seed"] + 1)  # not the weights this run itself may have started from
+            settings = {**self.classifier.description["backbone"], "pretrained": False}
+            twin = build(**settings, num_classes=self.data.num_classes)
+        if attach(twin).layout != self.classifier.gates.layout:
+            raise UserError(
+                "probe.control: expected weights whose heads are those of their architecture, got pruned ones, which "
+                "have no random twin. Leave probe.control=null, or probe the weights before the removal."
+            )
+        return twin.eval()
+
+    def _second_data(self, instantiate: Any, part: dict[str, Any] | None) -> Any:
+        """The data set of ``probe.also_on``, prepared like the first."""
+        if part is None:
+            return None
+        data = _construct(instantiate, part, "probe.also_on")
+        data.prepare_data()
+        data.setup()
+        if data.class_names != self.data.class_names:
+            raise UserError(
+                f"probe.also_on: {data.source.name} has the classes {', '.join(data.class_names[:3])} ..., expected "
+                f"those of {self.data.source.name}: {', '.join(self.data.class_names[:3])} ..."
+            )
+        if data.source.name == self.data.source.name:
+            raise UserError(f"probe.also_on: expected another data set than data, got {data.source.name} twice.")
+        data.spec = self.data.spec
+        return data
 
     def _loggers(self, instantiate: Any) -> list[Any]:
         from lightning.pytorch.utilities import rank_zero_only
@@ -240,6 +322,27 @@ def _construct(instantiate: Any, part: dict[str, Any], where: str, **extra: Any)
         if isinstance(cause, (TypeError, ImportError, ValueError)):
             raise UserError(f"{where}: {' '.join(str(cause).split())}") from error
         raise
+
+
+def _measure(instantiate: Any, part: dict[str, Any], name: str, layout: Any) -> Any:
+    try:
+        return _construct(instantiate, part, f"measure.{name}")(layout)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:  # torchmetrics refuses unknown keys with the latter
+        raise UserError(f"measure.{name}: {error}") from error
+
+
+def _explained(make: Any, where: str) -> Any:
+    """A partial of ``_construct``, with a wrong key named in one line when it is called."""
+
+    def made(*args: Any) -> Any:
+        try:
+            return make(*args)
+        except TypeError as error:
+            raise UserError(f"{where}: {error}") from error
+
+    return made
 
 
 def _best_precision(accelerator: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.gates import HeadGates
+from mhprobe.heads import HeadLayout
 from mhprobe.tally import Tally
 
 
@@ -22,7 +25,10 @@ class GatedClassifier(L.LightningModule):
         (``backbone.*``) and the gates (``gates.*``).
     lr, weight_decay: AdamW. layer_decay: factor on the learning rate per layer below the head (fine-tuning), None
         for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
-    learnable_gates: train the gates too, at ``gate_lr``.
+    make_gates: makes the gates from (model, layout); fixed ones by default. Those that are learned are trained at
+        ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run done) -> () in nats; parameters of
+        its own are multipliers, which are maximised.
+    frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), or all "weights".
     """
 
     def __init__(
@@ -36,12 +42,21 @@ class GatedClassifier(L.LightningModule):
         warmup_epochs: float = 1.0,
         min_lr: float = 0.01,
         label_smoothing: float = 0.0,
-        learnable_gates: bool = False,
+        make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
+        penalty: nn.Module | None = None,
         gate_lr: float = 1e-2,
+        frozen: Literal["nothing", "backbone", "weights"] = "nothing",
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.gates = attach(backbone, learnable=learnable_gates)
+        self.backbone = backbone.train()  # loaded weights come in eval mode, and Lightning leaves that as it finds it
+        self.gates = attach(backbone, make=make_gates)
+        self.penalty = penalty
+        if frozen != "nothing":
+            backbone.requires_grad_(False)
+        if frozen == "backbone":
+            backbone.get_classifier().requires_grad_(True)  # type: ignore[operator]
+        if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
+            raise UserError(f"gates.frozen: with frozen={frozen} and fixed gates nothing is left to train.")
         self.description = description
         self.lr, self.weight_decay, self.layer_decay = lr, weight_decay, layer_decay
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
@@ -61,7 +76,22 @@ class GatedClassifier(L.LightningModule):
                 f"go on from the last checkpoint with ckpt_path=last."
             )
         self.log("train/loss", loss.detach(), prog_bar=True)
-        return loss
+        return loss if self.penalty is None else loss + self._price()
+
+    def _price(self) -> Tensor:
+        """What the open heads cost, in nats."""
+        assert self.penalty is not None
+        amount = self.gates.amount()
+        price = self.penalty(amount, min(1.0, self.global_step / self.total_steps))
+        heads = float(amount.detach().sum())
+        self.log("train/penalty", price.detach())
+        self.log("train/open_heads", heads, prog_bar=True)
+        self.log("train/open_heads_per_layer", heads / len(self.gates.layout.sites))  # Voita's code averages layers
+        return price
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.gates.project()
 
     def on_validation_epoch_start(self) -> None:
         self._start("val", whole=self.trainer.limit_val_batches == 1.0)
@@ -106,11 +136,13 @@ class GatedClassifier(L.LightningModule):
             )
         for group in groups:
             group["lr"] = self.lr * group.pop("lr_scale", 1.0)
-        if self.gates.values.requires_grad:
-            groups.append({"params": [self.gates.values], "lr": self.gate_lr, "weight_decay": 0.0})
-        optimizer = torch.optim.AdamW(groups, lr=self.lr)
+        if gates := [parameter for parameter in self.gates.parameters() if parameter.requires_grad]:
+            groups.append({"params": gates, "lr": self.gate_lr, "weight_decay": 0.0})
+        if self.penalty is not None and (multipliers := list(self.penalty.parameters())):
+            groups.append({"params": multipliers, "lr": self.penalty.lr, "weight_decay": 0.0, "maximize": True})
+        optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=self.lr)
 
-        steps = self._steps()
+        steps = self.total_steps = self._steps()
         warmup = round(self.warmup_epochs * steps / self.trainer.max_epochs) if self.trainer.max_epochs else 0
 
         def factor(step: int) -> float:
@@ -138,6 +170,8 @@ class GatedClassifier(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["mhprobe"] = self.description
+        if (self.gates.effective() != self.gates.values).any():
+            checkpoint["mhprobe"] = {**self.description, "gates": self.gates.effective().tolist()}
         # a compiled backbone adds nothing, a metric in flight must not ride along
         checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("tally.")}
 
@@ -147,4 +181,17 @@ class GatedClassifier(L.LightningModule):
             raise UserError(
                 f"checkpoint: expected backbone {self.description['backbone']}, got {theirs}. Use the backbone it was "
                 f"trained with, or weights=<file> to let the file choose."
+            )
+        if checkpoint["mhprobe"].get("kept") != self.description.get("kept"):
+            raise UserError(
+                "checkpoint: it is of a network with other heads left. Use the weights=<file> that its run began with."
+            )
+        theirs, ours = (
+            sorted(key for key in state if key.startswith(("gates.", "penalty.")))
+            for state in (checkpoint["state_dict"], self.state_dict())
+        )
+        if theirs != ours:
+            raise UserError(
+                f"checkpoint: expected the gates of this run ({', '.join(ours)}), got {', '.join(theirs)}. Use the "
+                f"gates=<...> it was trained with, or weights=<file> to start from its weights."
             )

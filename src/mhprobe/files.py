@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -44,6 +44,17 @@ def write(path: Path, data: bytes) -> Path:
     with replacing(path) as file:
         file.write(data)
     return path
+
+
+def write_all(files: Mapping[Path, bytes]) -> list[Path]:
+    """Several files that belong together. A full disk is noticed before the first of them appears."""
+    with contextlib.ExitStack() as stack:
+        for path, data in files.items():
+            file = stack.enter_context(replacing(path))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    return list(files)
 
 
 def _umask() -> int:

@@ -275,7 +275,7 @@ class HeadBatch:
     stream: per block of the layout the residual stream. weights: per site.
     ablated: per Ablation (M, B, C) logits under its masks.
     relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
-    explained: per Relevance (B,), that logit.
+    explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
     logits: (B, C). labels: (B,). loss: (B,) cross-entropy per image, in nats.
     images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
         background, where the data set tells. index: (B,) the image's position in its split.
@@ -295,6 +295,7 @@ class HeadBatch:
     ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
     relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
     explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
+    skipped: Mapping[Relevance, Tensor] = field(default_factory=dict)
     images: Tensor | None = None
     objects: Tensor | None = None
     index: Tensor | None = None

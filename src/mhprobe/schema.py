@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mhprobe.errors import UserError
@@ -27,23 +28,87 @@ class Optim(_Section):
 
 
 class Gates(_Section):
-    learnable: bool
-    lr: Annotated[float, Field(gt=0)] = 1e-2
+    relaxation: dict[str, Any]
+    penalty: dict[str, Any] | None
+    lr: Annotated[float, Field(gt=0)]
+    frozen: Literal["nothing", "backbone", "weights"]
+    keep: int | None
+    threshold: Annotated[float, Field(gt=0, lt=1)]
+    mask: str | None
+
+
+class Voita(_Section):
+    heads: list[Annotated[int, Field(ge=1)]] | None
+    scratch_epochs: Annotated[int, Field(ge=1)] | None
+    scratch_optim: dict[str, Any]
+
+
+class Causal(_Section):
+    weight: Annotated[float, Field(gt=0)]
+    steps: Annotated[int, Field(ge=1)]
+    start_steps: Annotated[int, Field(ge=0)]
+    lr: Annotated[float, Field(gt=0)]
+    threshold: Annotated[float, Field(gt=0, lt=1)]
 
 
 class ProbeSettings(_Section):
     every_n_epochs: Annotated[int, Field(ge=1)] | None
+    every_n_steps: Annotated[int, Field(ge=1)] | None
+    control: Literal["random_init"] | None
+    also_on: dict[str, Any] | None
+    top_k: Annotated[int, Field(ge=1)] | None
 
 
 class CheckpointSettings(_Section):
     every_n_steps: Annotated[int, Field(ge=1)] | None
 
 
+class Curve(_Section):
+    units: str
+    order: dict[str, Any]
+    exclude_layers: list[int] = []
+    min_heads_per_layer: Annotated[int, Field(ge=0)] = 0
+    rescale: bool = False
+    target: dict[str, float] | None = None
+
+
 class Masking(_Section):
     select_on: Literal["validation", "test"]
     steps: Annotated[int, Field(ge=0)] | None
     step: Annotated[int, Field(ge=0)] | None
-    curves: dict[str, dict[str, Any]]
+    search: dict[str, Any]
+    join: dict[str, Any] | None
+    curves: dict[str, Curve]
+
+
+class Faithfulness(_Section):
+    baseline: Literal["mean", "blur"]
+    steps: Annotated[int, Field(ge=1)]
+    random_orders: Annotated[int, Field(ge=1)]
+
+
+class Settling(_Section):
+    every_n_epochs: Annotated[int, Field(ge=1)] | None
+    measure: dict[str, Any]
+    shares: list[Annotated[float, Field(gt=0, le=1)]]
+
+
+class Repair(_Section):
+    per: Literal["none", "head", "weights"]
+    ridge: Annotated[float, Field(ge=0)]
+
+
+class Prune(_Section):
+    mask: dict[str, Any] | None
+    images: Annotated[int, Field(ge=1)]
+    proj_bias: Literal["keep", "drop"]
+    rounds: Annotated[int, Field(ge=1)]
+    repair: Repair
+    tune_epochs: Annotated[int, Field(ge=0)]
+    onnx: bool
+    torch_export: bool
+    speed: bool
+    speed_rounds: Annotated[int, Field(ge=1)]
 
 
 class TrainerSettings(BaseModel):
@@ -66,10 +131,17 @@ class Config(_Section):
     backbone: dict[str, Any]
     data: dict[str, Any]
     measure: dict[str, dict[str, Any]] | None = None
+    maps: dict[str, dict[str, Any]] | None = None
+    images: list[Annotated[int, Field(ge=0)]]
+    faithfulness: Faithfulness
     masking: Masking
+    settling: Settling
+    prune: Prune
     trainer: TrainerSettings
     logger: dict[str, Any]
     gates: Gates
+    voita: Voita
+    causal: Causal
     optim: Optim
     probe: ProbeSettings
     checkpoint: CheckpointSettings
@@ -77,7 +149,13 @@ class Config(_Section):
 
 def check(cfg: DictConfig) -> dict[str, Any]:
     """The composed configuration as plain, checked values; UserError names the key, the rule and what was given."""
-    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    try:
+        plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key}: has no value yet; give {error.full_key}=<value>.") from None
+    except InterpolationKeyError as error:
+        reason = str(error.msg).splitlines()[0].rstrip(".")
+        raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
     try:
         checked = Config.model_validate(plain)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream, wide
+from mhprobe.inspecting import inspecting, prefix_of, unfused, usable
 from mhprobe.lrp import relevances
 from mhprobe.replay import masked_logits
 
@@ -82,24 +83,20 @@ def record(
         stream[number]["after"] = out.detach().flatten(1, -2)
 
     with contextlib.ExitStack() as stack:
-        # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and copy the input
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.set_grad_enabled(bool(slopes)))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_frozen_eval(model))
+        stack.enter_context(inspecting(model, gradients=bool(slopes)))
 
         def tap(module: nn.Module, hook: Callable[..., Any], *where: Any, prepend: bool = False) -> None:
             handle = module.register_forward_pre_hook(functools.partial(hook, *where), prepend=prepend)
             stack.callback(handle.remove)
 
         modules = dict(model.named_modules())
-        prefix = _prefix(modules, sites[0])
+        prefix = prefix_of(modules, sites[0])
         for number, site in enumerate(sites):
             attention: Any = modules[prefix + site.name]
             tap(attention.proj, before_gate, number, prepend=True)
             tap(attention.proj, after_gate, number)
             if named & {"attn", "attn_grad"}:
-                stack.enter_context(_unfused(attention, site))
+                stack.enter_context(unfused(attention, site.name))
                 tap(attention.attn_drop, weights, number)
         if "stream" in named:
             for number, block in enumerate(layout.blocks):
@@ -107,23 +104,25 @@ def record(
                 tap(modules[prefix + block.middle], residual, number, "middle")
                 handle = modules[prefix + block.name].register_forward_hook(functools.partial(end, number))
                 stack.callback(handle.remove)
-        images = _usable(images)
+        images = usable(images)
         logits = model(images)
         _check_finite(layout, heads, logits, valid, index)
         loss, grad, attn_grad = None, None, None
         if labels is not None:
-            labels = _usable(labels)
+            labels = usable(labels)
             loss = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
         if loss is not None and slopes:
             along = [*gated, *attn] if "attn_grad" in named else gated
             found = torch.autograd.grad(loss.sum(), along)
             grad, attn_grad = found[: len(sites)], found[len(sites) :] or None
 
-    explained, relevance = {}, {}
+    explained, relevance, skipped = {}, {}, {}
     for need in needs:
         if isinstance(need, Relevance):
-            explained[need], rows = relevances(model, images, labels, need)
-            relevance[need] = tuple(_per_head(s, r, len(images)) for s, r in zip(sites, rows, strict=True))
+            found_by_lrp = relevances(model, images, labels, need)
+            explained[need], skipped[need] = found_by_lrp.explained, found_by_lrp.skipped
+            per_site = zip(sites, found_by_lrp.heads, strict=True)
+            relevance[need] = tuple(_per_head(site, rows, len(images)) for site, rows in per_site)
 
     def per_window(rows: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
         return tuple(a.detach().unflatten(0, (len(images), -1)) for a in rows)
@@ -138,6 +137,7 @@ def record(
         ablated=_ablated(model, layout, images, needs),
         relevance=relevance,
         explained=explained,
+        skipped=skipped,
         logits=logits.detach(),
         loss=None if loss is None else loss.detach(),
         labels=labels,
@@ -208,45 +208,3 @@ def _per_head(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
             )
         tokens = tokens[:, order]
     return tokens.unflatten(-1, (site.num_heads, site.head_dim))
-
-
-def _prefix(modules: dict[str, nn.Module], site: HeadSite) -> str:
-    """Under which name a wrapper keeps the timm model: '' or e.g. 'backbone.'."""
-    for name in modules:
-        if name == site.name or name.endswith("." + site.name):
-            return name[: -len(site.name)]
-    raise UserError(f"record: the model has no module {site.name}; was a block removed after attach()?")
-
-
-def _usable(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-@contextlib.contextmanager
-def _frozen_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients for weights, both put back afterwards."""
-    training = [(module, module.training) for module in model.modules()]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.eval()
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-        for module, mode in training:
-            module.training = mode
-
-
-@contextlib.contextmanager
-def _unfused(attention: Any, site: HeadSite) -> Iterator[None]:
-    """Attention weights are only visible when they are materialised."""
-    if not hasattr(attention, "fused_attn"):
-        raise UserError(f"{site.name} ({type(attention).__name__}) has no attention weights to look at.")
-    before = attention.fused_attn
-    attention.fused_attn = False
-    try:
-        yield
-    finally:
-        attention.fused_attn = before

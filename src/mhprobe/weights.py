@@ -1,8 +1,8 @@
 """Trained weights as a pair of files: plain timm keys in safetensors, and a JSON that rebuilds the model.
 
 A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
-source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one) and ``made`` (how the
-weights came to be).
+source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``kept`` (which heads are
+left, absent when all are; see mhprobe.surgery.saving) and ``made`` (how the weights came to be).
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from mhprobe.backbones import attach, build
+from mhprobe.backbones import attach, build, layout_of
 from mhprobe.errors import UserError
-from mhprobe.files import write
+from mhprobe.files import write_all
 from mhprobe.gates import find_gates
+from mhprobe.surgery.removal import slice_sites
+
+# the parts of a description that belong to the model, not to the file it came in
+DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias")
 
 
 def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
     """Write ``path`` (.safetensors) and its JSON. dtype float16 halves the file; loading gives float32 again."""
+    write_all(weights_files(model, path, description, dtype))
+
+
+def weights_files(
+    model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> dict[Path, bytes]:
+    """What ``save_weights`` writes."""
     from safetensors.torch import save
 
     state = {
@@ -32,11 +43,10 @@ def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtyp
     }
     data = save(state, metadata={"format": "pt"})
     gates = find_gates(model)
-    if gates is not None and not bool((gates.values == 1).all()):
-        description = {**description, "gates": gates.values.tolist()}
+    if gates is not None and not bool((gates.effective() == 1).all()):
+        description = {**description, "gates": gates.effective().tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
-    write(path, data)
-    write(path.with_suffix(".json"), (json.dumps(description, indent=2) + "\n").encode())
+    return {path: data, path.with_suffix(".json"): (json.dumps(description, indent=2) + "\n").encode()}
 
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -60,12 +70,16 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         gate_values = checkpoint["state_dict"]["gates.values"]
     else:
         state, description = _load_pair(path)
-        gate_values = torch.tensor(description["gates"]) if "gates" in description else None
+        gate_values = None
+    if "gates" in description:  # in a checkpoint: gates that are learned in another form than their values
+        gate_values = torch.tensor(description["gates"])
     if missing := {"backbone", "class_names", "data"} - set(description):
         raise UserError(
             f"weights: the description of {path} lacks {', '.join(sorted(missing))}; it was not made by mhprobe."
         )
     model = build(**{**description["backbone"], "pretrained": False}, num_classes=len(description["class_names"]))
+    if "kept" in description:
+        _prune_again(model, description["kept"], path)
     try:
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
     except RuntimeError as error:
@@ -78,6 +92,21 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         with torch.no_grad():
             gates.values.copy_(gate_values)
     return model.eval(), description
+
+
+def _prune_again(model: nn.Module, kept: Any, path: Path) -> None:
+    """Give a freshly built model the shape of the pruned one whose heads ``kept`` names."""
+    layout = layout_of(model)
+    shape = {site.name: site.num_heads for site in layout.sites}
+    if not isinstance(kept, dict) or set(kept) != set(shape):
+        raise UserError(f"weights: the JSON of {path} says which heads are `kept`, but not of the sites it has.")
+    for name, heads in kept.items():
+        if heads != sorted(set(heads)) or not set(heads) <= set(range(shape[name])):
+            raise UserError(
+                f"weights: the JSON of {path} keeps heads {heads} of {name}, expected ascending numbers from 0 to "
+                f"{shape[name] - 1}."
+            )
+    slice_sites(model, layout, kept)
 
 
 def _load_pair(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

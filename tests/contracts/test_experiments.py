@@ -32,6 +32,7 @@ SMALL = {
 COLUMNS = {
     "per_head": {"head", "site", "stage", "block", "index", "value"},
     "pairwise": {"head_a", "head_b", "value"},
+    "pairwise_layers": {"block_a", "block_b", "value"},
     "curves": {"curve", "step", "heads_masked", "masked", "accuracy", "loss", "low", "high", "seed"},
 }
 
@@ -76,6 +77,11 @@ def test_it_composes_and_passes_the_checks(name):
     assert check(cfg)["name"] == name
 
 
+def test_probe_all_names_every_measure():
+    there = {path.stem for path in (CONF / "measure").glob("*.yaml")}
+    assert set(composed("probe_all").measure) == there
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cifar):
@@ -92,6 +98,10 @@ def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cif
     for figure in [*cfg["measure"], "masking_curves"]:
         assert (folder / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "figures" / f"{figure}.pdf").read_bytes().startswith(b"%PDF")
+
+    if cfg["settling"]["every_n_epochs"]:
+        assert {row["share"] for row in rows(folder / "tables" / "settling.csv")} >= {"0.0", "0.5", "0.9"}
+        assert (folder / "figures" / "settling.png").read_bytes().startswith(b"\x89PNG")
 
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["test/images"] == 20 and math.isfinite(metrics["test/loss"])

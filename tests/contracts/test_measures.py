@@ -230,7 +230,7 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
 def poisoned(part):
     """The same structure with a NaN in its first tensor."""
     if isinstance(part, Tensor):
-        part = part.clone()
+        part = part.clone(memory_format=torch.contiguous_format)
         part.view(-1)[0] = torch.nan
     elif isinstance(part, dict):
         part = {key: poisoned(value) for key, value in part.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from mhprobe.callbacks.maskable import Maskable
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
@@ -15,8 +17,13 @@ from mhprobe.masking.random import Random
 CONF = Path(__file__).parents[2] / "conf" / "masking"
 
 
+def masking(name: str) -> DictConfig:
+    """The group in its place, so that its interpolations resolve."""
+    return OmegaConf.create({"masking": OmegaConf.load(CONF / f"{name}.yaml")}).masking
+
+
 def test_six_curves_are_the_seed_papers_six():
-    settings = OmegaConf.load(CONF / "six_curves.yaml")
+    settings = masking("six_curves")
     specs = {
         name: CurveSpec(name, curve.units, instantiate(curve.order), list(curve.exclude_layers))
         for name, curve in settings.curves.items()
@@ -33,5 +40,14 @@ def test_six_curves_are_the_seed_papers_six():
 
 
 def test_none_has_the_same_settings_and_no_curves():
-    none, six = (OmegaConf.load(CONF / f"{name}.yaml") for name in ("none", "six_curves"))
-    assert set(none) == set(six) and none.curves == {}
+    none, six = masking("none"), masking("six_curves")
+    assert set(none) == set(six) and none.curves == {} and none.join is None
+
+
+@pytest.mark.parametrize("name", [path.stem for path in CONF.glob("*.yaml")])
+def test_every_order_and_join_can_be_made(name):
+    settings = masking(name)
+    for curve in settings.curves.values():
+        assert callable(instantiate(curve.order, _convert_="all").paths)
+    if settings.join is not None:
+        assert isinstance(instantiate(settings.join, _convert_="all"), Maskable)

@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.masking.base import Scores, wilson
+from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.curve import COLUMNS, CurveSpec, masking_curve, order_named, summary
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
+from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
+from mhprobe.significance import wilson
 from oracles import masking as oracle
 
 IMAGES = 1000
+PLAIN = Exact(parts=1)  # every candidate on all images at once, so that evaluations can be counted
 
 
 def layout_of(*heads_per_layer: int, stages: tuple[int, ...] | None = None) -> HeadLayout:
@@ -36,8 +39,13 @@ VIT = layout_of(*[12] * 12)
 SWIN = layout_of(3, 3, 6, 6, 12, 12, stages=(0, 0, 1, 1, 2, 2))
 
 
-class Table:
-    """An evaluate function: a score for every set of masked heads, drawn once, and a count of what was asked."""
+class Table(Evaluate):
+    """A score for every set of masked heads, drawn once, and a count of what was asked.
+
+    The images that are right are the first ones; every image loses the share that is wrong.
+    """
+
+    images = IMAGES
 
     def __init__(self, seed: int, values: int = IMAGES) -> None:
         self.seed, self.values = seed, values
@@ -46,15 +54,26 @@ class Table:
     def score(self, masked: frozenset[int]) -> int:
         return random.Random(f"{self.seed} {sorted(masked)}").randrange(self.values)
 
-    def __call__(self, masks: torch.Tensor) -> Scores:
+    def __call__(self, masks: torch.Tensor, images: torch.Tensor | None = None) -> Scores:
         self.evaluations += len(masks)
         self.walks += 1
-        correct = [self.score(frozenset(torch.nonzero(mask).flatten().tolist())) for mask in masks]
-        return Scores(torch.tensor(correct), torch.tensor(correct, dtype=torch.float64) * -1.0 + IMAGES, IMAGES)
+        every = torch.arange(IMAGES) if images is None else images
+        correct = torch.tensor([self.score(heads) for heads in sets(masks)])[:, None]
+        wrong = (IMAGES - correct).double() / IMAGES
+        return Scores(every < correct, wrong.expand(-1, len(every)))
 
 
 def sets(masks: torch.Tensor) -> list[frozenset[int]]:
     return [frozenset(torch.nonzero(mask).flatten().tolist()) for mask in masks]
+
+
+def alone(rows: list[dict]) -> list[dict]:
+    """Rows as a single point gives them, sorted: how many steps there are, and so Holm's correction, is not known.
+
+    Rounded: the bootstrap of one point and of many are products of matrices of different shapes.
+    """
+    plain = [{k: round(v, 12) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return sorted(({**row, "p_holm": ""} for row in plain), key=str)
 
 
 def order_of(order, units, layout, table, **kwargs) -> list[int]:
@@ -121,7 +140,7 @@ def test_wrong_units_are_refused_in_one_line(name, excluded, says):
 # --- greedy orders
 
 
-@pytest.mark.parametrize("order", [KeepBest(), HurtMost()])
+@pytest.mark.parametrize("order", [KeepBest(search=PLAIN), HurtMost(search=PLAIN)])
 @pytest.mark.parametrize("name", ["index", "layer"])
 def test_twelve_units_take_78_evaluations_in_12_walks(order, name):
     table = Table(0)
@@ -140,7 +159,7 @@ def test_greedy_picks_what_the_oracle_picks_also_among_ties(widths, seed, values
     units = make_units("head", layout)
     table = Table(seed, values)  # 1 to 4 different scores: nearly every step is a tie
     expected, evaluations = oracle.greedy(sets(units.masks), table.score, highest)
-    assert order_of(KeepBest() if highest else HurtMost(), units, layout, table) == expected
+    assert order_of((KeepBest if highest else HurtMost)(search=PLAIN), units, layout, table) == expected
     assert table.evaluations == evaluations
 
 
@@ -148,12 +167,17 @@ def test_loss_breaks_ties_only_on_request():
     layout = layout_of(3)
     units = make_units("head", layout)
 
-    def tied(masks: torch.Tensor) -> Scores:  # accuracy is the same for all, head 1 costs least, head 0 most
-        return Scores(torch.full((len(masks),), 5), masks.double() @ torch.tensor([9.0, 1.0, 4.0]).double(), 10)
+    class Tied(Evaluate):  # accuracy is the same for all, head 1 costs least, head 0 most
+        images = 10
 
-    assert order_of(KeepBest(), units, layout, tied) == [0, 1, 2]
-    assert order_of(KeepBest("loss"), units, layout, tied) == [1, 2, 0]
-    assert order_of(HurtMost("loss"), units, layout, tied) == [0, 2, 1]
+        def __call__(self, masks, images=None):
+            every = torch.arange(10) if images is None else images
+            loss = masks.double() @ torch.tensor([9.0, 1.0, 4.0]).double()
+            return Scores((every < 5).expand(len(masks), -1), loss[:, None].expand(-1, len(every)))
+
+    assert order_of(KeepBest(), units, layout, Tied()) == [0, 1, 2]
+    assert order_of(KeepBest("loss"), units, layout, Tied()) == [1, 2, 0]
+    assert order_of(HurtMost("loss"), units, layout, Tied()) == [0, 2, 1]
     with pytest.raises(UserError, match="index or loss"):
         KeepBest("lowest")
 
@@ -161,11 +185,11 @@ def test_loss_breaks_ties_only_on_request():
 @pytest.mark.parametrize("stop", [0, 1, 5, 12])
 def test_a_search_taken_up_again_finds_the_same_order(stop):
     units = make_units("index", VIT)
-    whole = order_of(KeepBest(), units, VIT, Table(3))
+    whole = order_of(KeepBest(search=PLAIN), units, VIT, Table(3))
     seen: list[list[int]] = []
-    first = order_of(KeepBest(), units, VIT, Table(3), steps=stop, on_step=seen.append)
+    first = order_of(KeepBest(search=PLAIN), units, VIT, Table(3), steps=stop, on_step=seen.append)
     table = Table(3)
-    again = order_of(KeepBest(), units, VIT, table, start=first)
+    again = order_of(KeepBest(search=PLAIN), units, VIT, table, start=first)
     assert seen == [whole[: n + 1] for n in range(stop)]
     assert (first, again) == (whole[:stop], whole)
     assert table.evaluations == sum(range(1, 12 - stop + 1))
@@ -234,7 +258,7 @@ def test_random_refuses_impossible_options(options):
 @pytest.mark.parametrize("images", [1, 7, 10_000])
 def test_wilson_interval_agrees_with_scipy(images):
     correct = torch.tensor(sorted({0, images // 3, images - 1, images}))
-    low, high = wilson(correct, images)
+    low, high = wilson(correct, torch.tensor(images))
     expected = torch.tensor([oracle.wilson(int(c), images) for c in correct], dtype=torch.float64)
     torch.testing.assert_close(torch.stack([low, high], 1), expected, rtol=1e-12, atol=1e-15)
 
@@ -244,7 +268,7 @@ def test_wilson_interval_agrees_with_scipy(images):
 
 def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
     select, report = Table(0), Table(1)
-    rows = masking_curve(VIT, CurveSpec("head_max", "index", KeepBest()), select, report)
+    rows = masking_curve(VIT, CurveSpec("head_max", "index", KeepBest(search=PLAIN)), select, report)
     assert all(tuple(row) == COLUMNS for row in rows)
     assert [(row["split"], row["step"]) for row in rows] == [(s, k) for s in ("validation", "test") for k in range(13)]
     assert report.evaluations == 13 and report.walks == 1
@@ -255,14 +279,14 @@ def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
         correct = (Table(0) if row["split"] == "validation" else Table(1)).score(masked)
         assert row["heads_masked"] == len(masked) == 12 * row["step"]
         assert row["accuracy"] == correct / IMAGES
-        assert row["loss"] == (IMAGES - correct) / IMAGES
+        assert row["loss"] == pytest.approx((IMAGES - correct) / IMAGES, rel=1e-12)
         assert (row["low"], row["high"]) == pytest.approx(oracle.wilson(correct, IMAGES), rel=1e-12)
         assert row["seed"] == ""
 
 
 def test_one_split_gives_one_set_of_rows():
     table = Table(0)
-    rows = masking_curve(VIT, CurveSpec("c", "index", KeepBest()), table, table, splits=("test", "test"))
+    rows = masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), table, table, splits=("test", "test"))
     assert [row["split"] for row in rows] == ["test"] * 13
     assert table.evaluations == 78 + 13
 
@@ -282,14 +306,15 @@ def test_a_random_curve_has_every_repeat_and_their_mean():
 
 
 def test_a_single_step_is_the_same_point_and_searches_no_further():
-    spec = CurveSpec("head_max", "index", KeepBest())
+    spec = CurveSpec("head_max", "index", KeepBest(search=PLAIN))
     whole = masking_curve(VIT, spec, Table(0), Table(1))
     for step in (0, 1, 4, 12):
         select, report = Table(0), Table(1)
         rows = masking_curve(VIT, spec, select, report, step=step)
-        assert rows == [row for row in whole if row["step"] == step]
-        assert report.evaluations == 1
-        assert select.evaluations == sum(range(12 - step + 1, 13)) + 1
+        assert alone(rows) == alone([row for row in whole if row["step"] == step])
+        points = 1 if step == 0 else 2  # it is compared with the unmasked model
+        assert report.evaluations == points
+        assert select.evaluations == sum(range(12 - step + 1, 13)) + points
     assert masking_curve(VIT, spec, Table(0), Table(1), step=13) == []
     assert len(masking_curve(VIT, spec, Table(0), Table(1), steps=4)) == 2 * 5
 
@@ -297,37 +322,37 @@ def test_a_single_step_is_the_same_point_and_searches_no_further():
 @pytest.mark.parametrize("option", ["step", "steps"])
 def test_negative_steps_are_refused(option):
     with pytest.raises(UserError, match=f"masking.{option}: expected a whole number from 0"):
-        masking_curve(VIT, CurveSpec("c", "index", KeepBest()), Table(0), Table(1), **{option: -1})
+        masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), Table(0), Table(1), **{option: -1})
 
 
 def test_jobs_of_a_sweep_share_one_search(tmp_path):
-    spec = CurveSpec("head_max", "index", KeepBest())
+    spec = CurveSpec("head_max", "index", KeepBest(search=PLAIN))
     identity = {"weights": "w", "data": "d"}
     searched = 0
     rows = []
     for step in (3, 1, 5, 0):
         select = Table(0)
         rows += masking_curve(VIT, spec, select, Table(1), store=OrderStore(tmp_path), identity=identity, step=step)
-        searched += select.evaluations - 1  # one evaluation is the point itself
+        searched += select.evaluations - (2 if step else 1)  # the point itself and the unmasked model
     assert searched == 12 + 11 + 10 + 9 + 8
     whole = masking_curve(VIT, spec, Table(0), Table(1))
-    assert sorted(rows, key=str) == sorted((row for row in whole if row["step"] in (0, 1, 3, 5)), key=str)
+    assert alone(rows) == alone([row for row in whole if row["step"] in (0, 1, 3, 5)])
 
 
 def test_another_search_gets_another_key(tmp_path):
     store = OrderStore(tmp_path)
 
-    def search(spec=CurveSpec("c", "index", KeepBest()), splits=("validation", "test"), weights="w"):  # noqa: B008
+    def search(spec=CurveSpec("c", "index", KeepBest(search=PLAIN)), splits=("validation", "test"), weights="w"):  # noqa: B008
         select = Table(0)
         masking_curve(VIT, spec, select, Table(1), store=store, splits=splits, identity={"weights": weights}, step=1)
-        return select.evaluations - 1
+        return select.evaluations - 2  # the point and the unmasked model
 
     assert search() == 12 and search() == 0
-    assert search(CurveSpec("renamed", "index", KeepBest())) == 0  # the curve's name decides nothing
-    assert search(CurveSpec("c", "index", HurtMost())) == 12
-    assert search(CurveSpec("c", "index", KeepBest("loss"))) == 12
-    assert search(CurveSpec("c", "index", KeepBest(), [-1])) == 12
-    assert search(CurveSpec("c", "layer", KeepBest())) == 12
+    assert search(CurveSpec("renamed", "index", KeepBest(search=PLAIN))) == 0  # the curve's name decides nothing
+    assert search(CurveSpec("c", "index", HurtMost(search=PLAIN))) == 12
+    assert search(CurveSpec("c", "index", KeepBest("loss", PLAIN))) == 12
+    assert search(CurveSpec("c", "index", KeepBest(search=PLAIN), [-1])) == 12
+    assert search(CurveSpec("c", "layer", KeepBest(search=PLAIN))) == 12
     assert search(weights="other") == 12
     assert search(splits=("train", "test")) == 12
 
@@ -391,15 +416,19 @@ def test_processes_start_from_the_shared_order(tmp_path):
 def test_orders_are_found_by_their_file():
     assert order_named("keep_best") == KeepBest()
     assert order_named("random", repeats=2, seed=5) == Random(repeats=2, seed=5)
-    with pytest.raises(UserError, match="expected one of hurt_most, keep_best, random, got 'greedy'"):
+    with pytest.raises(
+        UserError, match="one of beam, by_score, hurt_most, interactions, keep_best, random, got 'greedy'"
+    ):
         order_named("greedy")
 
 
 def test_summary_of_a_straight_line_is_known():
     rows = [
-        {"curve": "c", "split": "test", "step": k, "heads_masked": 10 * k, "accuracy": 0.9 - 0.004 * k, "seed": ""}
+        {"curve": "c", "split": "test", "step": k, "heads_masked": 10 * k, "accuracy": 0.9 - 0.004 * k}
         for k in range(6)
     ]
+    rows = [{**row, "seed": "", "p_holm": [1.0, 0.9, 0.6, 0.2, 0.04, 0.01][row["step"]]} for row in rows]
     # mean of a line is its middle: 0.89; 0.9 - 0.004 * 2 is the last one above 0.89
-    assert summary(rows) == pytest.approx({"c/test/area": 0.89, "c/test/heads_within_1_point": 20})
+    numbers = {"c/test/area": 0.89, "c/test/heads_within_1_point": 20, "c/test/heads_before_worse": 30}
+    assert summary(rows) == pytest.approx(numbers)
     assert summary(rows[:1]) == {}

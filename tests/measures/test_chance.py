@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mhprobe.measures.chance import chance_level
+from mhprobe.measures.chance import chance_correlations, chance_overlaps
 from oracles import svcca as oracle
 
 
@@ -21,6 +21,10 @@ from oracles import svcca as oracle
 def test_known_floors_of_heads_of_width_32(rows, floor, spread):
     # the known floors are single draws; spread is the standard deviation of one
     assert chance_level(rows, 32, 32, 20, 0) == pytest.approx(floor, abs=2 * spread)
+
+
+def chance_level(rows: int, dims_a: int, dims_b: int, draws: int, seed: int) -> float:
+    return float(chance_correlations(rows, dims_a, dims_b, draws, seed).mean())
 
 
 def direct(rng: np.random.Generator, rows: int, dims_a: int, dims_b: int) -> float:
@@ -66,7 +70,19 @@ def test_equals_the_mean_over_permutations_of_real_rows():
 def test_depends_on_nothing_but_its_arguments():
     np.random.seed(1)
     first = chance_level(100, 4, 6, 5, 0)
-    chance_level.cache_clear()
+    chance_correlations.cache_clear()
     np.random.seed(2)
     assert chance_level(100, 6, 4, 5, 0) == first
     assert chance_level(100, 4, 6, 5, 1) != first
+
+
+@pytest.mark.parametrize(("rows", "dims"), [(200, 4), (9, 6), (7, 6)])
+def test_overlaps_are_blocks_of_a_uniformly_random_rotation(rows, dims):
+    overlaps = chance_overlaps(rows, dims, 2000, 0)
+    np.testing.assert_allclose(
+        np.linalg.svd(overlaps, compute_uv=False), chance_correlations(rows, dims, dims, 2000, 0), atol=1e-12
+    )
+    # an entry of a random rotation of n - 1 directions has mean 0 and mean square 1 / (n - 1), whichever it is
+    tolerance = 5 / 2000**0.5
+    assert np.abs(overlaps.mean(0)).max() < tolerance / np.sqrt(rows - 1)
+    np.testing.assert_allclose((overlaps**2).mean(0) * (rows - 1), 1, atol=tolerance * 2**0.5)

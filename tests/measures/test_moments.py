@@ -19,7 +19,8 @@ def test_covariance_is_that_of_the_rows():
 
 def test_parts_merge_by_addition():
     x = torch.randn(50, 4, dtype=torch.float64)
-    merged = moments_of(x[:13]) + moments_of(x[13:])
+    merged = moments_of(x[:13])
+    merged.merge(SecondMoments.of(x[13:]))
     assert int(merged.rows) == 50
     torch.testing.assert_close(merged.covariance, moments_of(x).covariance)
 

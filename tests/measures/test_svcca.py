@@ -8,44 +8,19 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Windows
-from mhprobe.measures.svcca import SVCCA, DeadHead, FewRows
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.measures.pairs import DeadHead, DuplicateHead, FewRows
+from mhprobe.measures.svcca import SVCCA
 from oracles import svcca as oracle
+from related import LAYOUT, D, batch_of, related, rows_of
 
-D = 6
-LAYOUT = HeadLayout((HeadSite("a", 0, 0, 3, D), HeadSite("b", 0, 1, 2, D), HeadSite("c", 1, 2, 2, D)))
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
-
-
-def related(images=10, tokens=12, layout=LAYOUT, seed=0) -> list[torch.Tensor]:
-    """Per site (B, T, H, D): every head sees the same few hidden signals, at its own scale, offset and noise."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    hidden = randn(images, tokens, 4)
-    return [
-        torch.stack(
-            [hidden @ randn(4, D) * 10 ** randn(1) + 0.5 * randn(images, tokens, D) + 3 for _ in range(s.num_heads)], 2
-        )
-        for s in layout.sites
-    ]
-
-
-def batch_of(z: list[torch.Tensor]) -> HeadBatch:
-    images = len(z[0])
-    return HeadBatch(z=tuple(z), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool))
 
 
 def columns(z, layout=LAYOUT, **options):
     measure = SVCCA(layout, **options)
     measure.update(batch_of(z))
     return measure.columns()
-
-
-def rows_of(z) -> list[np.ndarray]:
-    return [head.flatten(0, 1).numpy() for site in z for head in site.unbind(2)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +68,8 @@ def test_heads_that_are_linear_maps_of_each_other_are_the_same():
     mix = torch.randn(D, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     z[0][:, :, 1] = z[0][:, :, 0] @ mix - 7
     # all directions kept: which of them pass the 99 % depends on the map
-    value = columns(z, variance=1.0)["value"]
+    with pytest.warns(DuplicateHead, match="a head 0 and a head 1"):
+        value = columns(z, variance=1.0)["value"]
     torch.testing.assert_close(value[0, 1], torch.ones((), dtype=torch.float64), **EXACT)
     assert value[0, 2] < 0.95
 
@@ -162,14 +138,14 @@ def test_float32_features_are_summed_in_float64():
 def test_sites_with_other_token_counts_cannot_share_a_group():
     swin = HeadLayout(
         (
-            HeadSite("stem.attn", 0, 0, 3, D, windows=Windows((8, 8), (4, 4), (0, 0))),
-            HeadSite("deep.attn", 1, 1, 6, D, windows=Windows((4, 4), (4, 4), (0, 0))),
+            HeadSite("stem.attn", 0, 0, 3, D, grid=(8, 8)),
+            HeadSite("deep.attn", 1, 1, 6, D, grid=(4, 4)),
         )
     )
     with pytest.raises(UserError, match=r"pairs=all compares stem\.attn \(64 tokens.* with deep\.attn \(16 tokens"):
         SVCCA(swin, pairs="all")
     SVCCA(swin, pairs="stage")
-    # without windows only the data can tell
+    # without a grid only the data can tell
     measure = SVCCA(LAYOUT, pairs="all")
     z = related()
     z[2] = z[2][:, :5]

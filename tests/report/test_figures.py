@@ -10,7 +10,7 @@ import torch
 from matplotlib.image import AxesImage
 
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.figures import curves, pairwise, per_head, style
+from mhprobe.report.figures import curves, maskable, pairwise, per_head, settling, style
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,10 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     figure = curves.draw(curve_rows(144, names), 144, chance=0.1)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    assert set(lines) == {*names, "unmasked", "chance"}
+    thin = {f"_{name}, validation" for name in names if name != "random"}
+    assert set(lines) == {*names, *thin, "thin: validation", "unmasked", "chance"}
+    assert max(lines[name].get_linewidth() for name in thin) < lines["head_max"].get_linewidth()
+    assert list(lines["_head_max, validation"].get_ydata()) == pytest.approx([93, 73, 53, 33, 13])
     for n, name in enumerate(names):
         assert list(lines[name].get_ydata()) == pytest.approx([95] + [95 - 20 * k - n for k in range(1, 5)])
     assert lines["unmasked"].get_ydata()[0] == pytest.approx(95) and lines["unmasked"].get_linestyle() == "--"
@@ -155,16 +158,63 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     assert lines["random"].get_color() == "0.45"
     assert len({lines[name].get_color() for name in names}) == 6
     assert len(axes.collections) == 6  # a band each
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*names, "unmasked", "chance"]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == [*names, "thin: validation", "unmasked", "chance"]
     assert_nothing_is_clipped(figure)
+
+
+def test_a_ring_marks_the_first_significant_step():
+    p = [1.0, 0.2, 0.04, 0.01, 0.001]
+    rows = [{**row, "p_holm": p[row["step"]]} for row in curve_rows(24, ["a"])]
+    (axes,) = curves.draw(rows, 24).axes
+    (ring,) = [line for line in axes.get_lines() if line.get_label() == "_ring"]
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2 * 24 // 5, pytest.approx(55))
+    better = [{**row, "accuracy": 0.95 + row["step"] / 100} for row in rows]  # significant, but not lower
+    assert not [line for line in curves.draw(better, 24).axes[0].get_lines() if line.get_label() == "_ring"]
+
+
+def test_many_curves_can_be_told_apart():
+    names = [f"curve {n}" for n in range(16)]
+    figure = curves.draw(curve_rows(144, names), 144, chance=0.1)
+    drawn = [line for line in figure.axes[0].get_lines() if line.get_label() in names]
+    assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 16
+    assert_nothing_is_clipped(figure)
+
+
+def test_maskable_draws_every_head_of_every_curve_in_its_phase():
+    rows = [
+        {"curve": curve, "phase": phase, "similarity_svcca": 0.2 + 0.1 * n, "null_svcca": 0.05, "write_share": 0.1 + n}
+        for curve in ("a", "b", "c", "d")
+        for n, phase in enumerate(["before", "before", "at", "after", "after"])
+    ]
+    figure = maskable.draw([*rows, {**rows[0], "similarity_svcca": ""}], "svcca", 0.5, 0.5)
+    assert len(figure.axes) == 4
+    points = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines() if line.get_marker() != ""}
+    assert {points[label] for label in points if label.startswith("masked")} == {2}
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 40])
+def test_settling_draws_every_epoch(epochs):
+    rows = [
+        {"epoch": e, "share": s / 10, "accuracy": max(0.1, 0.9 - 0.08 * s), "chance": 0.1}
+        for e in range(epochs)
+        for s in range(10)
+    ]
+    agreement = [{"epoch_a": a, "epoch_b": b, "spearman": 0.5} for a in range(epochs) for b in range(a + 1, epochs)]
+    figure = settling.draw(rows, agreement)
+    assert len([line for line in figure.axes[0].get_lines() if line.get_marker() == "."]) == 10
+    assert [image.get_array().shape for image in images(figure)[:2]] == [(9, epochs), (epochs, epochs)]
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
 
 
 def test_a_curve_keeps_its_colour_when_another_overtakes_it():
     rows = curve_rows(24, ["a", "b"])
     swapped = [{**row, "accuracy": row["accuracy"] - 0.1 * (row["curve"] == "a")} for row in rows]
     colours = [
-        {line.get_label(): line.get_color() for line in curves.draw(r, 24).axes[0].get_lines()}
-        for r in (rows, swapped)
+        {line.get_label(): line.get_color() for line in curves.draw(r, 24).axes[0].get_lines()} for r in (rows, swapped)
     ]
     assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
 

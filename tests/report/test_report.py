@@ -60,13 +60,13 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     ]
     report.close()
     stems = ["gate_importance", "gate_importance_epoch_004", "svcca", "masking_curves"]
-    expected = {"metrics.json"} | {f"tables/{stem}.csv" for stem in stems}
+    expected = {"metrics.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
     expected |= {f"figures/{stem}.{kind}" for stem in stems for kind in ("png", "pdf")}
     assert names(tmp_path) == expected == {str(path.relative_to(tmp_path)) for path in made}
     assert listener.heard == [
         ("table", "gate_importance: 6 rows"), ("figure", "gate_importance"),
         ("table", "gate_importance_epoch_004: 6 rows"), ("figure", "gate_importance_epoch_004"),
-        ("table", "svcca: 15 rows"), ("figure", "svcca"),
+        ("table", "svcca: 15 rows"), ("table", "svcca_blocks: 3 rows"), ("figure", "svcca"),
         ("curves", "4 rows"), ("table", "masking_curves: 4 rows"), ("figure", "masking_curves"),
         ("metrics", "test/accuracy"), ("finish", ""),
     ]  # fmt: skip

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
+
+
+class Segments(NamedTuple):
+    """A model's forward in pieces: ``tail(blocks[-1](... blocks[0](stem(images))))`` is ``model(images)``.
+
+    One piece for each of ``Family.blocks``, in their order; what stands between two blocks belongs to the later one.
+    """
+
+    stem: Callable[[Tensor], Tensor]
+    blocks: tuple[Callable[[Tensor], Tensor], ...]
+    tail: Callable[[Tensor], Tensor]
 
 
 class Family(ABC):
@@ -35,6 +47,69 @@ class Family(ABC):
     @abstractmethod
     def blocks(model: Any) -> Iterator[Block]:
         """The model's residual blocks from input to output."""
+
+    @staticmethod
+    @abstractmethod
+    def segments(model: Any) -> Segments | None:
+        """The model's forward in pieces; None if a subclass changed the forward that is taken apart here."""
+
+    @classmethod
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        """Remove the heads of ``site`` but ``keep``, in place, so that timm's own forward runs on what is left.
+
+        keep: heads within the site, ascending; may be empty. Afterwards ``sites`` names a site only if it has heads.
+        """
+        raise UserError(
+            f"{site.name}: mhprobe does not know how to remove heads of a {cls.title}. They can still be gated, "
+            f"measured and masked (mhprobe.probe, mhprobe.mask)."
+        )
+
+
+class NoHeads(nn.Module):
+    """What is left of attention without heads: a projection of nothing, i.e. its bias, for every token.
+
+    The one place where a pruned model needs a class that timm does not have: Swin's WindowAttention cannot reshape to
+    zero heads, and no module of torch or timm that ignores its input takes the block's ``mask`` argument.
+    """
+
+    def __init__(self, proj: nn.Module) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.proj(x[..., :0])
+
+
+def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
+    """Cut ``attention.qkv`` and ``attention.proj`` down to the channels of the heads ``keep``, in place."""
+    channels = channels_of(site, keep)
+    keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
+    keep_columns(attention.proj, channels)
+    attention.num_heads = len(keep)
+
+
+def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
+    """The input channels of the site's projection that belong to ``heads``, in their order."""
+    return (torch.tensor(heads, dtype=torch.long)[:, None] * site.head_dim + torch.arange(site.head_dim)).flatten()
+
+
+def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
+    """Keep these outputs of a linear layer."""
+    rows = rows.to(linear.weight.device)
+    linear.weight = _kept(linear.weight, 0, rows)
+    if linear.bias is not None:
+        linear.bias = _kept(linear.bias, 0, rows)
+    linear.out_features = len(rows)
+
+
+def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
+    """Keep these inputs of a linear layer."""
+    linear.weight = _kept(linear.weight, 1, columns.to(linear.weight.device))
+    linear.in_features = len(columns)
+
+
+def _kept(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
 
 
 def build(

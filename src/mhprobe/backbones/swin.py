@@ -6,13 +6,13 @@ how to put them back in raster order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from timm.models.swin_transformer import SwinTransformer, WindowAttention
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
 from torch import nn
 
-from mhprobe.backbones.base import Family
+from mhprobe.backbones.base import Family, NoHeads, Segments, keep_channels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -30,6 +30,9 @@ class Swin(Family):
         for stage, layer in enumerate(model.layers):
             for i, block in enumerate(layer.blocks):
                 name = f"layers.{stage}.blocks.{i}.attn"
+                if type(block.attn) is NoHeads:
+                    number += 1
+                    continue
                 if type(block.attn) is not WindowAttention:
                     raise UserError(
                         f"{name} is a {type(block.attn).__name__}, expected timm's Swin v1 WindowAttention."
@@ -54,3 +57,33 @@ class Swin(Family):
             for i in range(len(layer.blocks)):
                 name = f"layers.{stage}.blocks.{i}"
                 yield Block(name=name, stage=stage, middle=f"{name}.norm2")
+
+    @staticmethod
+    def segments(model: Any) -> Segments | None:
+        kind = type(model)
+        if (
+            kind.forward is not SwinTransformer.forward
+            or kind.forward_features is not SwinTransformer.forward_features
+            or any(type(layer) is not SwinTransformerStage for layer in model.layers)
+        ):
+            return None
+        return Segments(
+            stem=model.patch_embed,
+            # patch merging stands before a stage's first block
+            blocks=tuple(
+                nn.Sequential(layer.downsample, block) if i == 0 else block
+                for layer in model.layers
+                for i, block in enumerate(layer.blocks)
+            ),
+            tail=lambda x: model.forward_head(model.norm(x)),
+        )
+
+    @classmethod
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        attn = model.get_submodule(site.name)
+        keep_channels(attn, site, keep)
+        if not keep:
+            model.set_submodule(site.name, NoHeads(attn.proj))
+            return
+        table = attn.relative_position_bias_table
+        attn.relative_position_bias_table = nn.Parameter(table.detach()[:, list(keep)].clone(), table.requires_grad)

@@ -6,14 +6,14 @@ unless ``scale_norm`` is on, which mixes them. Attention pooling behind the bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from timm.layers import Attention
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
-from mhprobe.backbones.base import Family, pixels
+from mhprobe.backbones.base import Family, Segments, channels_of, keep_channels, keep_rows, pixels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
@@ -48,6 +48,8 @@ class ViT(Family):
                         f"{where}.{name}.norm is a {type(attn.norm).__name__} between the heads and the projection "
                         f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
                     )
+                if attn.num_heads == 0:  # all were removed
+                    continue
                 yield HeadSite(
                     name=f"{where}.{name}",
                     stage=0,
@@ -66,3 +68,25 @@ class ViT(Family):
         middle = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", Block: "norm2"}
         for number, block in enumerate(model.blocks):
             yield Residual(name=f"blocks.{number}", stage=0, middle=f"blocks.{number}.{middle[type(block)]}")
+
+    @classmethod
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        attn = model.get_submodule(site.name)
+        keep_channels(attn, site, keep)
+        attn.attn_dim = len(keep) * site.head_dim
+        if (gate := getattr(attn, "gate", None)) is not None:  # newer timm: a sigmoid per channel of the heads' outputs
+            keep_rows(gate, channels_of(site, keep))
+
+    @staticmethod
+    def segments(model: Any) -> Segments | None:
+        kind = type(model)
+        if (
+            kind.forward is not VisionTransformer.forward
+            or kind.forward_features is not VisionTransformer.forward_features
+        ):
+            return None
+        return Segments(
+            stem=lambda images: model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images)))),
+            blocks=tuple(model.blocks),
+            tail=lambda x: model.forward_head(model.norm(x)),
+        )

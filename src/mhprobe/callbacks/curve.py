@@ -2,26 +2,35 @@
 
 Orders that look at scores are searched on the validation images and reported on the test images
 (``select_on="test"`` reproduces papers that did not separate them). A search is kept in ``store`` step by step, under
-a key of weights, data and order: a sweep over steps, or a run that was killed, goes on from what is there.
+a key of weights, data and order: a sweep over steps, or a run that was killed, goes on from what is there; and so are
+the scores of all masks, which curves and jobs share.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import lightning as L
 import torch
 
+from mhprobe.callbacks.maskable import Maskable
 from mhprobe.data.base import ImageData
 from mhprobe.evaluate import evaluator
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary
-from mhprobe.masking.store import OrderStore
+from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.constraints import Cost
+from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary, totals
+from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
 from mhprobe.report.report import Report
+from mhprobe.report.tables import as_text, curves
+
+T = TypeVar("T")
 
 SPLITS = {"validation": "val", "test": "test"}
 
@@ -29,8 +38,9 @@ SPLITS = {"validation": "val", "test": "test"}
 class MaskingCurve(L.Callback):
     """Draws every curve of ``specs`` at the end of the test.
 
-    select_on: the split that greedy orders are chosen on.
+    store: the folder of orders and scores. select_on: the split that greedy orders are chosen on.
     steps: the longest curve, None for all heads. step: only this point of every curve (for sweeps).
+    join: says of the heads that could go whether they are redundant or inert; None to leave that out.
     """
 
     def __init__(
@@ -41,45 +51,79 @@ class MaskingCurve(L.Callback):
         select_on: str = "validation",
         steps: int | None = None,
         step: int | None = None,
+        join: Maskable | None = None,
     ) -> None:
         self.specs = specs
         self.report = report
         self.store = store
         self.select_on, self.steps, self.step = select_on, steps, step
+        self.join = join
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         layout = gates_of(pl_module).layout
         data = _data(trainer)
         identity = {"weights": _digest(pl_module), "data": data.fingerprint}
         store = OrderStore(self.store, share=_from_rank_zero if trainer.world_size > 1 else None)
+        costs = self._costs(pl_module, data)
         rows: list[Row] = []
         for spec in self.specs:
             if trainer.is_global_zero and make_units(spec.units, layout, spec.exclude_layers).per_stage:
                 print(f"{spec.name}: stages differ in their heads, so units={spec.units} goes stage by stage")
+            select, report = (
+                self._evaluator(trainer, pl_module, split, spec, identity) for split in (self.select_on, "test")
+            )
             rows += masking_curve(
                 layout,
                 spec,
-                self._evaluator(trainer, pl_module, self.select_on, spec.name),
-                self._evaluator(trainer, pl_module, "test", spec.name),
+                select,
+                report,
                 splits=(self.select_on, "test"),
                 store=store,
                 identity=identity,
                 steps=self.steps,
                 step=self.step,
+                costs=costs,
             )
         if trainer.is_global_zero:
             self.report.add_curves(rows, chance=1 / data.num_classes)
             self.report.add_metrics(summary(rows))
+            if found := totals(rows):
+                self.report.add_table("masking_totals", curves(found))
+                print(as_text(curves(found)))
+        if self.join is not None and self.step is None:
+            searched = [row for row in rows if row["split"] == "test" and row["seed"] == ""]
+            names = dict.fromkeys(row["curve"] for row in searched)
+            paths = [[row for row in searched if row["curve"] == name] for name in names]
+            batches = functools.partial(data.batches, SPLITS[self.select_on], pl_module.device)
+            self.join.report(trainer, pl_module, batches, paths, self.report)
 
-    def _evaluator(self, trainer: L.Trainer, module: L.LightningModule, split: str, label: str) -> Evaluate:
+    def _evaluator(
+        self, trainer: L.Trainer, module: L.LightningModule, split: str, spec: CurveSpec, identity: dict[str, Any]
+    ) -> Evaluate:
         name, data = SPLITS[split], _data(trainer)
+        batches = functools.partial(data.batches, name, module.device)
         return evaluator(
             module,
-            lambda: data.batches(name, module.device),
+            batches,
             data.sizes[name],
-            label=f"{label} on {split}",
+            label=f"{spec.name} on {split}",
             show=trainer.is_global_zero,
+            pick=batches,
+            rescale=spec.rescale,
+            cache=MaskCache(self.store, order_key(**identity, split=name, rescale=spec.rescale)),
         )
+
+    def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:
+        """What masks leave of the dense model's FLOPs and time, for the targets that ask."""
+        from mhprobe.surgery.left import costs, head_shares
+
+        asked = {unit for spec in self.specs for unit in spec.target or {}}
+        if not asked & {"flops", "latency"}:
+            return {}
+        images = next(iter(data.batches("val", module.device))).images
+        shares = head_shares(cast(torch.nn.Module, module.backbone), gates_of(module).layout, images, asked)
+        # times differ from process to process, and all have to stop at the same step
+        return costs(_from_rank_zero(shares))
 
 
 def _data(trainer: L.Trainer) -> ImageData:
@@ -97,7 +141,10 @@ def _digest(module: L.LightningModule) -> str:
     return digest.hexdigest()
 
 
-def _from_rank_zero(order: list[int]) -> list[int]:
-    shared = [order]
+def _from_rank_zero(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if not torch.distributed.is_initialized():
+        return value
+    shared = [value]
     torch.distributed.broadcast_object_list(shared, src=0)
     return shared[0]

@@ -1,4 +1,8 @@
-"""Probe: feeds measures with what the heads did on the test images, or on the validation images every n epochs."""
+"""Probe: shows measures what the heads do, on the test images, and along training on the validation images.
+
+Beside the model's own test images there may be a control (the same network, freshly initialised, through the same
+pipeline) and a second data set; what several results say together is in report/comparisons.py.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,33 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
+import torch
+from torch import Tensor, nn
 
-from mhprobe.data.batch import Batch
+from mhprobe.cost import forward_equivalents
+from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.heads import Need
+from mhprobe.heads import Ablation
 from mhprobe.measures.base import Measure
+from mhprobe.observe import needs_of, show
+from mhprobe.progress import progress
+from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
 from mhprobe.report.report import Report
-from mhprobe.taps import record
+
+Results = dict[str, dict[str, Tensor]]  # by measure, its columns on the CPU
 
 
 class Probe(L.Callback):
     """One recorded forward (and backward, if a measure needs slopes) per batch, shared by all measures.
 
-    Runs outside the precision plugin's autocast, so measures see full precision.
-    every_n_epochs: also probe the validation images after every n-th training epoch; None for the test only.
+    Runs outside the precision plugin's autocast, so measures see full precision. A measure that has to choose
+    something is shown the validation images first.
+
+    every_n_epochs, every_n_steps: also probe the validation images so often during training, and before it.
+    control: a freshly initialised twin of the model, with gates.
+    also_on: a second data set with the same classes, prepared.
+    top_k: how many of each measure's best heads are compared with every other's; None leaves agreement out.
+    refused: what could not be computed; other measures are not held up by it.
     """
 
     def __init__(
@@ -27,77 +44,166 @@ class Probe(L.Callback):
         measures: Mapping[str, Measure],
         report: Report,
         every_n_epochs: int | None = None,
+        every_n_steps: int | None = None,
+        control: nn.Module | None = None,
+        also_on: ImageData | None = None,
+        top_k: int | None = 10,
     ) -> None:
         self.measures = dict(measures)
         self.report = report
-        self.every_n_epochs = every_n_epochs
-        self.active = False
-        self.refused: list[UserError] = []  # what could not be computed; the other measures are not held up by it
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self.control, self.also_on, self.top_k = control, also_on, top_k
+        self.refused: list[UserError] = []
+        self.history: dict[str, list[Point]] = {}
+        self.last_step = -1
 
-    def on_test_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start(pl_module)
-
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._update(pl_module, batch)
+    # the test
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finish(trainer)
+        data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+        if trainer.is_global_zero:
+            self._say_cost(pl_module, data)
+        found = self._look(trainer, pl_module, data, "test", "")
+        control: Results = {}
+        again: Results = {}
+        if self.control is not None:
+            twin = self.control.to(pl_module.device)
+            control = self._try_to_look(trainer, twin, data, "random initialisation, ")
+        if self.also_on is not None:
+            self.also_on.trainer = trainer  # it shards by rank
+            again = self._try_to_look(trainer, pl_module, self.also_on, f"{self.also_on.source.name}, ")
+        if not trainer.is_global_zero:
+            return
+        for name, columns in found.items():
+            beside = self.measures[name].kind == "per_head" and name in control
+            self._write(name, {**columns, "random_init": control[name]["value"]} if beside else columns)
+        for name, columns in control.items():
+            self._write(name, columns, "_random_init")
+        values = self._per_head(found)
+        if self.top_k is not None:
+            add_agreement(self.report, values, self._per_head(control), self.top_k)
+        if self.also_on is not None:
+            for name, columns in again.items():
+                self._write(name, columns, f"_{self.also_on.source.name}")
+            add_two_data_sets(self.report, data.source.name, self.also_on.source.name, values, self._per_head(again))
 
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if (
-            self.every_n_epochs
-            and not trainer.sanity_checking
-            and (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        ):
-            self._start(pl_module)
+    def _say_cost(self, module: L.LightningModule, data: ImageData) -> None:
+        batch = next(data.batches("test", module.device))
+        needs = needs_of(self.measures.values())
+        passes = {need for need in needs if not isinstance(need, Ablation)}
+        shared = forward_equivalents(module, batch, passes)
+        self.report.add_metrics({"probe/forward_equivalents": shared})
+        line = f"{len(self.measures)} measures share a recorded pass of {shared:.1f} forward-equivalents per image"
+        if passes != needs:
+            masked = forward_equivalents(module, batch, needs) - shared
+            self.report.add_metrics({"probe/forward_equivalents_ablation": masked})
+            line += f", and {masked:.1f} more under masks"
+        print(line)
 
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    # during training
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if (self.every_n_epochs or self.every_n_steps) and trainer.global_step == 0:
+            self._point(trainer, pl_module, "_start")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._update(pl_module, batch)
+        step = trainer.global_step
+        # with accumulated gradients several batches end in the same step
+        if self.every_n_steps and step % self.every_n_steps == 0 and step > self.last_step:
+            self._point(trainer, pl_module, f"_step_{step:06d}")
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._finish(trainer, epoch=trainer.current_epoch)
+        due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
+            self._point(trainer, pl_module, f"_epoch_{trainer.current_epoch:03d}")
 
-    def _start(self, module: L.LightningModule) -> None:
-        self.active = True
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            for name, points in self.history.items():
+                add_history(self.report, name, self.measures[name].label, points, figure=True)
+
+    def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str) -> None:
+        """A head's history gets a point; what is no value per head gets a table and figure of its own."""
+        data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+        self.last_step = trainer.global_step
+        for name, columns in self._look(trainer, module, data, "val", "").items():
+            if self.measures[name].kind == "per_head":
+                point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
+                self.history.setdefault(name, []).append(point)
+                if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
+                    add_history(self.report, name, self.measures[name].label, self.history[name], figure=False)
+            elif trainer.is_global_zero:
+                self._write(name, columns, suffix)
+
+    def state_dict(self) -> dict[str, Any]:
+        history = {name: [list(point) for point in points] for name, points in self.history.items()}
+        return {"history": history, "last_step": self.last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        known = {name: points for name, points in state_dict["history"].items() if name in self.measures}
+        self.history = {name: [Point(*point) for point in points] for name, points in known.items()}
+        self.last_step = state_dict["last_step"]
+
+    # one walk over a data set
+
+    def _look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, split: str, label: str) -> Results:
+        """Every measure's columns on one split, the same on every rank; what it cannot say is kept in ``refused``."""
+        device = next(model.parameters()).device
         for measure in self.measures.values():
             measure.reset()
-            measure.to(module.device)
+            measure.to(device)
+            measure.class_names = data.class_names
 
-    def _update(self, module: L.LightningModule, batch: Batch) -> None:
-        if not self.active:
-            return
-        needs = frozenset[Need]().union(*(measure.needs for measure in self.measures.values()))
-        heads = record(module, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
-        for measure in self.measures.values():
-            measure.update(heads)
+        def walk(split: str, measures: dict[str, Measure], selecting: bool) -> dict[str, UserError]:
+            text = f"{label}{'choosing' if selecting else 'probing'} on {split}"
+            with progress(text, data.sizes[split], show=trainer.is_global_zero) as done:
+                batches = data.batches(split, device)
+                return _shared(show(model, batches, measures, selecting, lambda batch: done(int(batch.valid.sum()))))
 
-    def _finish(self, trainer: L.Trainer, epoch: int | None = None) -> None:
-        if not self.active:
-            return
-        self.active = False
-        for name, measure in self.measures.items():
+        refused: dict[str, UserError] = {}
+        choosing = {name: measure for name, measure in self.measures.items() if measure.select_needs is not None}
+        if choosing:
+            refused = walk("val", choosing, selecting=True)
+            for name, measure in choosing.items():
+                if name not in refused:
+                    measure.end_select()
+        willing = {name: measure for name, measure in self.measures.items() if name not in refused}
+        refused = {**refused, **walk(split, willing, selecting=False)}
+        found: Results = {}
+        for name, measure in willing.items():
+            if name in refused:
+                continue
             try:
                 columns = measure.columns()  # a collective: on every rank, before any of them leaves
             except UserError as error:
-                self.refused.append(error)
+                refused[name] = error
                 continue
-            if trainer.is_global_zero:
-                on_cpu = {key: value.cpu() for key, value in columns.items()}
-                suffix = "" if epoch is None else f"_epoch_{epoch:03d}"
-                self.report.add_measure(name, measure.kind, on_cpu, measure.label, measure.also, measure.axes, suffix)
+            found[name] = {column: value.cpu() for column, value in columns.items()}
+        self.refused += refused.values()
+        return found
+
+    def _try_to_look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, label: str) -> Results:
+        """Like ``_look`` on the test images, but what is wrong here does not lose what was found before."""
+        try:
+            return self._look(trainer, model, data, "test", label)
+        except UserError as error:
+            self.refused.append(UserError(f"{label}{error}"))
+            return {}
+
+    def _write(self, name: str, columns: Mapping[str, Tensor], suffix: str = "") -> None:
+        measure = self.measures[name]
+        self.report.add_measure(name, measure.kind, columns, measure.label, measure.also, measure.axes, suffix)
+
+    def _per_head(self, results: Results) -> dict[str, Tensor]:
+        return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}
+
+
+def _shared(refused: dict[str, UserError]) -> dict[str, UserError]:
+    """What was refused on any rank: all of them leave the same measures out of what comes next."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return refused
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, {name: str(error) for name, error in refused.items()})
+    return {name: UserError(text) for part in everyone for name, text in part.items()}

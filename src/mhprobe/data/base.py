@@ -174,16 +174,19 @@ class ImageData(L.LightningDataModule):
         batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects)
         return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch
 
-    def batches(self, split: str, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """This rank's evaluation batches of a split, transformed, on ``device``."""
+    def batches(
+        self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | None = None
+    ) -> Iterator[Batch]:
+        """This rank's evaluation batches of a split, or of its images at positions ``images``, on ``device``."""
         # no workers: starting them for every walk costs more than the gathers they would hide
-        for batch in self._eval_loader(split, num_workers=0):
+        for batch in self._eval_loader(split, num_workers=0, chosen=None if images is None else images.numpy()):
             moved = Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
             yield self.transform(moved, train=False)
 
-    def _eval_loader(self, split: str, num_workers: int) -> Loader:
+    def _eval_loader(self, split: str, num_workers: int, chosen: np.ndarray | None = None) -> Loader:
         images = self.splits[split]
-        return Loader(images, EvalOrder(len(images), self.eval_batch_size, *self._rank_and_world()), num_workers)
+        chosen = np.arange(len(images)) if chosen is None else chosen
+        return Loader(images, EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()), num_workers)
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -56,15 +56,16 @@ class Images(Dataset[Batch]):
 
 
 class EvalOrder(Sampler[Picks]):
-    """0 ... N - 1 in order, dealt to the ranks in turn.
+    """Images in order, dealt to the ranks in turn: 0 ... N - 1, or the positions ``chosen`` if that is no number.
 
     Every rank gets equally many, equally large batches; where N does not divide, images are repeated with
     ``valid`` False, so that collectives stay in step and every image counts once.
     """
 
-    def __init__(self, num_images: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
-        self.num_images, self.batch_size, self.rank, self.world_size = num_images, batch_size, rank, world_size
-        self.per_rank = -(-num_images // world_size)
+    def __init__(self, chosen: int | np.ndarray, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.chosen = np.arange(chosen) if isinstance(chosen, int) else chosen
+        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.per_rank = -(-len(self.chosen) // world_size)
 
     def __len__(self) -> int:
         return -(-self.per_rank // self.batch_size)
@@ -73,7 +74,7 @@ class EvalOrder(Sampler[Picks]):
         mine = np.arange(self.per_rank, dtype=np.int64) * self.world_size + self.rank
         for start in range(0, self.per_rank, self.batch_size):
             index = mine[start : start + self.batch_size]
-            yield Picks(index % self.num_images, index < self.num_images)
+            yield Picks(self.chosen[index % len(self.chosen)], index < len(self.chosen))
 
 
 class TrainOrder(Sampler[Picks]):

@@ -8,25 +8,44 @@ Shapes: A heads, M masks of one evaluation, S steps, K points of a curve. In eve
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.masking.bootstrap import bootstrap
+from mhprobe.significance import mcnemar, wilson
 
-Z95 = 1.959963984540054  # two-sided 95 % of the normal distribution
+if TYPE_CHECKING:
+    from mhprobe.masking.constraints import Limits
 
 
 class Scores(NamedTuple):
-    """What M masks scored on the same images."""
+    """What M masks did on the same n images, image by image, so that masks can be compared in pairs."""
 
-    correct: Tensor  # (M,) int64, images classified correctly; integers, so ties are exact
-    loss: Tensor  # (M,) float64, sum over images of the cross-entropy in nats
-    images: int
+    right: Tensor  # (M, n) bool, whether the image is classified correctly: its counts are integers, so ties are exact
+    losses: Tensor  # (M, n) float64, cross-entropy in nats
+
+    @property
+    def images(self) -> int:
+        """n."""
+        return self.right.shape[1]
+
+    @property
+    def correct(self) -> Tensor:
+        """(M,) int64, images classified correctly."""
+        return self.right.sum(1)
+
+    @property
+    def loss(self) -> Tensor:
+        """(M,) float64, sum over images, in nats."""
+        return self.losses.sum(1)
 
     @property
     def accuracy(self) -> Tensor:
@@ -39,8 +58,44 @@ class Scores(NamedTuple):
         return self.loss / self.images
 
 
-Evaluate = Callable[[Tensor], Scores]
-"""(M, A) bool masks -> Scores. Walks the data once, with all M masks on each batch."""
+class Evaluate(Protocol):
+    """Scores masks on the N images of a split. Under several processes every one gets the same numbers.
+
+    A subclass has to write ``__call__``, which is all that most orders need.
+
+    images: N. spent: image-forwards so far, one per image and mask that was scored, and two per image for slopes.
+    saved: how many of them, in whole forward passes, shared blocks made unnecessary.
+    """
+
+    images: int = 0
+    spent: int = 0
+    saved: float = 0.0
+
+    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
+        """Scores of (M, A) bool masks: on all images, in the order of the split, or on those at positions ``images``.
+
+        Walks the data once, with all masks on each batch.
+        """
+        ...
+
+    def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """(A,) mean slope of the loss and (A,) its mean square over images, with the heads of ``mask`` (A,) off.
+
+        Along the share of a head that is let through, at 1 (at its gate's value): nats per head.
+        """
+        raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
+
+    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off."""
+        raise UserError("this order needs a measure, and the evaluate function gives scores only.")
+
+    @contextlib.contextmanager
+    def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
+        """One display for all that is evaluated inside; total: image-forwards that are expected.
+
+        Yields a function to say what is being done, and how many of them are done or need not be done.
+        """
+        yield lambda text, done: None
 
 
 @dataclass(frozen=True)
@@ -48,23 +103,43 @@ class Units:
     """Sets of heads that are masked together. names: for people. masks: (U, A) bool.
 
     per_stage: the units were cut at stage borders because stages differ in their number of heads.
+    limits: how far a path may go (masking/constraints.py); None for all the way.
     """
 
     names: tuple[str, ...]
     masks: Tensor
     per_stage: bool = False
+    limits: Limits | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
+    def candidates(self, order: Sequence[int]) -> list[int]:
+        """The units that may go next, lowest index first; none once the path that masked ``order`` is to end."""
+        gone = set(order)
+        left = [unit for unit in range(len(self)) if unit not in gone]
+        if self.limits is None or not left:
+            return left
+        off = self.masks[list(order)].any(0)
+        if self.limits.reached(off):
+            return []
+        permitted = self.limits.permits(off, off | self.masks[left])
+        return [unit for unit, allowed in zip(left, permitted.tolist(), strict=True) if allowed]
+
 
 @dataclass(frozen=True)
 class Path:
-    """Which heads go at each step. seed: of a random path, else None. added: (S, A) bool. names: S labels."""
+    """Which heads go at each step. seed: of a random path, else None. added: (S, A) bool. names: S labels.
+
+    spent, exhaustive: of a search, per step, the image-forwards that it took (0 for a step that was already known) and
+        that every candidate on every image takes; empty where nothing was searched.
+    """
 
     seed: int | None
     added: Tensor
     names: tuple[str, ...]
+    spent: tuple[int, ...] = ()
+    exhaustive: tuple[int, ...] = ()
 
     def masks(self) -> Tensor:
         """(S + 1, A) bool, the heads off after each step; row 0 is the unmasked model."""
@@ -105,7 +180,11 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores along a path, at K of its steps; low and high bound the accuracy (Wilson, 95 %)."""
+    """Scores along a path, at K of its steps; low and high bound the accuracy (Wilson, 95 %).
+
+    Against the unmasked model on the same images (significance.py): p of the accuracies (McNemar), delta of
+    the losses with its 95 % interval (bootstrap).
+    """
 
     path: Path
     step: tuple[int, ...]
@@ -115,25 +194,25 @@ class Curve:
     loss: Tensor  # (K,) mean nats
     low: Tensor  # (K,)
     high: Tensor  # (K,)
+    p: Tensor  # (K,)
+    delta: Tensor  # (K,) mean nats, positive where masking hurts
+    delta_low: Tensor  # (K,)
+    delta_high: Tensor  # (K,)
     images: int
-
-
-def wilson(correct: Tensor, images: int) -> tuple[Tensor, Tensor]:
-    """Wilson's 95 % interval of a proportion: stays in [0, 1] and keeps its width at 0 and 1 (Wilson, 1927)."""
-    share = correct.double() / images
-    shrink = 1 + Z95**2 / images
-    centre = (share + Z95**2 / (2 * images)) / shrink
-    half = Z95 / shrink * (share * (1 - share) / images + Z95**2 / (4 * images**2)).sqrt()
-    return (centre - half).clamp(min=0), (centre + half).clamp(max=1)
 
 
 def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None) -> list[Curve]:
     """One Curve per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once."""
     steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
     masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
-    distinct, place = torch.unique(torch.cat(masks), dim=0, return_inverse=True)
+    unmasked = paths[0].added.new_zeros(1, paths[0].added.shape[1])
+    distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
     scores = evaluate(distinct)
-    low, high = wilson(scores.correct, scores.images)
+    low, high = wilson(scores.correct, torch.tensor(scores.images))
+    right = scores.right[place[0]]
+    p = mcnemar((~scores.right & right).sum(1), (scores.right & ~right).sum(1))
+    difference = scores.losses - scores.losses[place[0]]
+    delta_low, delta_high = bootstrap(difference)
     return [
         Curve(
             path=path,
@@ -144,9 +223,13 @@ def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None) ->
             loss=scores.mean_loss[at],
             low=low[at],
             high=high[at],
+            p=p[at],
+            delta=difference.mean(1)[at],
+            delta_low=delta_low[at],
+            delta_high=delta_high[at],
             images=scores.images,
         )
-        for path, chosen, mask, at in zip(paths, steps, masks, place.split([len(m) for m in masks]), strict=True)
+        for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
     ]
 
 

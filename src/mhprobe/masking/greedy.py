@@ -1,25 +1,32 @@
 """Greedy search: try every remaining unit on top of those already masked, keep one, repeat.
 
-U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. Every step
-is one walk over the data. The search is a plain list of unit indices, so it can be stopped, stored and taken up again.
+U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. How one step
+finds its unit, by trying all or by less, is a ``search`` (masking/search). The found order is a plain list of unit
+indices, so that it can be stopped, stored and taken up again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import Evaluate, Path, Scores, Units
+from mhprobe.masking.search.base import Search, Step
+from mhprobe.masking.search.exact import Exact
 
 
 @dataclass(frozen=True)
 class GreedySearch:
-    """tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that."""
+    """tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
+
+    search: how the unit of a step is found.
+    """
 
     tie_break: Literal["index", "loss"] = "index"
+    search: Search = field(default_factory=Exact)
     prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest
     searches: ClassVar[bool] = True
 
@@ -46,14 +53,24 @@ class GreedySearch:
             raise UserError(
                 f"masking order: a search starts from different units between 0 and {len(units) - 1}, got {order}."
             )
-        while len(order) < length:
-            candidates = [unit for unit in range(len(units)) if unit not in order]
-            scores = evaluate(units.masks[order].any(0) | units.masks[candidates])
-            merit = [
-                (self.prefers * correct, -self.prefers * loss if self.tie_break == "loss" else 0.0)
-                for correct, loss in zip(scores.correct.tolist(), scores.loss.tolist(), strict=True)
-            ]
-            order.append(candidates[merit.index(max(merit))])  # index() finds the first: the lowest unit of a tie
-            if on_step is not None:
-                on_step(order.copy())
-        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]
+        spent = [0] * len(order)
+        # at most: limits leave fewer candidates
+        exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]
+        before: Scores | None = None
+        with evaluate.watched(sum(exhaustive[len(order) :])) as say:
+            while len(order) < length and (candidates := units.candidates(order)):
+                number, paid = len(order), evaluate.spent
+                exhaustive[number] = len(candidates) * evaluate.images
+                say(
+                    f"step {number + 1} of {length}, {len(candidates)} candidates", sum(exhaustive[len(start) : number])
+                )
+                off = units.masks[order].any(0)
+                step = Step(off, units.masks[candidates], self.prefers, self.tie_break == "loss", number, before)
+                choice = self.search.choose(step, evaluate)
+                before = choice.scores
+                order.append(candidates[choice.candidate])
+                spent.append(evaluate.spent - paid)
+                if on_step is not None:
+                    on_step(order.copy())
+        names = tuple(units.names[unit] for unit in order)
+        return [Path(None, units.masks[order], names, tuple(spent), tuple(exhaustive[: len(order)]))]

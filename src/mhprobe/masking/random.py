@@ -1,4 +1,4 @@
-"""Random masking: the line that a chosen order has to beat.
+"""Random masking: the line that a chosen order has to beat, and the control for an order by scores.
 
 Two ways: units in random order, or, with ``per_layer``, k random heads of each layer per step, so that no layer is
 emptied early. Where layers differ in width, a layer of H heads has lost round(s * k * H / widest) of them after step
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Path, Units
+
+if TYPE_CHECKING:
+    from mhprobe.masking.constraints import Limits
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ class Random:
         return [draw(units, layout, length, self.seed + repeat) for repeat in range(self.repeats)]
 
     def _units(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
-        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))[:length].tolist()
+        order: list[int] = []
+        for unit in torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist():
+            if len(order) < length and unit in units.candidates(order):
+                order.append(unit)
         return Path(seed, units.masks[order], tuple(units.names[unit] for unit in order))
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
@@ -78,7 +84,28 @@ class Random:
                     for step in (s, s + 1)
                 )
                 added[s, shuffled[gone:after]] = True
+        added = _limited(added, units.limits)
         return Path(seed, added, tuple(f"{int(step.sum())} random heads" for step in added))
+
+
+def _limited(added: Tensor, limits: Limits | None) -> Tensor:
+    """(S, A) -> (S', A): without the heads that the limits protect, up to the step that reaches the target."""
+    if limits is None:
+        return added
+    off, steps = torch.zeros(added.shape[1], dtype=torch.bool), []
+    for step in added:
+        if limits.reached(off):
+            break
+        before = off.clone()
+        for head in torch.nonzero(step).flatten().tolist():
+            after = off.clone()
+            after[head] = True
+            if limits.permits(off, after[None]):
+                off = after
+        if off.equal(before):
+            break  # only protected heads are left
+        steps.append(off & ~before)
+    return torch.stack(steps) if steps else added[:0]
 
 
 def _drawable(units: Units, layout: HeadLayout) -> list[Tensor]:

@@ -30,16 +30,19 @@ class Measure(Metric):
     """Base of all measures. A subclass declares its sums with ``add_state`` and writes ``update`` and ``finish``.
 
     needs: what ``record`` has to deliver (see heads.Need); z is always there.
-    kind: "per_head" or "pairwise"; the table and the figure follow from it.
+    kind: "per_head", "pairwise" or "pairwise_layers"; the table and the figure follow from it.
     label: what "value" is and its unit, for a figure's axis.
     also: more figures, each the name of a file in report/figures whose ``draw`` gets the columns.
     axes: for columns of shape (A, K) that deserve a table, the K names along it.
     select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
-        ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called.
+        ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``
+        and ``select_needs`` may depend on the options, ``needs`` also on the selection.
+    class_names: what the classes are called, if whoever feeds the measure says so.
 
     ``finish`` gives columns, the first of them called "value":
         per_head: (A,), or () for a fact about the whole set;
         pairwise: (A, A), or (A,) for a fact about each head, or ();
+        pairwise_layers: (S, S), or (S,) for a fact about each of the S sites, or ();
         anything of another shape, e.g. (A, A, R), is material for a figure and enters no table, unless ``axes`` names
         it.
     NaN marks what is out of scope, e.g. a pair of heads from different layers where only layers are compared.
@@ -47,10 +50,11 @@ class Measure(Metric):
 
     full_state_update = False
     needs: frozenset[Need] = frozenset()
-    kind: ClassVar[Literal["per_head", "pairwise"]] = "per_head"
-    label: ClassVar[str] = "value"
+    kind: ClassVar[Literal["per_head", "pairwise", "pairwise_layers"]] = "per_head"
+    label: str = "value"
     also: ClassVar[tuple[str, ...]] = ()
-    select_needs: ClassVar[frozenset[Need] | None] = None
+    select_needs: frozenset[Need] | None = None
+    class_names: tuple[str, ...] = ()
 
     images: Tensor  # () number of valid images; update() adds to it
 

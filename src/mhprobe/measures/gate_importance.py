@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
+from mhprobe.measures.slopes import gate_slopes, token_slopes
+from mhprobe.significance import Z95, standard_error
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
 
-_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 _TINY = 1e-20  # Michel's guard in the layer norm: a layer without slopes scores 0
 
 
@@ -34,12 +35,14 @@ class GateImportance(Measure):
             divides by tokens where this divides by images, and its loss is the batch mean); "layer_l2" removes it.
         "batch": per batch, of the batch's summed slope. Hugging Face's run_bertology, TextPruner, up to a constant.
             Images cancel, so this one depends on the batch size and on which images share a batch.
+    power: 1 for the absolute value; 2 for its square, which per image is the Fisher information (see Fisher).
     normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), which favours layers with few heads:
         equal heads score 1/sqrt(H); "layer_l2_sqrtH" multiplies by sqrt(H) and so removes that bias.
 
     Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
-        value; signed: the mean slope, negative where opening the gate lowers the loss; low, high: 95 % normal interval
-        of value over what abs_at names (tokens: over images), NaN with a single one; images: () how many there were.
+        value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over
+        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % normal interval; images: () how
+        many there were.
     """
 
     needs = frozenset({"grad"})
@@ -52,35 +55,37 @@ class GateImportance(Measure):
     units: Tensor  # () how many units
 
     def __init__(
-        self, layout: HeadLayout, abs_at: AbsAt = "image", normalize: Normalize = "none", **kwargs: Any
+        self,
+        layout: HeadLayout,
+        abs_at: AbsAt = "image",
+        power: int = 1,
+        normalize: Normalize = "none",
+        **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
         for option, got, known in (("abs_at", abs_at, AbsAt), ("normalize", normalize, Normalize)):
             if got not in get_args(known):
-                raise UserError(f"gate_importance: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+                raise UserError(f"{self.name}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+        if power not in (1, 2):
+            raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {power!r}.")
         self.abs_at = abs_at
+        self.power = power
         self.normalize = normalize
         for name in ("total", "square", "slope"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         self.add_state("units", torch.zeros((), dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        if batch.grad is None:
-            raise UserError('gate_importance: the batch has no gradients; record it with labels and needs={"grad"}.')
         if not batch.valid.any():
             return
-        slope, size = [], []
-        for z, grad in zip(batch.z, batch.grad, strict=True):
-            token_BTH = (wide(z[batch.valid]) * wide(grad[batch.valid])).sum(-1, dtype=torch.float64)
-            slope.append(token_BTH.sum(1))
-            size.append(token_BTH.abs().sum(1))
-        slope_BA = torch.cat(slope, 1)
+        slope_BA = gate_slopes(batch, self.name)[batch.valid]
         if self.abs_at == "image":
-            score = slope_BA.abs()  # abs before the sum: averaging first lets images cancel
+            score = slope_BA.abs() ** self.power  # before the sum: averaging first lets images cancel
         elif self.abs_at == "token":
-            score = torch.cat(size, 1)
+            tokens = token_slopes(batch, self.name)
+            score = torch.cat([t[batch.valid].abs().pow(self.power).sum(1) for t in tokens], 1)
         else:
-            score = slope_BA.sum(0, keepdim=True).abs()
+            score = slope_BA.sum(0, keepdim=True).abs() ** self.power
         self.total += score.sum(0)
         self.square += score.square().sum(0)
         self.slope += slope_BA.sum(0)
@@ -89,15 +94,14 @@ class GateImportance(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = self.total / self.images
-        # 0 / 0 with a single unit: NaN, an interval nobody knows
-        variance = (self.square - self.total.square() / self.units).clamp(min=0) / (self.units - 1)
-        half = _Z95 * (variance * self.units).sqrt() / self.images
+        error = standard_error(self.total, self.square, self.units) * self.units / self.images
         scale = self._scale(value)
         return {
             "value": value * scale,
             "signed": self.slope / self.images * scale,
-            "low": (value - half) * scale,
-            "high": (value + half) * scale,
+            "standard_error": error * scale,
+            "low": (value - Z95 * error) * scale,
+            "high": (value + Z95 * error) * scale,
             "images": self.images.clone(),
         }
 

@@ -2,7 +2,7 @@
 
 float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent.
 
-Shapes: N rows, C channels.
+Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CHUNK = 4096  # rows cast to float64 at a time, so that a large batch is never copied whole
-_BLOCK = 128  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
+_CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
+_BLOCK = 96  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
+
+# a direction with less than this share of its part's mean square is rounding noise of the float64 sums
+_RESOLUTION = 1e-12
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,19 @@ class SecondMoments:
     outer: Tensor
 
     @classmethod
-    def zeros(cls, channels: int) -> SecondMoments:
+    def zeros(cls, channels: int, device: torch.device | None = None) -> SecondMoments:
         return cls(
-            rows=torch.zeros((), dtype=torch.long),
-            total=torch.zeros(channels, dtype=torch.float64),
-            outer=torch.zeros(channels, channels, dtype=torch.float64),
+            rows=torch.zeros((), dtype=torch.long, device=device),
+            total=torch.zeros(channels, dtype=torch.float64, device=device),
+            outer=torch.zeros(channels, channels, dtype=torch.float64, device=device),
         )
+
+    @classmethod
+    def of(cls, x_NC: Tensor) -> SecondMoments:
+        """Those of the rows of ``x_NC`` alone."""
+        moments = cls.zeros(x_NC.shape[1], x_NC.device)
+        moments.add(x_NC)
+        return moments
 
     def add(self, x_NC: Tensor) -> None:
         """Take in the rows of ``x_NC``, of any floating dtype."""
@@ -45,9 +55,11 @@ class SecondMoments:
                 self.outer[start : start + _BLOCK, start:].addmm_(block.mT, chunk[:, start:])
         self.rows.add_(len(x_NC))
 
-    def __add__(self, other: SecondMoments) -> SecondMoments:
-        """The moments of both sets of rows together."""
-        return SecondMoments(self.rows + other.rows, self.total + other.total, self.outer + other.outer)
+    def merge(self, other: SecondMoments) -> None:
+        """Take in the rows that ``other`` has seen."""
+        self.rows.add_(other.rows)
+        self.total.add_(other.total)
+        self.outer.add_(other.outer)
 
     @property
     def mean_square(self) -> Tensor:
@@ -57,5 +69,41 @@ class SecondMoments:
     @property
     def covariance(self) -> Tensor:
         """(C, C), divided by n - 1."""
-        full = self.outer.triu() + self.outer.triu(1).mT
-        return (full - torch.outer(self.total, self.total / self.rows)) / (self.rows - 1)
+        full = self.outer.triu()
+        full += self.outer.triu(1).mT
+        return full.addr_(self.total, self.total / self.rows, alpha=-1).div_(self.rows - 1)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What any similarity between equally wide parts is made of.
+
+    rows: () n. covariance: (H, D, H, D) between all of them. spectrum: (H, D) falling eigenvalues of each part's own
+    covariance, 0 where there is nothing but rounding noise. direction: (H, D, D) their eigenvectors, as columns.
+    """
+
+    rows: Tensor
+    covariance: Tensor
+    spectrum: Tensor
+    direction: Tensor
+
+    @classmethod
+    def of(cls, moments: SecondMoments, width: int) -> Parts:
+        """The parts are runs of ``width`` channels."""
+        heads = len(moments.total) // width
+        covariance = moments.covariance.view(heads, width, heads, width)
+        energy_H1 = moments.mean_square.view(heads, width).sum(1, keepdim=True)
+        own = torch.arange(heads, device=energy_H1.device)
+        eigenvalue, direction = torch.linalg.eigh(covariance[own, :, own])
+        spectrum = eigenvalue.where(eigenvalue > _RESOLUTION * energy_H1, 0.0).flip(1)
+        return cls(moments.rows, covariance, spectrum, direction.flip(2))
+
+    @property
+    def alive(self) -> Tensor:
+        """(H,) bool: whether the part's output varies at all."""
+        return self.spectrum[:, 0] > 0
+
+    def crosses(self, a: int) -> Tensor:
+        """(H - a, D, D) covariance of part a with a, a + 1, ...: one part at a time, as all pairs at once would copy
+        the whole covariance."""
+        return self.covariance[a, :, a:].transpose(0, 1)

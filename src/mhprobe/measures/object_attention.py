@@ -14,6 +14,7 @@ R relations, S sites, O offsets.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,15 @@ class ObjectAttention(Measure):
     label = "share of patches whose argmax key is on an object"
     also = ("relations",)
 
+    share: Tensor  # (A,) sum over images of the share of patches whose argmax key is on an object
+    square: Tensor  # (A,) sum of its square
+    chance: Tensor  # (A,) sum of the share that an even draw would have
+    mass: Tensor  # (A,) sum of the mean attention to patches on objects
+    cls: Tensor  # (A,) images whose class token looks at an object
+    followed: Tensor  # (A, R) queries whose argmax key meets the relation
+    even: Tensor  # (S, R) sum over queries of the share of keys that meet it
+    possible: Tensor  # (S, R) queries that can meet it
+
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.axes = {key: list(RELATIONS) for key in ("relations", "offset", "even", "best_down", "best_right")}
@@ -79,7 +89,8 @@ class ObjectAttention(Measure):
             return
         objects = batch.objects[batch.valid]
         for number, (site, attn) in enumerate(zip(self.layout.sites, batch.attn, strict=True)):
-            shown_BT = batch.derive(("patches", site.token_grid, site.pixels), lambda s=site: patches(objects, s))
+            key = ("patches", site.token_grid, site.pixels)
+            shown_BT = batch.derive(key, functools.partial(patches, objects, site))
             if batch.valid.all():
                 self._site(number, site, attn, shown_BT)
             else:
@@ -121,8 +132,10 @@ class ObjectAttention(Measure):
         queries = grid_WK.sum()
         share_BH = hit_BWHQ.sum((1, 3)).double() / queries
         even_BWQ = (on_BWK[:, :, None] & pairs_WQK).sum(-1).double() / pairs_WQK.sum(-1).clamp(min=1)
-        mass_H = torch.einsum("bwhqk,wqk,bwk->h", attn_BWHQK, pairs_WQK.to(attn_BWHQK), on_BWK.to(attn_BWHQK))
-        self.mass[span] += mass_H.double() / queries
+        # image by image: float64 is large
+        for attn, on_BWK1 in zip(attn_BWHQK, on_BWK.double()[..., None], strict=True):
+            given_WHQ = ((attn.double() * pairs_WQK[:, None]) @ on_BWK1[:, None])[..., 0]
+            self.mass[span] += given_WHQ.sum((0, 2)) / queries
         self.share[span] += share_BH.sum(0)
         self.square[span] += share_BH.square().sum(0)
         self.chance[span] += (even_BWQ * grid_WK).sum() / queries

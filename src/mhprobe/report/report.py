@@ -14,7 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.files import write
 from mhprobe.heads import HeadLayout
 from mhprobe.report import figures, tables
-from mhprobe.report.figures import curves, style
+from mhprobe.report.figures import curves, maskable, settling, style
 
 
 @runtime_checkable
@@ -69,16 +69,19 @@ class Report:
 
         label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
         axes: for columns with one more axis behind the heads, the names along it; each becomes a table of its own,
-        ``<name>_<column>``. suffix: keeps e.g. an epoch's or a control's results apart.
+        ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
+        e.g. an epoch's or a control's results apart.
         """
         label = label or name.replace("_", " ")
         paths = self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        if kind == "pairwise":
+            paths += self.add_table(f"{name}_blocks{suffix}", tables.pairwise_blocks(self.layout, columns))
         for column, names in (axes or {}).items():
             table = tables.per_head_along(self.layout, columns[column], names)
             paths += self.add_table(f"{name}_{column}{suffix}", table)
         paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label))
         for other in also:
-            paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label))
+            paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label, axes))
         return paths
 
     def add_curves(
@@ -91,6 +94,23 @@ class Report:
             dashboard.add_curves(rows)
         figure = curves.draw(rows, self.layout.num_heads, chance)
         return self.add_table(name, tables.curves(rows)) + self.add_figure(name, figure)
+
+    def add_maskable(
+        self, rows: Sequence[Mapping[str, Any]], similarities: Sequence[str], redundant: float, inert: float
+    ) -> list[Path]:
+        """Whether heads that could be masked were redundant or inert: a table, and a figure per similarity."""
+        if not rows:
+            return []
+        paths = self.add_table("maskable_heads", tables.curves(rows))
+        for name in similarities:
+            paths += self.add_figure(f"maskable_heads_{name}", maskable.draw(rows, name, redundant, inert))
+        return paths
+
+    def add_settling(self, rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Accuracy after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
+        paths = self.add_table("settling", tables.curves(rows))
+        paths += self.add_table("settling_agreement", tables.curves(agreement))
+        return paths + self.add_figure("settling", settling.draw(rows, agreement))
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""

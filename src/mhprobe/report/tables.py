@@ -2,13 +2,14 @@
 
 Numbers are written so that they read back to the same bits.
 
-Shapes: A heads of all sites.
+Shapes: A heads of all sites, S sites.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,17 +53,50 @@ def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
 
     Only pairs whose "value" is not NaN: the others were not compared.
     """
-    count = layout.num_heads
+    return _pairs("head", list(range(layout.num_heads)), columns)
+
+
+def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
+    """block_a, block_b of two sites, then the (S, S), (S,) and () columns as in ``pairwise``."""
+    return _pairs("block", [site.block for site in layout.sites], columns)
+
+
+def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
+    """block_a, block_b, how many pairs of heads they have, their least, mean and greatest value, and the mean "null".
+
+    A head and itself are no pair. Where a value depends on the order of the two, both orders count. Only blocks that
+    were compared; null only where the measure has one.
+    """
+    value = columns["value"].double().clone().fill_diagonal_(torch.nan)
+    null = columns.get("null")
+    rows: list[list[Any]] = []
+    for (i, a), (j, b) in itertools.combinations_with_replacement(enumerate(layout.sites), 2):
+        inside = torch.zeros_like(value, dtype=torch.bool)
+        inside[layout.span(i), layout.span(j)] = inside[layout.span(j), layout.span(i)] = True
+        inside &= ~value.isnan()
+        if inside.any():
+            found = value[inside]
+            chance = [] if null is None else [null[inside].double().mean().item()]
+            extremes = [found.min().item(), found.mean().item(), found.max().item()]
+            rows.append([a.block, b.block, len(found) // 2, *extremes, *chance])
+    chance_name = [] if null is None else ["null"]
+    return Table(["block_a", "block_b", "pairs", "min", "mean", "max", *chance_name], rows)
+
+
+def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Table:
+    """Every compared pair once, by name."""
+    count = len(names)
     inside = torch.triu(~columns["value"].isnan(), diagonal=1)
-    head_a, head_b = torch.nonzero(inside, as_tuple=True)
-    lists = {"head_a": head_a, "head_b": head_b}
+    a, b = torch.nonzero(inside, as_tuple=True)
+    named = torch.tensor(names)
+    lists = {f"{noun}_a": named[a], f"{noun}_b": named[b]}
     for name, values in columns.items():
         if values.shape == (count, count):
-            lists[name] = values[head_a, head_b]
+            lists[name] = values[a, b]
         elif values.shape == (count,):
-            lists[f"{name}_a"], lists[f"{name}_b"] = values[head_a], values[head_b]
+            lists[f"{name}_a"], lists[f"{name}_b"] = values[a], values[b]
         elif values.shape == ():
-            lists[name] = values.expand(len(head_a))
+            lists[name] = values.expand(len(a))
     return Table(list(lists), [list(row) for row in zip(*(values.tolist() for values in lists.values()), strict=True)])
 
 
@@ -70,6 +104,26 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows of masking curves, in their own columns."""
     columns = list(rows[0]) if rows else []
     return Table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def as_text(table: Table) -> str:
+    """The table for a terminal: aligned columns, numbers to four decimals."""
+    cells = [table.columns, *[[_short(value) for value in row] for row in table.rows]]
+    wide = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    numeric = [all(isinstance(row[i], float | int) or row[i] == "" for row in table.rows) for i in range(len(wide))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(room) if right else text.ljust(room)
+            for text, room, right in zip(row, wide, numeric, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else f"{value:.4f}"
+    return str(value)
 
 
 def write_csv(path: Path, table: Table) -> Path:

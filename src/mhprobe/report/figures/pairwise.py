@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import few_heads
 from mhprobe.report.figures.style import STYLE, blank, cells, mark_chance, place, scale, site_title, ticks
 
 if TYPE_CHECKING:
@@ -20,12 +21,14 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.
 
     A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
-    colour bar, as a band where it differs from pair to pair.
+    colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high".
     """
     from matplotlib import rc_context
 
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
+    if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
+        return few_heads.draw(layout, columns, label)
     blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
     across = value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks)
     if across:
@@ -38,8 +41,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     per_row = math.ceil(len(panels) / deep)  # as few gaps in the last row as can be: 6 panels are 2 x 3, not 4 + 2
     left, bottom, top, space = 0.55, 0.5, 0.3, 0.42
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
-    null = columns.get("null")
-    chance = null[value.isfinite()].double() if null is not None else value.new_empty(0)
+    nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
+    chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
     bar_at = left + wide + (0.95 if len(chance) else 0.2)  # chance is written beside the bar
     bar_tall = min(tall, 3.0)
 

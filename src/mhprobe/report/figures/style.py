@@ -135,8 +135,9 @@ def mark_chance(axes: Axes, chance: Tensor) -> None:
     """The chance level on a colour bar: a band from its least to its greatest value, and a line at its mean."""
     low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
     axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
+    for edge in {low, high} - {mean}:
+        axes.axhline(edge, color="black", linewidth=0.4)
     axes.axhline(mean, color="white", linewidth=1.6)
     axes.axhline(mean, color="black", linewidth=0.8)
-    axes.annotate(
-        f"chance {mean:.2g}", (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7
-    )
+    text = f"chance {round(mean, 12) + 0.0:.2g}"  # no "-1e-19"
+    axes.annotate(text, (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7)

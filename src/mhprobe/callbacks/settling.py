@@ -1,0 +1,114 @@
+"""Settling: from which epoch on is it known which heads will matter?
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 6 and fig. 5: after every epoch the heads are scored and the lowest
+10, 20 ... 90 % removed at once, without training on. They show BLEU; here it is validation accuracy, and beside it how
+much the order of the scores still changes (Spearman between epochs).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.evaluate import evaluator
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.report.report import Report
+
+SHARES = tuple(tenths / 10 for tenths in range(1, 10))
+
+
+class Settling(L.Callback):
+    """Scores the heads on the validation images after every n-th training epoch, and masks the lowest of them.
+
+    measure: makes a per-head measure, larger meaning more important. shares: of all heads, in (0, 1]; rounded to whole
+    heads. What earlier epochs gave is kept in the checkpoint, so a resumed run draws all of them.
+
+    ``tables/settling.csv``: epoch, share, heads_masked, accuracy, loss, chance; ``tables/settling_agreement.csv``:
+    epoch_a, epoch_b, spearman; ``figures/settling.png``. All rewritten each time.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        measure: Callable[[HeadLayout], Measure],
+        every_n_epochs: int = 1,
+        shares: Sequence[float] = SHARES,
+    ) -> None:
+        if not shares or not all(0 < share <= 1 for share in shares):
+            raise UserError(f"settling.shares: expected shares of the heads above 0 and up to 1, got {list(shares)}.")
+        self.report, self.measure = report, measure
+        self.every_n_epochs, self.shares = every_n_epochs, tuple(shares)
+        self.rows: list[dict[str, Any]] = []
+        self.scores: dict[int, list[float]] = {}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        epoch = trainer.current_epoch
+        if trainer.sanity_checking or (epoch + 1) % self.every_n_epochs or epoch in self.scores:
+            return
+        data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+        evaluate = evaluator(
+            pl_module,
+            functools.partial(data.batches, "val", pl_module.device),
+            data.sizes["val"],
+            label=f"settling, epoch {epoch}",
+            show=trainer.is_global_zero,
+        )
+        heads = gates_of(pl_module).layout.num_heads
+        score = evaluate.measure(self.measure, torch.zeros(heads, dtype=torch.bool))
+        masks = lowest(score, [0.0, *self.shares])
+        scores = evaluate(masks)
+        self.scores[epoch] = score.tolist()
+        self.rows += [
+            {
+                "epoch": epoch,
+                "share": share,
+                "heads_masked": int(mask.sum()),
+                "accuracy": accuracy,
+                "loss": loss,
+                "chance": 1 / data.num_classes,
+            }
+            for share, mask, accuracy, loss in zip(
+                [0.0, *self.shares], masks, scores.accuracy.tolist(), scores.mean_loss.tolist(), strict=True
+            )
+        ]
+        if trainer.is_global_zero:
+            self.report.add_settling(self.rows, agreement(self.scores))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "scores": self.scores}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows, self.scores = list(state_dict["rows"]), dict(state_dict["scores"])
+
+
+def lowest(score_A: Tensor, shares: Sequence[float]) -> Tensor:
+    """(len(shares), A) bool: the heads of lowest score, so many that they are these shares of all; ties by index."""
+    rank = torch.empty_like(score_A, dtype=torch.long)
+    rank[score_A.argsort(stable=True)] = torch.arange(len(score_A))
+    counts = torch.tensor([round(share * len(score_A)) for share in shares])
+    return rank < counts[:, None]
+
+
+def agreement(scores: dict[int, list[float]]) -> list[dict[str, Any]]:
+    """Spearman's rank correlation of every two epochs' scores, 0 where one epoch's are all the same."""
+    from scipy.stats import rankdata
+
+    epochs = sorted(scores)
+    rank = torch.from_numpy(rankdata([scores[epoch] for epoch in epochs], axis=1))
+    rank = rank - rank.mean(1, keepdim=True)
+    rank = rank / rank.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    alike = rank @ rank.T
+    return [
+        {"epoch_a": epochs[a], "epoch_b": epochs[b], "spearman": alike[a, b].item()}
+        for a in range(len(epochs))
+        for b in range(a + 1, len(epochs))
+    ]

@@ -1,0 +1,88 @@
+"""The same images, damaged: does a head do what it does also where the pixels are worse?
+
+After Hendrycks & Dietterich, 2019, arXiv 1903.12261 (CIFAR-10-C), with torchvision's transforms instead of their code:
+blur, noise, contrast and JPEG at five severities with their parameters for 32 pixels. Only the test split is damaged.
+An image's damage depends on the seed and its position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mhprobe.data.draws import draw, fold
+from mhprobe.data.source import Contents, Source
+from mhprobe.errors import UserError
+
+
+def blur(image: Tensor, severity: int) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    sigma = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
+    return functional.gaussian_blur(image, kernel_size=[7, 7], sigma=[sigma, sigma])
+
+
+def noise(image: Tensor, severity: int) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    sigma = (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1]
+    return (functional.gaussian_noise(image / 255, sigma=sigma) * 255).round().to(torch.uint8)
+
+
+def contrast(image: Tensor, severity: int) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    return functional.adjust_contrast(image, (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1])
+
+
+def jpeg(image: Tensor, severity: int) -> Tensor:
+    from torchvision.transforms.v2 import functional
+
+    return functional.jpeg(image, (80, 65, 58, 50, 40)[severity - 1])
+
+
+KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {f.__name__: f for f in (blur, noise, contrast, jpeg)}
+
+
+class Corrupted:
+    """source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; each test image gets one, drawn.
+
+    severity: 1 (slight) to 5. seed: of which image gets which kind, and of the noise.
+    """
+
+    def __init__(self, source: Source, kinds: Sequence[str] = tuple(KINDS), severity: int = 3, seed: int = 0) -> None:
+        unknown = sorted(set(kinds) - set(KINDS))
+        if unknown or not kinds:
+            raise UserError(f"data.source.kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
+        if severity not in range(1, 6):
+            raise UserError(f"data.source.severity: expected 1 (slight) to 5, got {severity!r}.")
+        self.source, self.kinds, self.severity, self.seed = source, tuple(kinds), severity, seed
+        self.name = f"{source.name}_corrupted"
+
+    def key(self) -> dict[str, Any]:
+        return {**self.source.key(), "kinds": self.kinds, "severity": self.severity, "damage_seed": self.seed}
+
+    def scan(self) -> Contents:
+        contents = self.source.scan()
+
+        def images() -> Iterator[tuple[str, int, np.ndarray]]:
+            for split, position, image in contents.images():
+                yield split, position, self.damaged(image, position) if split == "test" else image
+
+        return Contents(contents.class_names, contents.labels, contents.size, images)
+
+    def kind_of(self, position: int) -> str:
+        """Which damage the test image at ``position`` has."""
+        return self.kinds[int(draw(fold(self.seed), torch.tensor(position), len(self.kinds)))]
+
+    def damaged(self, image: np.ndarray, position: int) -> np.ndarray:
+        """(height, width, 3) uint8 -> the same, damaged."""
+        pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)  # a decoder may lend its own memory
+        with torch.random.fork_rng(devices=[]):  # torchvision draws noise from the global generator
+            torch.manual_seed(fold(self.seed, position))
+            pixels = KINDS[self.kind_of(position)](pixels, self.severity)
+        return pixels.permute(1, 2, 0).numpy()

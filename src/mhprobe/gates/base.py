@@ -1,0 +1,214 @@
+"""One multiplier xi_h on every head's output, for good: what changes is its value, never the hooks.
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). Because a head owns a slice of
+the channels that enter the output projection, xi_h is a product on that slice just before the projection.
+
+The hooks are bound methods of the gates (not closures), so that a deep copy or a pickle of the model takes its own
+gates along. A gate of one leaves every bit as it was.
+
+Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+
+
+class HeadGates(nn.Module):
+    """Gates on every head of ``model``, installed at construction.
+
+    values: (A,) float32, the factor on each head's output: 1 leaves the head as it is, 0 switches it off.
+        Edit them in place; compiled models obey without a new compilation.
+    learnable: whether the optimizer may train ``values``. low, high: kept between these by ``project``; with low = 0
+        an L1 penalty brings gates to exactly 0.
+    """
+
+    beside: Tensor | None = None  # while several versions of the gates share a batch
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: HeadLayout,
+        learnable: bool = False,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        super().__init__()
+        if low is not None and high is not None and not low < high:
+            raise UserError(f"gates.relaxation: expected low < high, got low={low}, high={high}.")
+        self.layout, self.low, self.high = layout, low, high
+        first = next(model.parameters())
+        self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
+        for number, site in enumerate(layout.sites):
+            projection = model.get_submodule(f"{site.name}.proj")
+            projection.register_forward_pre_hook(functools.partial(_apply, self, number))
+
+    def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
+        """Gate one site's heads: (..., H * D) -> (..., H * D)."""
+        site = self.layout.sites[number]
+        if z.shape[-1] != site.channels:
+            raise UserError(
+                f"{site.name}: projection input has {z.shape[-1]} channels, expected num_heads * head_dim = "
+                f"{site.num_heads} * {site.head_dim} = {site.channels}. Was the block pruned after "
+                f"attach()? Attach again."
+            )
+        span = self.layout.span(number)
+        if self.beside is not None:
+            gate_RC = self.beside[:, span].to(z.dtype).repeat_interleave(site.head_dim, dim=1)
+            return (z.unflatten(0, (len(gate_RC), -1)) * gate_RC[:, None, None]).flatten(0, 1)
+        gate = self.factors(span, training).to(z.dtype)
+        return z * gate.repeat_interleave(site.head_dim)
+
+    def factors(self, heads: slice, training: bool) -> Tensor:
+        """(H,) what multiplies these heads, in training or in evaluation."""
+        return self.values[heads]
+
+    def effective(self) -> Tensor:
+        """(A,) what multiplies every head in evaluation, without its history: what a saved model keeps."""
+        return self.factors(slice(None), training=False).detach().clone()
+
+    def amount(self) -> Tensor:
+        """(A,) how much of each head is there, in the graph: what a penalty adds up. Here |gate|."""
+        return self.values.abs()
+
+    @torch.no_grad()
+    def kept(self, keep: int | None = None, threshold: float = 0.5) -> Tensor:
+        """(A,) bool, the binary decision: the ``keep`` heads of largest amount, or those above ``threshold``.
+
+        Ties go to the lower index.
+        """
+        amount = self.amount()
+        if not amount.isfinite().all():
+            number, head, site = list(self.layout)[int((~amount.isfinite()).nonzero()[0])]
+            raise UserError(
+                f"gates: head {head} of {site.name} has the gate {self.effective()[self.layout.flat(number, head)]}, "
+                f"expected a finite one. Lower gates.lr and train again."
+            )
+        if keep is None:
+            return amount > threshold
+        nearest_target(keep, self.layout.num_heads, "gates.keep")
+        order = amount.argsort(descending=True, stable=True)
+        kept = torch.zeros_like(amount, dtype=torch.bool)
+        kept[order[:keep]] = True
+        return kept
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Back into the allowed range. To be called after every optimizer step."""
+        if self.low is not None or self.high is not None:
+            self.values.clamp_(self.low, self.high)
+
+    @torch.no_grad()
+    def close(self, mask: Tensor) -> None:
+        """Switch heads off for good: ``mask`` is (A,) bool, True means off. Gates that are learned stay off too."""
+        if self.values.requires_grad:
+            raise UserError(
+                "gates.mask: training would open plain learnable gates again; choose gates=fixed or hard_concrete."
+            )
+        self.values[self.layout.mask(mask).to(self.values.device)] = 0.0
+
+    @contextlib.contextmanager
+    def masked(self, mask: Tensor) -> Iterator[None]:
+        """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out."""
+        mask = self.layout.mask(mask)
+        before = self.values.detach().clone()
+        with torch.no_grad():
+            self.values[mask.to(self.values.device)] = 0.0
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.values.copy_(before)
+
+    @contextlib.contextmanager
+    def fixed(self, values: Tensor) -> Iterator[None]:
+        """For a while ``values`` (A,) are what multiplies every head, whatever was learned."""
+        before = self.values.detach().clone()
+        with torch.no_grad():
+            self.values.copy_(values)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.values.copy_(before)
+
+    @contextlib.contextmanager
+    def side_by_side(self, values: Tensor) -> Iterator[None]:
+        """For a while ``values`` (R, A) are the gates of a batch made of R equally large parts, a row for each."""
+        before, self.beside = self.beside, values
+        try:
+            yield
+        finally:
+            self.beside = before
+
+    def get_extra_state(self) -> dict[str, list]:
+        """The layout in plain words, so that gates are never loaded into another model's heads."""
+        return {"sites": [[site.name, site.num_heads, site.head_dim] for site in self.layout.sites]}
+
+    def set_extra_state(self, state: dict[str, list]) -> None:
+        expected = self.get_extra_state()["sites"]
+        got = [list(site) for site in state["sites"]]
+        if got != expected:
+            different = next((pair for pair in zip(expected, got, strict=False) if pair[0] != pair[1]), None)
+            where = (
+                f"{len(expected)} sites, got {len(got)}"
+                if different is None
+                else f"[name, heads, head_dim] = {different[0]}, got {different[1]}"
+            )
+            raise UserError(
+                f"gates: made for another layout: expected {where}. Load them into the model they came from."
+            )
+
+
+def _apply(gates: HeadGates, number: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    # the backbone's own mode: gates are no child of it, so that model.eval() would not reach theirs
+    return (gates(number, args[0], module.training), *args[1:])
+
+
+def _gates_behind(hook: Any) -> HeadGates | None:
+    if isinstance(hook, functools.partial) and hook.args and isinstance(hook.args[0], HeadGates):
+        return hook.args[0]
+    return None
+
+
+def remove_gates(model: nn.Module) -> None:
+    """Take the gates' hooks off ``model``, for others to be put on."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if _gates_behind(hook) is not None:
+                del module._forward_pre_hooks[key]
+
+
+def nearest_target(heads: int, num_heads: int, where: str) -> None:
+    """Refuse a number of heads that the model cannot keep, and say the nearest that it can."""
+    if not 1 <= heads <= num_heads:
+        nearest = min(max(heads, 1), num_heads)
+        raise UserError(
+            f"{where}: expected 1 to {num_heads} heads, all that the model has, got {heads}; the nearest is {nearest}."
+        )
+
+
+def find_gates(model: nn.Module) -> HeadGates | None:
+    """The gates that ``attach`` installed on ``model`` or on a module inside it; None if there are none."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if (gates := _gates_behind(hook)) is not None:
+                return gates
+    return None
+
+
+def gates_of(model: nn.Module) -> HeadGates:
+    """Like ``find_gates``, but a model without gates is an error."""
+    gates = find_gates(model)
+    if gates is None:
+        raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")
+    return gates

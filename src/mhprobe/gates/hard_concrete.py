@@ -1,0 +1,155 @@
+"""Gates that are 0 or 1 with some probability, and that gradients can train: the L0 penalty made smooth.
+
+Louizos, Welling & Kingma, 2018, arXiv 1712.01312; per head as in Voita et al., 2019, arXiv 1905.09418. A logistic
+variable is squeezed through a sigmoid, stretched beyond [0, 1] and clipped, so that both ends have mass:
+
+    s = sigmoid((ln u - ln(1 - u) + log_alpha) / beta),  u ~ U(eps, 1 - eps);   g = clip(s (zeta - gamma) + gamma, 0, 1)
+    P(g > 0) = sigmoid(log_alpha - beta ln(-gamma / zeta))
+
+One gate per head and one draw per forward pass, shared by all images of the batch and all sites: the noise is drawn
+as the model is entered, from torch's global generator. Each batch of an accumulated gradient has a draw of its own.
+Ranks draw independently (mhprobe seeds them so, step by step): their gradients are averaged, so more ranks mean a
+less noisy gradient, and log_alpha stays the same on all of them.
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates.base import HeadGates
+from mhprobe.heads import HeadLayout
+
+EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class HardConcrete:
+    """The distribution. beta: temperature. gamma < 0 and zeta > 1: where the stretched variable begins and ends."""
+
+    beta: float = 0.33
+    gamma: float = -0.1
+    zeta: float = 1.1
+
+    def sample(self, log_alpha: Tensor, noise: Tensor) -> Tensor:
+        """Gates of one draw; ``noise`` is ln u - ln(1 - u)."""
+        return self._stretched(torch.sigmoid((noise + log_alpha) / self.beta))
+
+    def p_open(self, log_alpha: Tensor) -> Tensor:
+        """P(gate > 0)."""
+        return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
+
+    def evaluated(self, log_alpha: Tensor) -> Tensor:
+        """The gate without noise, for evaluation."""
+        return self._stretched(torch.sigmoid(log_alpha))
+
+    def _stretched(self, s: Tensor) -> Tensor:
+        return (s * (self.zeta - self.gamma) + self.gamma).clamp(0, 1)
+
+
+class HardConcreteGates(HeadGates):
+    """A hard-concrete gate on every head, times the fixed factor ``values``.
+
+    log_alpha: (A,) float32, trained; larger means more often open. start, start_std: where it begins, N(start,
+        start_std); the gates must be open there in evaluation, because training starts from a converged model.
+    low, high: ``project`` keeps log_alpha between these.
+    values: (A,) as in HeadGates: a head at 0 stays off whatever is learned.
+    relaxed: (A,) bool, False where ``values`` alone is the gate.
+    """
+
+    noise: Tensor
+    relaxed: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: HeadLayout,
+        beta: float = 0.33,
+        gamma: float = -0.1,
+        zeta: float = 1.1,
+        start: float = 3.0,
+        start_std: float = 0.0,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> None:
+        for name, value, fine, expected in [
+            ("beta", beta, beta > 0, "a temperature above 0"),
+            ("gamma", gamma, gamma < 0, "a number below 0, or gates cannot reach 0"),
+            ("zeta", zeta, zeta > 1, "a number above 1, or gates cannot reach 1 and all drift to 0"),
+            ("start_std", start_std, start_std >= 0, "a deviation of 0 or more"),
+        ]:
+            if not (fine and math.isfinite(value)):
+                raise UserError(f"gates.relaxation.{name}: expected {expected}, got {value}.")
+        begin = min(start, math.inf if high is None else high)
+        opens_at = math.log((1 - gamma) / (zeta - 1))  # sigmoid(this) stretches to exactly 1
+        if not (math.isfinite(start) and begin >= opens_at):
+            raise UserError(
+                f"gates.relaxation.start: a converged model needs gates that are open at the start, which takes "
+                f"{opens_at:.2f} or more, got {begin}."
+            )
+        super().__init__(model, layout, low=low, high=high)
+        self.distribution = HardConcrete(beta, gamma, zeta)
+        at_start = start + start_std * torch.randn(layout.num_heads) if start_std else torch.tensor(start)
+        self.log_alpha = nn.Parameter(torch.zeros_like(self.values) + at_start.to(self.values.device))
+        self.register_buffer("noise", torch.zeros_like(self.values), persistent=False)
+        self.register_buffer("relaxed", torch.ones_like(self.values, dtype=torch.bool))
+        self.project()
+        model.register_forward_pre_hook(functools.partial(_draw, self))
+
+    def factors(self, heads: slice, training: bool) -> Tensor:
+        log_alpha = self.log_alpha[heads]
+        if training:
+            gate = self.distribution.sample(log_alpha, self.noise[heads])
+        else:
+            gate = self.distribution.evaluated(log_alpha)
+        return torch.where(self.relaxed[heads], gate, 1.0) * self.values[heads]
+
+    def amount(self) -> Tensor:
+        """(A,) P(gate > 0); its sum is the expected number of open heads."""
+        return torch.where(self.relaxed, self.distribution.p_open(self.log_alpha), 1.0) * (self.values != 0)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        if self.low is not None or self.high is not None:
+            self.log_alpha.clamp_(self.low, self.high)
+
+    @contextlib.contextmanager
+    def fixed(self, values: Tensor) -> Iterator[None]:
+        before = self.relaxed.clone()
+        self.relaxed.zero_()
+        try:
+            with super().fixed(values):
+                yield
+        finally:
+            self.relaxed.copy_(before)
+
+    @torch.no_grad()
+    def draw(self) -> None:
+        """New noise: another draw of every gate."""
+        self.noise.copy_(torch.empty_like(self.noise).uniform_(EPS, 1 - EPS).logit())
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {**super().get_extra_state(), "relaxation": dataclasses.asdict(self.distribution)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
+        ours = dataclasses.asdict(self.distribution)
+        if state.get("relaxation") != ours:
+            raise UserError(
+                f"gates: the checkpoint has hard-concrete ones of {state.get('relaxation')}, these: {ours}."
+            )
+
+
+def _draw(gates: HardConcreteGates, module: nn.Module, _args: tuple[Any, ...]) -> None:
+    if module.training:
+        gates.draw()

@@ -1,0 +1,43 @@
+"""A number of heads to arrive at, without a lambda to search for: an augmented Lagrangian.
+
+Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, arXiv 2204.00408, eq. 3:
+
+    max over l1, l2   min over gates   l1 (s - t) + l2 (s - t)^2
+
+Here s and t are the expected and the wanted share of OPEN heads (CoFi: of pruned parameters), so that the multipliers
+mean the same in every model. t moves from 1 to its final value while the penalty comes in (CoFi's warm-up).
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates.base import nearest_target
+from mhprobe.gates.ramp import check_ramp, ramp
+
+
+class Target(nn.Module):
+    """heads: how many are to stay open. begin, rise: as in ``ramp``: when t moves.
+
+    Its parameters, the multipliers, are to be MAXIMISED, at the rate ``lr``.
+    """
+
+    def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
+        super().__init__()
+        check_ramp(begin, rise)
+        if not lr > 0:
+            raise UserError(f"gates.penalty.lr: expected a rate above 0, got {lr}.")
+        self.heads, self.begin, self.rise, self.lr = heads, begin, rise, lr
+        self.linear = nn.Parameter(torch.zeros(()))
+        self.square = nn.Parameter(torch.zeros(()))
+
+    def forward(self, amount: Tensor, progress: float) -> Tensor:
+        """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        nearest_target(self.heads, len(amount), "gates.penalty.heads")
+        wanted = 1 - (1 - self.heads / len(amount)) * ramp(progress, self.begin, self.rise)
+        excess = amount.mean() - wanted
+        return self.linear * excess + self.square * excess**2

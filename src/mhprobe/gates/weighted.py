@@ -1,0 +1,32 @@
+"""A price on every open head: weight * sum over heads of their amount.
+
+With hard-concrete gates the amount is P(open), and this is the L0 penalty of Louizos et al., 2018, as in Voita et al.,
+2019, eq. 8; with plain gates it is |gate|, the L1 penalty. The sum runs over the heads of all layers; Voita's code
+averages over layers, so that its lambda is ours times the number of layers.
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates.ramp import check_ramp, ramp
+
+
+class Weighted(nn.Module):
+    """weight: lambda, in nats of loss per open head. begin, rise: as in ``ramp``: when it comes in."""
+
+    def __init__(self, weight: float, begin: float = 0.0, rise: float = 0.0) -> None:
+        super().__init__()
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UserError(f"gates.penalty.weight: expected a number of 0 or more, got {weight}.")
+        check_ramp(begin, rise)
+        self.weight, self.begin, self.rise = weight, begin, rise
+
+    def forward(self, amount: Tensor, progress: float) -> Tensor:
+        """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
+        return self.weight * ramp(progress, self.begin, self.rise) * amount.sum()

@@ -1,0 +1,49 @@
+"""What a kind of map is: given a model and images, where each image's patches matter, as grids.
+
+A kind is one file of this package with one class; conf/maps/<kind>.yaml makes it from its options.
+
+Shapes: B images, W windows (1 for global attention), H heads, K places of a window, T tokens (prefix first),
+h x w token grid.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+
+
+class MapKind(ABC):
+    """per_head: whether it gives a map for every head (drawn in a figure of its own) or one per image."""
+
+    per_head: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Maps (B, h, w) by name; larger means more relevant.
+
+        model: with gates (``mhprobe.attach``). images: (B, 3, height, width), as the model wants them. labels: (B,),
+        for kinds that explain the label's logit. UserError names a module that has no attention weights.
+        """
+
+
+def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
+    """The numbers of the sites in residual block ``block``; negative counts from the end."""
+    count = 1 + max(site.block for site in layout.sites)
+    if not -count <= block < count:
+        raise UserError(f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}.")
+    return [number for number, site in enumerate(layout.sites) if site.block == block % count]
+
+
+def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:
+    """(B, ..., T) over a site's tokens -> (B, ..., h, w), the prefix left out."""
+    return tokens[..., site.prefix_tokens :].unflatten(-1, site.token_grid)
+
+
+def readout(queries: Tensor, site: HeadSite) -> Tensor:
+    """(B, ..., T queries, X) -> (B, ..., X): the class token's row where there is one, else the mean over the grid."""
+    return queries[..., 0, :] if site.class_token else queries[..., site.prefix_tokens :, :].mean(-2)

@@ -1,0 +1,104 @@
+"""Is a map faithful? Delete patches in its order, or insert them, and watch the class's probability.
+
+Petsiuk et al. 2018 (RISE), arXiv 1806.07421. A map that knows where the evidence is makes the probability fall early
+when the most relevant patches go first (deletion: lower is better), and rise early when they come first (insertion:
+higher is better). Read both against random orders: a model may be easy or hard to disturb whatever the order.
+
+Shapes: B images, h x w map, P = h w patches, N steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.inspecting import inspecting, usable
+
+Baseline = Literal["mean", "blur"]
+
+
+class Faithfulness(NamedTuple):
+    """Areas under the curves of the probability over the share of patches, in [0, 1], each (B,).
+
+    deletion: lower is better. insertion: higher is better. random_deletion, random_insertion: mean over random orders.
+    """
+
+    deletion: Tensor
+    insertion: Tensor
+    random_deletion: Tensor
+    random_insertion: Tensor
+
+
+def faithfulness(
+    model: nn.Module,
+    images: Tensor,
+    maps: Sequence[Tensor],
+    baseline: Baseline = "mean",
+    steps: int = 10,
+    random_orders: int = 5,
+    seed: int = 0,
+) -> list[Faithfulness]:
+    """Of several maps, each (B, h, w), for images (B, 3, height, width), watching each image's predicted class.
+
+    baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
+    gone. steps: how many equal shares patches go in. Maps of one size share their random orders. Forward passes per
+    image: 2 (steps + 1) for each map, and random_orders times as many for each size.
+    """
+    if baseline not in get_args(Baseline):
+        raise UserError(f"faithfulness: baseline is one of {', '.join(get_args(Baseline))}, got {baseline!r}.")
+    if steps < 1 or random_orders < 1:
+        raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
+    with inspecting(model, gradients=False):
+        images = usable(images)
+        target = model(images).argmax(1)
+
+        def areas(order: Tensor) -> tuple[Tensor, Tensor]:
+            without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])
+            return area(model, images, without, order, target, steps), area(
+                model, without, images, order, target, steps
+            )
+
+        chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
+        for shape in {order.shape for order in maps}:
+            generator = torch.Generator().manual_seed(seed)
+            draws = [areas(torch.rand(shape, generator=generator).to(images.device)) for _ in range(random_orders)]
+            deletion, insertion = (torch.stack(both).mean(0) for both in zip(*draws, strict=True))
+            chance[shape] = deletion, insertion
+        return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
+
+
+def area(model: nn.Module, start: Tensor, end: Tensor, maps: Tensor, target: Tensor, steps: int) -> Tensor:
+    """(B,) area under the probability of ``target`` as patches go from ``start`` to ``end``, largest in ``maps`` first.
+
+    Trapezoids over the share of patches that have gone.
+    """
+    patches = maps[0].numel()
+    # stable: where a map is flat, raster order
+    rank_BP = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(1)
+    counts = torch.linspace(0, patches, steps + 1).round().long().tolist()
+    probability = []
+    for count in counts:
+        gone = (rank_BP < count).unflatten(1, maps.shape[1:])
+        gone_pixels = F.interpolate(gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact")
+        logits = model(torch.where(gone_pixels > 0, end, start))
+        probability.append(logits.double().softmax(1).gather(1, target[:, None]).squeeze(1))
+    return torch.trapezoid(torch.stack(probability), torch.tensor(counts).to(target.device) / patches, dim=0)
+
+
+def mean_colour(images: Tensor) -> Tensor:
+    return images.mean((2, 3), keepdim=True).expand_as(images)
+
+
+def blurred(images: Tensor, grid: torch.Size) -> Tensor:
+    """A Gaussian blur as wide as two patches."""
+    sigma = 2 * images.shape[-1] / grid[-1]
+    reach = max(1, min(int(3 * sigma), min(images.shape[-2:]) - 1))  # reflection goes no further than the image
+    window = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma) ** 2).to(images)
+    window = (window / window.sum()).expand(3, 1, 1, -1)
+    padded = F.pad(images, (reach,) * 4, mode="reflect")
+    return F.conv2d(F.conv2d(padded, window, groups=3), window.mT, groups=3)

@@ -1,0 +1,63 @@
+"""Uncollapsed rollout: one block keeps its heads apart, all others are fused, so that every head has its own rollout.
+
+Shapes: B images, W windows, H heads, K places of a window, T tokens, D head width, C channels of the stream.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadWeights, wide
+from mhprobe.maps.base import MapKind, as_grid, choose_block, readout
+from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
+from mhprobe.taps import record
+
+
+class HeadRollout(MapKind):
+    """Maps "block <b> head <h>" (B, h, w) over the first block's grid: as if head h were its block's only one.
+
+    block: which keeps its heads apart; -1 is the last. fusion, discard: as in Rollout, of the other blocks.
+    weight: "none"; "written" weights each query's row of a head by the length of what the head writes there into the
+        residual stream, |z_h W_O,h|, over the mean of all heads and queries: the channel view.
+    """
+
+    per_head = True
+
+    def __init__(self, block: int = -1, fusion: Fusion = "mean", discard: float = 0.0, weight: str = "none") -> None:
+        check(fusion, discard, "head_rollout")
+        if weight not in ("none", "written"):
+            raise UserError(f"head_rollout: weight is none or written, got {weight!r}.")
+        self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        layout = gates_of(model).layout
+        chosen, *others = choose_block(self.block, layout, "head_rollout")
+        if others:
+            raise UserError(
+                f"head_rollout: block {self.block} has several attentions side by side, expected one. Choose another."
+            )
+        batch = record(model, images, needs={"attn", "weights"})
+        assert batch.attn is not None and batch.weights is not None  # they were asked for
+        site = layout.sites[chosen]
+        fused = [fuse(a, self.fusion) for a in batch.attn]
+        rows = [transition(weights, s, self.discard) for weights, s in zip(fused, layout.sites, strict=True)]
+        before = chain(layout, rows[:chosen]) if chosen else None
+        places = site.places().to(images.device).clamp(min=0)
+        length_BTH = written(batch.z[chosen], batch.weights[chosen]) if self.weight == "written" else None
+        maps = {}
+        for head in range(site.num_heads):
+            own = transition(batch.attn[chosen][:, :, head], site, self.discard)
+            if length_BTH is not None:
+                own = own * length_BTH[:, places, head, None]
+            rolled = chain(layout, [own, *rows[chosen + 1 :]], chosen, before)
+            maps[f"block {site.block} head {head}"] = as_grid(readout(rolled, layout.sites[-1]), layout.sites[0])
+        return maps
+
+
+def written(z: Tensor, weights: HeadWeights) -> Tensor:
+    """(B, T, H) |z_h W_O,h| of each token, over its mean."""
+    norms = torch.stack([(wide(z[:, :, h]) @ wide(weights.output[h])).norm(dim=-1) for h in range(z.shape[2])], 2)
+    return norms / norms.mean((1, 2), keepdim=True)

@@ -1,0 +1,122 @@
+"""Attention rollout: attention of all blocks chained, with the residual stream as an equal partner.
+
+Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and
+rollout_l = A~_l rollout_(l-1). Options as in the vit-explain package, whose code differs from its formula in two
+places where we follow the formula: it normalises columns instead of rows, and it discards by the first image's
+weights for a whole batch. Swin, ours: each window's rows are multiplied where they stand (a token's row of the
+T x T matrix is zero outside its window), padding hands nothing on, and at a patch merging the merged token's row is
+the mean of its children's rows, so that the map is always over the first stage's grid.
+
+Shapes: B images, W windows, H heads, K places of a window, T tokens of a block, S tokens of the first block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.maps.base import MapKind, as_grid, readout
+from mhprobe.taps import record
+
+Fusion = Literal["mean", "max", "min"]
+
+
+class Rollout(MapKind):
+    """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
+
+    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0; never
+        the class token's weight on itself.
+    """
+
+    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0) -> None:
+        check(fusion, discard, "rollout")
+        self.fusion, self.discard = fusion, discard
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        layout = gates_of(model).layout
+        attn = record(model, images, needs={"attn"}).attn
+        assert attn is not None  # it was asked for
+        rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
+        chained = chain(layout, rows)
+        return {"rollout": as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
+
+
+def check(fusion: str, discard: float, kind: str) -> None:
+    if fusion not in get_args(Fusion):
+        raise UserError(f"{kind}: fusion is one of {', '.join(get_args(Fusion))}, got {fusion!r}.")
+    if not 0 <= discard < 1:
+        raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")
+
+
+def fuse(attn: Tensor, fusion: str) -> Tensor:
+    """(B, W, H, K, K) -> (B, W, K, K)."""
+    return attn.mean(2) if fusion == "mean" else attn.amax(2) if fusion == "max" else attn.amin(2)
+
+
+def chain(layout: HeadLayout, rows: Sequence[Tensor], first: int = 0, start: Tensor | None = None) -> Tensor:
+    """Chain the ``transition``s (B, W, K, K) of the sites from number ``first`` on: (B, T of the last of them, S).
+
+    start: (B, T, S), the chain of the sites before ``first``. Attentions side by side in one block count as one after
+    the other.
+    """
+    rolled = start
+    for number, weights in enumerate(rows, first):
+        site = layout.sites[number]
+        if rolled is None:
+            tokens = int(site.places().max()) + 1
+            rolled = torch.eye(tokens, dtype=weights.dtype, device=weights.device).expand(len(weights), -1, -1)
+        elif layout.sites[number - 1].token_grid != site.token_grid:
+            rolled = merge(rolled, layout.sites[number - 1].token_grid)
+        rolled = step(rolled, weights, site)
+    assert rolled is not None  # a layout has sites
+    return rolled
+
+
+def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:
+    """The lowest share ``discard`` of each image's weights at 0, counted among pairs that may attend to each other."""
+    if not discard:
+        return fused
+    support = site.support().to(fused.device)
+    allowed_BP = fused[:, support].clone()
+    ranked = allowed_BP.clone()
+    if site.class_token:
+        ranked[:, 0] = torch.inf
+    lowest = ranked.argsort(1)[:, : int(discard * allowed_BP.shape[1])]
+    kept = fused.clone()
+    kept[:, support] = allowed_BP.scatter(1, lowest, 0.0)
+    return kept
+
+
+def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:
+    """0.5 A + 0.5 I, rows normalised to 1, after ``drop_lowest``; padding is no key."""
+    weights = drop_lowest(weights, site, discard)
+    support = site.support().to(weights.device)
+    identity = torch.eye(support.shape[-1], dtype=weights.dtype, device=weights.device)
+    mixed = 0.5 * weights * support + 0.5 * identity
+    return mixed / mixed.sum(-1, keepdim=True)
+
+
+def step(rolled: Tensor, weights: Tensor, site: HeadSite) -> Tensor:
+    """One block: (B, W, K, K) times (B, T, S) -> (B, T, S), window by window."""
+    places = site.places().to(rolled.device)
+    moved_BWKS = weights @ rolled[:, places.clamp(min=0)]  # a padded key's weight is 0
+    there = places >= 0
+    new = torch.empty_like(rolled)
+    new[:, places[there]] = moved_BWKS[:, there]
+    return new
+
+
+def merge(rolled: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Rows of 2 x 2 neighbours averaged, as Swin merges patches: (B, h w, S) -> (B, ceil(h/2) ceil(w/2), S).
+
+    On an odd grid the last row (column) is merged with padding, which has no row: the mean is over what is there.
+    """
+    maps = rolled.transpose(1, 2).unflatten(2, grid)
+    return F.avg_pool2d(maps, 2, ceil_mode=True).flatten(2).transpose(1, 2)

@@ -1,0 +1,70 @@
+"""Beam search: keep the w best sets of masked units at every step, where greedy search keeps one.
+
+Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets, so it costs up to w
+times as much; sets that several ways lead to are scored once, and the way that scored better on average is kept.
+
+The path is the way to the set that is best at the last step: a longer search may go another way from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Path, Units
+
+
+class _Way(NamedTuple):
+    order: tuple[int, ...]  # of unit indices
+    correct: int  # images right at its end
+    area: int  # the sum of that over its steps
+
+
+@dataclass(frozen=True)
+class Beam:
+    """width: how many sets are kept."""
+
+    width: int = 4
+    searches: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise UserError(f"masking order beam: width is at least 1, got {self.width}.")
+
+    def length(self, units: Units, layout: HeadLayout) -> int:
+        return len(units)
+
+    def paths(
+        self,
+        units: Units,
+        layout: HeadLayout,
+        evaluate: Evaluate,
+        steps: int | None = None,
+        start: Sequence[int] = (),
+        on_step: Callable[[list[int]], None] | None = None,
+    ) -> list[Path]:
+        """The way to the best set of ``steps`` units. Ties: more images right on the way, then lower unit indices.
+
+        start and on_step are not used: a shorter search's path need not be the start of a longer one's.
+        """
+        length = len(units) if steps is None else min(steps, len(units))
+        ways = [_Way((), 0, 0)]
+        for _ in range(length):
+            longer: dict[frozenset[int], tuple[int, ...]] = {}
+            for way in sorted(ways, key=lambda way: (-way.area, way.order)):
+                for unit in units.candidates(way.order):
+                    longer.setdefault(frozenset((*way.order, unit)), (*way.order, unit))
+            if not longer:
+                break
+            area = {way.order: way.area for way in ways}
+            orders = list(longer.values())
+            correct = evaluate(torch.stack([units.masks[list(order)].any(0) for order in orders])).correct.tolist()
+            found = [_Way(o, c, area[o[:-1]] + c) for o, c in zip(orders, correct, strict=True)]
+            ways = sorted(found, key=lambda way: (-way.correct, -way.area, way.order))[: self.width]
+        order = list(ways[0].order)
+        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]

@@ -1,0 +1,125 @@
+"""By a score: the units that a per-head measure calls least important go first. One look instead of a search.
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 4.2, estimate importance once and remove in that order; their
+``rescore_every`` re-estimates it on the masked model. A unit's score is the sum over its heads.
+
+Any measure will do, and any table of a run: importance, Fisher, ablation delta, confidence, LRP relevance, how long an
+L0 gate survived. The control, an order by random numbers, is masking/random.py.
+
+Shapes: A heads, U units.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Path, Units
+
+
+@dataclass(frozen=True)
+class ByScore:
+    """measure: makes a per-head measure from a layout; it is shown the selection split. Or table: a csv file with a
+        row per head, as runs write them; beware of one measured on the images that the curve is reported on.
+    column: of the measure or of the table.
+    first: which score goes first, the "lowest" (of a measure where larger means more important) or the "highest".
+    rescore_every: None scores once, with all heads on; k scores the masked model anew after every k steps.
+    """
+
+    measure: Callable[[HeadLayout], Any] | None = None
+    table: str | None = None
+    column: str = "value"
+    first: Literal["lowest", "highest"] = "lowest"
+    rescore_every: int | None = None
+    searches: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) == (self.table is None):
+            raise UserError("masking order by_score: give a measure or a table, and not both.")
+        if self.table is not None and not File(self.table).is_file():
+            raise UserError(
+                f"masking order by_score: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv."
+            )
+        if self.first not in ("lowest", "highest"):
+            raise UserError(f"masking order by_score: first is lowest or highest, got {self.first!r}.")
+        if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
+            raise UserError(
+                f"masking order by_score: rescore_every counts steps from 1 and needs a measure, since a table stays "
+                f"as it is; got {self.rescore_every}."
+            )
+
+    def length(self, units: Units, layout: HeadLayout) -> int:
+        return len(units)
+
+    def paths(
+        self,
+        units: Units,
+        layout: HeadLayout,
+        evaluate: Evaluate,
+        steps: int | None = None,
+        start: Sequence[int] = (),
+        on_step: Callable[[list[int]], None] | None = None,
+    ) -> list[Path]:
+        """The one path by score. Equal scores: lowest unit index first. UserError names a head without a score."""
+        length = len(units) if steps is None else min(steps, len(units))
+        order = [] if self.table else list(start)[:length]  # a table's numbers may have changed since
+        scored_at, score = -1, torch.empty(0)
+        sign = 1 if self.first == "lowest" else -1
+        while len(order) < length and (left := units.candidates(order)):
+            due = len(order) // self.rescore_every * self.rescore_every if self.rescore_every else 0
+            if due != scored_at:
+                scored_at, score = due, self._scores(units, layout, evaluate, units.masks[order[:due]].any(0))
+            order.append(min(left, key=lambda unit: sign * float(score[unit])))
+            if on_step is not None:
+                on_step(order.copy())
+        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]
+
+    def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
+        """(U,) with the heads of the (A,) mask off."""
+        if self.table is not None:
+            score_A = _read(self.table, self.column, layout)
+        else:
+            assert self.measure is not None
+            score_A = evaluate.measure(self.measure, off, self.column)
+        in_units = units.masks.any(0)
+        for flat, (_, head, site) in enumerate(layout):
+            if in_units[flat] and not score_A[flat].isfinite():
+                raise UserError(
+                    f"masking order by_score: the score of {site.name} head {head} is {float(score_A[flat])}, expected "
+                    f"a number for every head. Choose another measure or column, or leave its layer out "
+                    f"(exclude_layers)."
+                )
+        return units.masks.double() @ score_A.double().nan_to_num()
+
+
+def _read(path: str, column: str, layout: HeadLayout) -> Tensor:
+    """(A,) one column of a csv file with a row per head, whose flat index is in the column ``head``."""
+    try:
+        with File(path).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"masking order by_score: cannot read the table {path} ({error}).") from error
+    columns = list(rows[0]) if rows else []
+    if "head" not in columns or column not in columns:
+        raise UserError(
+            f"masking order by_score: {path} has the columns {', '.join(columns) or 'of no table'}; expected head and "
+            f"{column}."
+        )
+    try:
+        found = {int(row["head"]): float(row[column]) for row in rows}
+    except (TypeError, ValueError) as error:
+        raise UserError(f"masking order by_score: {path}, column {column}: {error}.") from error
+    if sorted(found) != list(range(layout.num_heads)) or len(rows) != len(found):
+        raise UserError(
+            f"masking order by_score: {path} has {len(rows)} rows for {len(found)} heads, expected one for each of the "
+            f"model's {layout.num_heads}. Was it made for another model?"
+        )
+    return torch.tensor([found[head] for head in range(layout.num_heads)], dtype=torch.float64)

@@ -1,0 +1,116 @@
+"""How far a curve may go: a floor under every layer, and a target at which it stops.
+
+A unit that would take a layer below ``min_heads_per_layer`` is skipped, so the heads that an order likes best stay.
+A target says what shall be left: a number of heads, or a share of the dense model's FLOPs or time; the path ends with
+the first step that reaches it.
+
+Shapes: A heads, L layers, M masks. In every mask True means: head off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Units
+
+_ROUNDING = 1e-9  # of shares that are sums over heads
+
+Cost = Callable[[Tensor], Tensor]
+"""(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """unit: heads, flops or latency. value: at most so much shall be left, by ``cost``."""
+
+    unit: str
+    value: float
+    cost: Cost
+
+    def left(self, mask: Tensor) -> float:
+        """What the (A,) mask leaves."""
+        return float(self.cost(mask[None])[0])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_heads_per_layer: of every layer so many heads stay. target: where to stop, None for nowhere."""
+
+    layout: HeadLayout
+    min_heads_per_layer: int = 0
+    target: Target | None = None
+
+    def reached(self, off: Tensor) -> bool:
+        """Whether the (A,) mask meets the target."""
+        return self.target is not None and self.target.left(off) <= self.target.value + _ROUNDING
+
+    def permits(self, off: Tensor, after: Tensor) -> Tensor:
+        """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
+        kept_ML = _heads_left(self.layout, after)
+        return ((kept_ML >= self.min_heads_per_layer) | (kept_ML == _heads_left(self.layout, off))).all(-1)
+
+
+def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
+    """The target that ``{heads: 36}``, ``{flops: 0.8}`` or ``{latency: 0.8}`` asks for.
+
+    costs: what is left by masks, by unit; the number of heads is known here.
+    """
+    known: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double(), **costs}
+    if len(setting) != 1 or not set(setting) <= set(known):
+        raise UserError(f"masking target: expected one of {', '.join(known)} with its value, got {dict(setting)}.")
+    ((unit, value),) = setting.items()
+    most = layout.num_heads if unit == "heads" else 1
+    if not 0 <= value <= most:
+        raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {value}.")
+    return Target(unit, float(value), known[unit])
+
+
+def constrain(units: Units, limits: Limits, curve: str) -> Units:
+    """``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach."""
+    floor, target = limits.min_heads_per_layer, limits.target
+    if floor < 0:
+        raise UserError(f"masking.curves.{curve}.min_heads_per_layer: expected a whole number from 0, got {floor}.")
+    units = dataclasses.replace(units, limits=limits)
+    nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
+    if not limits.reached(nothing) and not units.candidates([]):
+        raise UserError(
+            f"masking.curves.{curve}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
+            f"below it. Lower it, or mask smaller units (units=head)."
+        )
+    if target is not None:
+        check_reached(limits, _farthest(units), curve)
+    return units
+
+
+def check_reached(limits: Limits, off: Tensor, curve: str) -> None:
+    """UserError with the nearest value if the (A,) mask, where a path ends, misses the target."""
+    target = limits.target
+    if target is None or limits.reached(off):
+        return
+    nearest = math.ceil((target.left(off) - _ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
+    raise UserError(
+        f"masking.curves.{curve}.target: {target.unit}={target.value:g} can't be met: with every unit masked that may "
+        f"be (min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least "
+        f"that, or lift the limits (exclude_layers, min_heads_per_layer)."
+    )
+
+
+def _farthest(units: Units) -> Tensor:
+    """(A,) the mask at the end of the path that takes units as they come."""
+    order: list[int] = []
+    while left := units.candidates(order):
+        order.append(left[0])
+    return units.masks[order].any(0)
+
+
+def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:
+    """(..., A) masks -> (..., L)."""
+    return torch.stack([part.sum(-1) for part in layout.split(~masks)], -1)

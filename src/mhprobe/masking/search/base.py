@@ -1,0 +1,66 @@
+"""What a search is asked and what it answers: of some candidates, which leaves the best score on the split?
+
+Shapes: A heads, U candidates, N images of the split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+from mhprobe.masking.base import Evaluate, Scores
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a greedy search.
+
+    off: (A,) bool, the heads masked so far. units: (U, A) bool, the heads that each candidate would add.
+    prefers: +1 if the highest accuracy wins, -1 if the lowest. loss_breaks_ties: among equal accuracies the better
+        loss wins (in the same sense) before the lowest index does.
+    number: of the step, for seeds. before: what ``off`` scored on all images, where that is known.
+    """
+
+    off: Tensor
+    units: Tensor
+    prefers: int
+    loss_breaks_ties: bool = False
+    number: int = 0
+    before: Scores | None = None
+
+    @property
+    def masks(self) -> Tensor:
+        """(U, A)."""
+        return self.off | self.units
+
+    def only(self, candidates: Tensor) -> Step:
+        """The same step with some of the candidates, named by ascending index."""
+        return dataclasses.replace(self, units=self.units[candidates])
+
+    def winner(self, scores: Scores) -> int:
+        """Which of the masks that were scored wins; the first of equals."""
+        merit = [
+            (self.prefers * correct, -self.prefers * loss if self.loss_breaks_ties else 0.0)
+            for correct, loss in zip(scores.correct.tolist(), scores.loss.tolist(), strict=True)
+        ]
+        return merit.index(max(merit))
+
+
+class Choice(NamedTuple):
+    """The candidate that was chosen, and what its mask scored on all images where that is known."""
+
+    candidate: int
+    scores: Scores | None = None
+
+
+class Search(Protocol):
+    """A frozen dataclass: its fields are its options. It decides on numbers that are the same on every rank."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+        """The best candidate, or one as good as the search promises."""
+        ...

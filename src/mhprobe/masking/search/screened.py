@@ -1,0 +1,53 @@
+"""Screened: only the candidates that look good to second order are evaluated.
+
+The loss after masking a unit is predicted from the slopes s_h of an image's loss along the heads' gates, taken with one
+recorded backward pass at the current mask:
+
+    change = sum over the unit's heads of  -mean(s_h) + 1/2 mean(s_h^2)
+
+the first-order term and half the diagonal of the empirical Fisher information, which stands for the curvature (Kwon et
+al., 2022, arXiv 2204.09656, use the second term alone; Molchanov et al., 2017, arXiv 1611.06440, the first). The best
+``best`` by it go on to another search. There is no guarantee: a unit that is badly predicted is not seen.
+
+Shapes: A heads, U candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.masking.base import Evaluate
+from mhprobe.masking.search.base import Choice, Search, Step
+from mhprobe.masking.search.exact import Exact
+
+
+@dataclass(frozen=True)
+class Screened:
+    """best: how many candidates are evaluated. then: the search that chooses among them."""
+
+    best: int = 20
+    then: Search = field(default_factory=Exact)
+
+    def __post_init__(self) -> None:
+        if self.best < 1:
+            raise UserError(f"masking search screened: best is at least 1, got {self.best}.")
+
+    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+        """What ``then`` chooses among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
+        if len(step.units) <= self.best:
+            return self.then.choose(step, evaluate)
+        change_U = predicted_change(step, evaluate)
+        promising = change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values
+        choice = self.then.choose(step.only(promising), evaluate)
+        return choice._replace(candidate=int(promising[choice.candidate]))
+
+
+def predicted_change(step: Step, evaluate: Evaluate) -> Tensor:
+    """(U,) by how much each candidate is predicted to raise the mean loss, in nats."""
+    slope_A, square_A = evaluate.slopes(step.off)
+    change_A = torch.where(step.off, 0.0, square_A / 2 - slope_A)
+    return step.units.double() @ change_A.double()

@@ -1,0 +1,106 @@
+"""What each head is worth: how many images go wrong, and how the loss moves, when it alone is switched off.
+
+Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2, ablate one head at a time. Here all heads are tested on the
+same images, so differences are paired: exact McNemar for accuracy with Holm's correction over all heads, Newcombe's
+interval, and a normal interval for the loss.
+
+Shapes: B images, A heads of all sites, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import Ablation, HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.outcomes import labels_of, outcomes
+from mhprobe.significance import Z95, holm, mcnemar, paired_difference, standard_error
+
+
+class AblationDelta(Measure):
+    """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
+
+    The loss comes first: it moves for every head, where most heads change the same few predictions.
+
+    Columns, (A,) where nothing else is said, larger is more important, negative where masking helps:
+        value: mean loss masked - unmasked, in nats, with standard_error, low and high (95 %);
+        drop: accuracy unmasked - masked, a share in [-1, 1], with drop_low and drop_high (95 %); lost, won: images that
+        only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
+        accuracy: () of the unmasked model; images: ();
+        by_class (A, C): drop within each class, NaN where a class has no image.
+    """
+
+    kind = "per_head"
+    label = "rise of the loss without the head (nats)"
+    also = ("by_class",)
+
+    kept: Tensor  # (A,) images right with and without the head
+    lost: Tensor  # (A,) right with it only
+    won: Tensor  # (A,) right without it only
+    rise: Tensor  # (A,) sum of loss without it - loss with it
+    square: Tensor  # (A,) sum of its squares
+    class_images: Tensor  # (C,)
+    class_drop: Tensor  # (A, C) images lost - won
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        heads = layout.num_heads
+        self.ablation = Ablation(tuple((head,) for head in range(heads)))
+        self.needs = frozenset({self.ablation})
+        for name in ("kept", "lost", "won"):
+            self.add_state(name, torch.zeros(heads, dtype=torch.long))
+        for name in ("rise", "square"):
+            self.add_state(name, torch.zeros(heads, dtype=torch.float64))
+        # only logits tell how many classes there are: these grow once, at the first batch, on every rank alike
+        self.add_state("class_images", torch.zeros(0, dtype=torch.long))
+        self.add_state("class_drop", torch.zeros(heads, 0, dtype=torch.long))
+
+    def update(self, batch: HeadBatch) -> None:
+        if not len(self.class_images):
+            self._grow(batch.logits.shape[1])
+        if not batch.valid.any():
+            return
+        right, loss = outcomes(batch.logits, batch)
+        right_AB, loss_AB = outcomes(batch.ablated[self.ablation], batch)
+        lost_AB, won_AB = right & ~right_AB, ~right & right_AB
+        self.kept += (right & right_AB).sum(1)
+        self.lost += lost_AB.sum(1)
+        self.won += won_AB.sum(1)
+        rise_AB = loss_AB - loss
+        self.rise += rise_AB.sum(1)
+        self.square += rise_AB.square().sum(1)
+        labels = labels_of(batch)
+        self.class_images += torch.bincount(labels, minlength=len(self.class_images))
+        self.class_drop.index_add_(1, labels, lost_AB.long() - won_AB.long())
+        self.images += len(labels)
+
+    def finish(self) -> dict[str, Tensor]:
+        images = self.images
+        rise, error = self.rise / images, standard_error(self.rise, self.square, images)
+        drop_low, drop_high = paired_difference(self.kept, self.lost, self.won, images)
+        p = mcnemar(self.lost, self.won)
+        return {
+            "value": rise,
+            "standard_error": error,
+            "low": rise - Z95 * error,
+            "high": rise + Z95 * error,
+            "drop": (self.lost - self.won).double() / images,
+            "drop_low": drop_low,
+            "drop_high": drop_high,
+            "lost": self.lost.clone(),
+            "won": self.won.clone(),
+            "p": p,
+            "p_holm": holm(p),
+            "accuracy": (self.kept + self.lost)[0].double() / images,
+            "images": images.clone(),
+            "by_class": self.class_drop.double() / self.class_images,  # 0 / 0: NaN, nobody knows
+        }
+
+    def _grow(self, classes: int) -> None:
+        with torch.inference_mode(False):
+            self.class_images = self.class_images.new_zeros(classes)
+            self.class_drop = self.class_drop.new_zeros(self.layout.num_heads, classes)
+        self.axes = {"by_class": [*self.class_names] or [f"class {number}" for number in range(classes)]}

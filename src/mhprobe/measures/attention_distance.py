@@ -1,0 +1,72 @@
+"""How far a head looks: the attention-weighted distance between a query and its keys, in pixels of the input image.
+
+Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu, Unterthiner, Kornblith, Zhang & Dosovitskiy, 2021,
+arXiv 2108.08810, section 4. Distances are Euclidean, between the centres of patches. Prefix tokens have no place in the
+image: their rows and columns are dropped. Raghu et al. leave the rest of a row as it is ("raw" here), so that looking
+at the class token counts as looking near; here the rest is renormalised.
+
+Shapes: A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention, over_queries, over_support, per_site
+
+
+class AttentionDistance(Measure):
+    """Mean attention distance: over patch queries, then images.
+
+    renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
+
+    Columns, (A,) in input pixels, larger looks further: value; renormalised, raw: both variants; uniform: the value if
+    attention were spread evenly over the same keys. A row that gives patches no weight at all counts as 0.
+    """
+
+    needs = frozenset({"attn"})
+    kind = "per_head"
+    label = "mean attention distance (input pixels)"
+    also = ("by_depth",)
+
+    total: Tensor  # (A,) sum over images and queries, renormalised
+    raw_total: Tensor  # (A,) the same of raw rows
+
+    def __init__(self, layout: HeadLayout, renormalise: bool = True, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        self.renormalise = renormalise
+        for name in ("total", "raw_total"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
+            mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
+            self.raw_total[span] += over_queries(raw_bWHQ, places.patch)
+            self.total[span] += over_queries(
+                raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny), places.patch
+            )
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        even = per_site(self.layout, self.device, lambda site, p: over_support(p.distance, p.patch_pairs))
+        both = {
+            "renormalised": self.total / self.images / queries,
+            "raw": self.raw_total / self.images / queries,
+        }
+        if not self.renormalise:
+            # a raw row also spends weight on prefix tokens, at no distance
+            kept = per_site(
+                self.layout,
+                self.device,
+                lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
+            )
+            return {"value": both["raw"].clone(), **both, "uniform": even * kept}
+        return {"value": both["renormalised"].clone(), **both, "uniform": even}

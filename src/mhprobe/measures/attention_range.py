@@ -1,0 +1,115 @@
+"""How far a head's attention spreads around the place it looks at most: r50 and r90.
+
+The mass of a query's attention as a function of the distance from its own argmax key (not from the query, as in
+attention_distance). Prefix rows and columns are dropped and the rest is renormalised. The profile is kept over the
+exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read from the
+mean profile, linearly between those distances.
+
+Shapes: R distinct distances of the site that has most, A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention, per_site, places_of, shares
+
+
+class AttentionRange(Measure):
+    """Radius around the argmax key that holds half of the attention.
+
+    Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass of the mean
+    profile; r90: 90 %; uniform, uniform_r90: the same for attention spread evenly over the keys of the same queries,
+    around the same argmax keys. For the figure, (A, R): distances, NaN behind a site's last; mass and uniform_mass at
+    each. The first of equal maxima in a window is the argmax.
+    """
+
+    needs = frozenset({"attn"})
+    kind = "per_head"
+    label = "attention range r50 (input pixels)"
+    also = ("range_profile",)
+
+    mass: Tensor  # (A, R) sum over images and queries of attention at each distance from the argmax key
+    uniform_mass: Tensor  # (A, R) the same of even attention
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        most = max(len(_rings(site, torch.device("cpu"))[0]) for site in layout.sites)
+        for name in ("mass", "uniform_mass"):
+            self.add_state(name, torch.zeros(layout.num_heads, most, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            distances, ring_WKK = _rings(piece.site, piece.attn.device)
+            row_bWHQK = shares(piece.attn, places.patch_pairs)
+            windows, heads, count = row_bWHQK.shape[1:4]
+            # rows with the same argmax key have the same rings around it: add them up first, then sort into rings
+            start_WH = count * torch.arange(windows * heads, device=row_bWHQK.device).view(windows, heads, 1)
+            centre = (row_bWHQK.argmax(-1) + start_WH).flatten()
+            row_K = row_bWHQK.new_zeros(windows * heads * count, count)
+            row_K.index_add_(0, centre, row_bWHQK.flatten(0, 3))
+            seen = row_bWHQK.new_zeros(windows * heads * count)
+            seen.index_add_(0, centre, places.patch[:, None].expand(row_bWHQK.shape[:4]).flatten().double())
+            even_WKK = shares(places.patch_pairs[None, :, None].double(), places.patch_pairs)[0, :, 0]
+            shape = (windows, heads, count, count)
+            for state, rows in (
+                (self.mass, row_K.view(shape)),
+                (self.uniform_mass, seen.view(shape[:3])[..., None] * even_WKK[:, None]),
+            ):
+                flat_HX = rows.transpose(0, 1).flatten(1)
+                state[span, : len(distances)] += flat_HX.new_zeros(heads, len(distances)).index_add_(
+                    1, ring_WKK.flatten(), flat_HX
+                )
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())[:, None]
+        mass, even = self.mass / self.images / queries, self.uniform_mass / self.images / queries
+        distances = torch.full_like(mass, torch.nan)
+        for number, site in enumerate(self.layout.sites):
+            values = _rings(site, self.device)[0]
+            distances[self.layout.span(number), : len(values)] = values
+        r50 = radius(distances, mass, 0.5)
+        return {
+            "value": r50,
+            "r50": r50.clone(),
+            "r90": radius(distances, mass, 0.9),
+            "uniform": radius(distances, even, 0.5),
+            "uniform_r90": radius(distances, even, 0.9),
+            "distances": distances,
+            "mass": mass,
+            "uniform_mass": even,
+        }
+
+
+def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
+    """(A,) radius that holds ``share`` of (A, R) mass: linear between distances, 0 if the centre holds it alone."""
+    inside = mass.cumsum(1)
+    target = share * inside[:, -1:]
+    at = (inside < target).sum(1, keepdim=True).clamp(max=mass.shape[1] - 1)
+    before = (at - 1).clamp(min=0)
+    low, high = distances.nan_to_num().gather(1, before), distances.nan_to_num().gather(1, at)
+    start, step = inside.gather(1, before), mass.gather(1, at)
+    between = low + (high - low) * ((target - start) / step).clamp(0, 1)
+    return torch.where(at > 0, between, high)[:, 0]
+
+
+@functools.lru_cache(maxsize=256)
+def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(R,) rising distances between grid tokens that may attend to each other, and (W, K, K) which of them it is.
+
+    Pairs that may not attend are in ring 0, where their mass of 0 changes nothing.
+    """
+    with torch.inference_mode(False):
+        # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
+        distance = places_of(site, device).distance
+        nearby = (distance * 1e6).round() / 1e6
+        rising, ring = nearby.unique(sorted=True, return_inverse=True)
+        return rising, ring

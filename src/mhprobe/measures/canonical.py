@@ -1,0 +1,76 @@
+"""Canonical correlations from second moments: whiten two sets of channels, take the SVD of what is left between them.
+
+Shapes: H heads of a group (or layers), D their width, P pairs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.measures.chance import chance_correlations
+from mhprobe.measures.moments import Parts
+
+
+def kept(heads: Parts, variance: float) -> Tensor:
+    """(H, D) bool: the leading directions that explain this share of a head's variance; 1 keeps all that vary."""
+    before = heads.spectrum.cumsum(1) - heads.spectrum  # a direction is kept as long as those before it do not suffice
+    return (before < variance * heads.spectrum.sum(1, keepdim=True)) & (heads.spectrum > 0)
+
+
+def whitening(heads: Parts, kept_HD: Tensor) -> Tensor:
+    """(H, D, D) maps W with W^T covariance W = 1 on the kept directions.
+
+    Directions that are not kept become zero columns, which add zero singular values: all pairs fit one batch.
+    """
+    return heads.direction * torch.where(kept_HD, heads.spectrum, torch.inf).rsqrt()[:, None]
+
+
+def correlations(heads: Parts, kept_HD: Tensor) -> Tensor:
+    """(H, H, D) canonical correlations of all pairs in falling order, NaN behind the last."""
+    whiten_HDD = whitening(heads, kept_HD)
+    count, width = kept_HD.shape
+    rho_HHD = whiten_HDD.new_empty(count, count, width)
+    for a in range(count):
+        rho_PD = torch.linalg.svdvals(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:]).clamp(0, 1)
+        rho_HHD[a, a:] = rho_HHD[a:, a] = rho_PD
+    return rho_HHD.masked_fill(behind(kept_HD), torch.nan)
+
+
+def behind(kept_HD: Tensor) -> Tensor:
+    """(H, H, D) bool: places behind the last correlation of a pair, which has min(kept) of them."""
+    dims = kept_HD.sum(1)
+    return torch.arange(kept_HD.shape[1], device=dims.device) >= torch.minimum(dims[:, None], dims)[..., None]
+
+
+def mean(rho: Tensor) -> Tensor:
+    """(..., D) -> (...) mean of the correlations that are not NaN; 0 where there is none."""
+    return rho.nanmean(-1).nan_to_num(0)
+
+
+def null(
+    heads: Parts, kept_HD: Tensor, draws: int, seed: int, average: Callable[[Tensor], Tensor] = mean
+) -> tuple[Tensor, Tensor]:
+    """(H, H) average and (H, H, D) correlations between independent heads that keep as many directions.
+
+    Means over ``draws``; 0 and NaN where a head keeps none.
+    """
+    dims = kept_HD.sum(1)
+    level_HH = kept_HD.new_zeros(len(dims), len(dims), dtype=torch.float64)
+    rho_HHD = torch.full((*level_HH.shape, kept_HD.shape[1]), torch.nan, dtype=torch.float64, device=dims.device)
+    for few, many in itertools.combinations_with_replacement(dims[dims > 0].unique().tolist(), 2):
+        drawn = torch.from_numpy(chance_correlations(int(heads.rows), few, many, draws, seed)).to(dims.device)
+        pair = (dims[:, None] == few) & (dims == many)
+        pair = pair | pair.mT
+        level_HH[pair] = average(drawn).mean()
+        rho_HHD[..., :few][pair] = drawn.mean(0)
+    return level_HH, rho_HHD
+
+
+def check_draws(name: str, null_draws: int) -> None:
+    if null_draws < 1:
+        raise UserError(f"{name}: null_draws is at least 1, got {null_draws}.")

@@ -1,0 +1,79 @@
+"""Canonical correlation between heads with all their directions: SVCCA without its first cut.
+
+Hotelling, 1936; as google/svcca's ``get_cca_similarity`` computes it when no SVD is taken before (Raghu et al., 2017,
+arXiv 1706.05806). Directions that do not vary at all are left out, where that code adds an epsilon to the diagonal.
+Its ``mean`` runs over the leading correlations only, up to 98 % of their sum; that is ``mean="leading"`` here.
+
+Shapes: H heads of a group, D head width, A heads of all sites, R the largest head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.measures import canonical
+from mhprobe.measures.moments import Parts
+from mhprobe.measures.pairs import PairMeasure, Pairs
+
+Mean = Literal["all", "leading"]
+
+_LEADING = 0.98  # of the correlations' sum, google/svcca's threshold
+
+
+class CCA(PairMeasure):
+    """Mean canonical correlation of all directions of two heads.
+
+    Invariant to any invertible linear map of a head; directions with hardly any variance count as much as the others.
+
+    pairs: which heads are compared, see PairMeasure.
+    mean: over "all" correlations, or over the "leading" ones, whose sum first reaches 98 % of the total (google/svcca).
+        The latter hides how many correlations are small: value and null both come out larger.
+    null_draws, seed: samples behind the chance level, and what they are drawn from.
+
+    Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), rows (A,).
+    """
+
+    label = "CCA: mean canonical correlation"
+    also = ("coefficients",)
+    equal_up_to = "an invertible linear map"
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        pairs: Pairs = "layer",
+        mean: Mean = "all",
+        null_draws: int = 20,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layout, pairs, **kwargs)
+        if mean not in get_args(Mean):
+            raise UserError(f"cca: mean is one of {', '.join(get_args(Mean))}, got {mean!r}.")
+        canonical.check_draws(self.name, null_draws)
+        self.average = canonical.mean if mean == "all" else _leading_mean
+        self.null_draws = null_draws
+        self.seed = seed
+
+    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        kept_HD = canonical.kept(heads, variance=1.0)
+        rho_HHD = canonical.correlations(heads, kept_HD)
+        null_HH, null_rho_HHD = canonical.null(heads, kept_HD, self.null_draws, self.seed, self.average)
+        return {
+            "value": self.average(rho_HHD),
+            "null": null_HH,
+            "dims": kept_HD.sum(1),
+            "rho": rho_HHD,
+            "null_rho": null_rho_HHD,
+        }
+
+
+def _leading_mean(rho: Tensor) -> Tensor:
+    """(..., D) -> (...) mean of the leading correlations: one counts as long as those before it do not suffice."""
+    known = rho.nan_to_num(0)
+    before = known.cumsum(-1) - known
+    counts = before < _LEADING * known.sum(-1, keepdim=True)
+    return (known * counts).sum(-1) / counts.sum(-1).clamp(min=1)

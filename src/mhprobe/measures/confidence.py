@@ -1,0 +1,64 @@
+"""How sure a head is where to look: the largest weight of a query's row, on average.
+
+Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. They leave the end-of-sentence token out of
+the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised
+without them: a head that looks at nothing but the class token is not confident.
+
+Shapes: A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention, over_queries, per_site
+
+
+class Confidence(Measure):
+    """Mean over patch queries and images of the largest attention weight.
+
+    prefix_keys: whether class, distillation and register tokens may be where the maximum is. In Swin only keys of the
+        query's own shift region count.
+
+    Columns, (A,) in [0, 1], larger is more certain: value; class_query: the same for the class token's own row, NaN
+    without one; uniform: the value if attention were spread evenly over all keys.
+    """
+
+    needs = frozenset({"attn"})
+    kind = "per_head"
+    label = "confidence: mean largest weight"
+    also = ("by_depth",)
+
+    total: Tensor  # (A,) sum over images and patch queries
+    class_total: Tensor  # (A,) sum over images of the class token's row
+
+    def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        self.prefix_keys = prefix_keys
+        for name in ("total", "class_total"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            keys = places.pairs if self.prefix_keys else places.pairs & places.patch[:, None]
+            peak_bWHQ = (piece.attn * keys[:, None]).amax(-1)  # a product, so that NaN is not masked away
+            self.total[span] += over_queries(peak_bWHQ, places.patch)
+            self.class_total[span] += over_queries(peak_bWHQ, places.is_class)
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
+        even = per_site(self.layout, self.device, lambda site, p: (1 / p.pairs.sum(-1).double())[p.patch].mean())
+        return {
+            "value": self.total / self.images / queries,
+            # 0 / 0 without a class token: NaN
+            "class_query": self.class_total * has_class / has_class / self.images,
+            "uniform": even,
+        }

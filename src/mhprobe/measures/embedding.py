@@ -1,0 +1,79 @@
+"""A matrix of distances between heads as points in a plane, as clusters, and as one number: do layers differ?
+
+The plane is metric multidimensional scaling (SMACOF) on the distances themselves, as in Clark et al., 2019, arXiv
+1906.04341, figure 6. It starts from classical scaling instead of from random points, so the same distances give the
+same picture. Everything here depends on the matrix and the seed alone.
+
+Shapes: N heads of one group.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_DIGITS = 10  # rounding noise of the sums must not turn the picture or break a tie
+
+
+def embed(distance: Tensor) -> tuple[Tensor, float]:
+    """(N, 2) points whose distances are close to (N, N) ``distance``, centred, and Kruskal's stress-1 (0: perfect)."""
+    from sklearn.manifold import smacof
+
+    distance = distance.round(decimals=_DIGITS)
+    count, size = len(distance), distance.square().sum()
+    if size == 0:
+        return distance.new_zeros(count, 2), 0.0
+    centre = torch.eye(count, dtype=distance.dtype) - 1 / count
+    strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
+    direction = direction[:, -2:].flip(1)
+    # an eigenvector has no sign of its own: its largest entry is positive
+    sign = direction.gather(0, direction.abs().argmax(0, keepdim=True)).sign()
+    start = direction * sign * strength[-2:].flip(0).clamp(min=0).sqrt()
+    found, _ = smacof(
+        distance.numpy(), init=start.numpy(), n_init=1, max_iter=1000, eps=1e-9, random_state=0, normalized_stress=False
+    )
+    points = torch.from_numpy(found)
+    points = points - points.mean(0)
+    error = (torch.cdist(points, points) - distance).square().sum()
+    return points, float((error / size).sqrt())
+
+
+def cluster(distance: Tensor, clusters: int) -> Tensor:
+    """(N,) int64 cluster of each head, by average linkage; numbered in the order of their first heads."""
+    from sklearn.cluster import AgglomerativeClustering
+
+    if len(distance) == 1:
+        return torch.zeros(1, dtype=torch.long)
+    model = AgglomerativeClustering(min(clusters, len(distance)), metric="precomputed", linkage="average")
+    labels = model.fit_predict(distance.round(decimals=_DIGITS).numpy()).tolist()
+    number = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    return torch.tensor([number[label] for label in labels])
+
+
+def layer_ratio(distance: Tensor, layer: Tensor, group: Tensor, permutations: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Mean distance within layers over that between, and how rarely chance gives a smaller one.
+
+    distance: (A, A), only pairs of one group count. layer, group: (A,). p: share of relabellings (heads of a group swap
+    their layers) whose ratio is at most the observed one, itself included. NaN, NaN without pairs of both sorts.
+    """
+    nothing = distance.new_tensor(torch.nan)
+    distance = distance.round(decimals=_DIGITS)
+    compared = (group[:, None] == group).triu(1)
+    if not (compared & (layer[:, None] == layer)).any() or not (compared & (layer[:, None] != layer)).any():
+        return nothing, nothing
+    values = distance[compared]
+
+    def ratio(layer: Tensor) -> Tensor:
+        same = (layer[:, None] == layer)[compared]
+        return values[same].mean() / values[~same].mean()
+
+    observed = ratio(layer)
+    generator = torch.Generator().manual_seed(seed)
+    as_small = 1
+    for _ in range(permutations):
+        shuffled = layer.clone()
+        for number in group.unique():
+            (heads,) = (group == number).nonzero(as_tuple=True)
+            shuffled[heads] = layer[heads[torch.randperm(len(heads), generator=generator)]]
+        as_small += int(ratio(shuffled) <= observed + 1e-12)
+    return observed, distance.new_tensor(as_small / (permutations + 1))

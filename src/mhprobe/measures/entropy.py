@@ -1,0 +1,67 @@
+"""How widely a head spreads its attention: the entropy of a query's row.
+
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys a query
+may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share.
+
+Shapes: A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention, over_queries, per_site, shares
+
+
+class Entropy(Measure):
+    """Mean over queries (prefix tokens too) and images of the entropy of attention.
+
+    Columns, (A,), larger is broader: value in nats; share: of the maximum ln(number of keys), in [0, 1], over queries
+    with more than one key (NaN if there are none); class_query: the value of the class token's own row, NaN without
+    one; uniform: value if attention were spread evenly, the maximum.
+    """
+
+    needs = frozenset({"attn"})
+    kind = "per_head"
+    label = "entropy of attention (nats)"
+    also = ("by_depth",)
+
+    total: Tensor  # (A,) sum over images and queries
+    share_total: Tensor  # (A,) the same of entropy / ln(keys)
+    class_total: Tensor  # (A,) sum over images of the class token's row
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        for name in ("total", "share_total", "class_total"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            entropy_bWHQ = torch.special.entr(shares(piece.attn, places.pairs)).sum(-1)
+            top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
+            choice_WQ = top_WQ > 0
+            self.total[span] += over_queries(entropy_bWHQ, places.token >= 0)
+            self.share_total[span] += over_queries(
+                entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
+            )
+            self.class_total[span] += over_queries(entropy_bWHQ, places.is_class)
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
+        choices = per_site(self.layout, self.device, lambda site, places: (places.pairs.sum(-1) > 1).sum())
+        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
+        even = per_site(self.layout, self.device, lambda site, p: p.pairs.sum(-1)[p.token >= 0].double().log().mean())
+        return {
+            "value": self.total / self.images / queries,
+            "share": self.share_total / self.images / choices,
+            # 0 / 0 without a class token: NaN
+            "class_query": self.class_total * has_class / has_class / self.images,
+            "uniform": even,
+        }

@@ -1,0 +1,25 @@
+"""How much information the loss holds about a head's gate: the mean of the squared slope.
+
+Kwon et al., 2022, arXiv 2204.09656: the diagonal of the empirical Fisher information of the mask, from labels;
+half of it is their estimate of the loss that masking costs at a converged model, where slopes are 0 on average. It is
+gate importance with a square where that has an absolute value, so images that the head decides count more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mhprobe.heads import HeadLayout
+from mhprobe.measures.gate_importance import GateImportance, Normalize
+
+
+class Fisher(GateImportance):
+    """Mean over images of (d loss / d gate) ** 2, for all heads in one backward pass.
+
+    normalize and the columns as in GateImportance, in squared nats per squared unit of gate; larger is more important.
+    """
+
+    label = "Fisher information of the gate: mean (dL/dξ)² (nats²)"
+
+    def __init__(self, layout: HeadLayout, normalize: Normalize = "none", **kwargs: Any) -> None:
+        super().__init__(layout, abs_at="image", power=2, normalize=normalize, **kwargs)

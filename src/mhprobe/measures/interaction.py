@@ -1,0 +1,142 @@
+"""Do two heads stand in for each other? The loss when both are masked, against the sum of masking each.
+
+interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), per image on the same images: the
+second difference of the loss over two switches. Above 0 each covers for the other (masking both hurts more than the
+sum: redundant heads); below 0 they work on the same thing in series, and the second costs less once the first is gone.
+
+Shapes: B images, K heads looked at, P pairs of them, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
+from mhprobe.measures.base import Measure, all_reduce
+from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.slopes import gate_slopes
+from mhprobe.significance import Z95, holm, standard_error, two_sided
+
+Which = Literal["most", "least"]
+
+
+class Interaction(Measure):
+    """Mean over images of the interaction on the loss, for pairs of heads, with paired intervals.
+
+    heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. With neither, all
+        pairs among the ``top_k`` heads that gate importance on the selection images calls the ``which`` important
+        ("most" or "least"). The first ``top_k`` heads where no selection images were shown.
+
+    Columns, (A, A) and NaN outside the pairs looked at, in nats:
+        value, larger: masking both hurts more than the sum of each; standard_error; low, high: 95 % normal interval
+        over images; p_holm: two-sided, Holm over the pairs; both: rise of the loss when both are masked;
+        alone (A,): rise when the head alone is masked; images: ().
+    """
+
+    kind = "pairwise"
+    label = "interaction: extra loss of masking both (nats)"
+
+    total: Tensor  # (P,) sum of the interaction
+    square: Tensor  # (P,) sum of its squares
+    both: Tensor  # (P,) sum of the rise of the loss with both masked
+    alone: Tensor  # (K,) sum of the rise with one masked
+    importance: Tensor  # (A,) sum of |slope| over selection images
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        heads: Sequence[int] | None = None,
+        pairs: Sequence[Sequence[int]] | None = None,
+        top_k: int = 8,
+        which: Which = "most",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layout, **kwargs)
+        if which not in get_args(Which):
+            raise UserError(f"interaction: which is one of {', '.join(get_args(Which))}, got {which!r}.")
+        if heads is not None and pairs is not None:
+            raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
+        if heads is None and pairs is None and not (isinstance(top_k, int) and top_k >= 2):
+            raise UserError(f"interaction: top_k is a whole number of at least 2, got {top_k!r}.")
+        self.which = which
+        if pairs is not None:
+            named = _checked_pairs(pairs)
+        else:
+            chosen = range(min(top_k, layout.num_heads)) if heads is None else sorted(set(heads))
+            named = list(itertools.combinations(chosen, 2))
+        if not named:
+            raise UserError(f"interaction: expected at least two heads to pair, got heads={heads}, pairs={pairs}.")
+        layout.mask(sorted({head for pair in named for head in pair}))  # refuses indices that are none
+        if heads is None and pairs is None:
+            self.select_needs = frozenset({"grad"})
+        self._look_at(named)
+        for name, size in (("total", self.pairs), ("square", self.pairs), ("both", self.pairs), ("alone", self.heads)):
+            self.add_state(name, torch.zeros(len(size), dtype=torch.float64))
+        self.add_state("importance", torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def select(self, batch: HeadBatch) -> None:
+        self.importance += gate_slopes(batch, self.name)[batch.valid].abs().sum(0)
+
+    def end_select(self) -> None:
+        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        importance = self.importance if alone else all_reduce(self.importance)[0]
+        order = importance.argsort(descending=self.which == "most", stable=True)
+        self._look_at(list(itertools.combinations(sorted(order[: len(self.heads)].tolist()), 2)))
+
+    def update(self, batch: HeadBatch) -> None:
+        if not batch.valid.any():
+            return
+        _, whole_B = outcomes(batch.logits, batch)
+        _, loss_MB = outcomes(batch.ablated[self.ablation], batch)
+        alone_KB, both_PB = (loss_MB - whole_B).split([len(self.heads), len(self.pairs)])
+        first, second = torch.tensor(self.places, device=self.device).unbind(1)
+        extra_PB = both_PB - alone_KB[first] - alone_KB[second]
+        self.total += extra_PB.sum(1)
+        self.square += extra_PB.square().sum(1)
+        self.both += both_PB.sum(1)
+        self.alone += alone_KB.sum(1)
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        mean, error = self.total / self.images, standard_error(self.total, self.square, self.images)
+        alone = self.total.new_full((self.layout.num_heads,), torch.nan)
+        alone[list(self.heads)] = self.alone / self.images
+        return {
+            "value": self._matrix(mean),
+            "standard_error": self._matrix(error),
+            "low": self._matrix(mean - Z95 * error),
+            "high": self._matrix(mean + Z95 * error),
+            "p_holm": self._matrix(holm(two_sided(mean, error))),
+            "both": self._matrix(self.both / self.images),
+            "alone": alone,
+            "images": self.images.clone(),
+        }
+
+    def _look_at(self, pairs: list[tuple[int, int]]) -> None:
+        self.pairs = tuple(pairs)
+        self.heads = tuple(sorted({head for pair in pairs for head in pair}))
+        self.places = tuple((self.heads.index(a), self.heads.index(b)) for a, b in pairs)  # (P, 2) into heads
+        self.ablation = Ablation((*((head,) for head in self.heads), *self.pairs))
+        self.needs: frozenset[Need] = frozenset({self.ablation})
+
+    def _matrix(self, values_P: Tensor) -> Tensor:
+        """(A, A), symmetric, NaN but for the pairs."""
+        matrix = values_P.new_full((self.layout.num_heads,) * 2, torch.nan)
+        first, second = torch.tensor(self.pairs, device=values_P.device).unbind(1)
+        matrix[first, second] = matrix[second, first] = values_P
+        return matrix
+
+
+def _checked_pairs(pairs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    checked = []
+    for pair in pairs:
+        if len(set(pair)) != 2 or len(pair) != 2:
+            raise UserError(f"interaction: pairs are of two different heads, e.g. [[0, 5], [3, 7]]; got {list(pair)}.")
+        checked.append((min(pair), max(pair)))
+    return list(dict.fromkeys(checked))

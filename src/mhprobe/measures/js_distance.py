@@ -1,0 +1,194 @@
+"""How differently two heads spread their attention: the Jensen-Shannon divergence of their rows.
+
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, so
+entropies of single heads are computed once, and only the mixtures are left to pairs. Here it is divided by ln 2, which
+makes it lie in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
+
+In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
+the one is then compared with the other's row of the same query, keys outside a window having no weight.
+
+Shapes: b images, W windows, H heads of one site, Q queries, K keys, T tokens, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import Measure
+from mhprobe.measures.embedding import cluster, embed, layer_ratio
+from mhprobe.measures.places import attention_of, chunks, places_of, shares
+
+Pairs = Literal["layer", "stage", "all"]
+
+
+class JSDistance(Measure):
+    """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
+
+    pairs: which heads are compared: those of one "layer", of one "stage", or "all"; the last needs the same tokens
+        everywhere (ViT). The cost grows with the number of pairs: 66 per layer of 12 heads, 10,296 for 144 heads.
+    clark: rows are mixed with 0.1 % even attention, and divergences (nats) are summed over queries and images.
+    clusters: how many clusters each group of compared heads is cut into, at most.
+    permutations, seed: relabellings behind p, and what they are drawn from.
+
+    Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
+    cluster (A,), numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
+    stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over
+    that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of heads to layers
+    with as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
+    """
+
+    needs = frozenset({"attn"})
+    kind = "pairwise"
+    also = ("embedding",)
+
+    total: Tensor  # (A, A) sum over images and queries of JS in nats, above the diagonal
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        pairs: Pairs = "layer",
+        clark: bool = False,
+        clusters: int = 4,
+        permutations: int = 1000,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layout, **kwargs)
+        if pairs not in get_args(Pairs):
+            raise UserError(f"js_distance: pairs is one of {', '.join(get_args(Pairs))}, got {pairs!r}.")
+        for option, got in (("clusters", clusters), ("permutations", permutations)):
+            if got < 1:
+                raise UserError(f"js_distance: {option} is at least 1, got {got}.")
+        self.clark = clark
+        self.clusters = clusters
+        self.permutations = permutations
+        self.seed = seed
+        self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
+        self.axes = {"embedding": ["x", "y"]}
+        self.groups = _groups(layout, pairs)
+        self.add_state("total", torch.zeros(layout.num_heads, layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for sites in self.groups:
+            attn = [attention_of(self.name, self.layout, batch, s) for s in sites]
+            for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
+                rows = [self._rows(s, each[images].double()) for s, each in zip(sites, attn, strict=True)]
+                for i, a in enumerate(sites):
+                    for j, b in enumerate(sites[i:], start=i):
+                        self._add(a, rows[i], b, rows[j])
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = torch.tensor(
+            [int((places_of(site, torch.device("cpu")).token >= 0).sum()) for _, _, site in self.layout],
+            device=self.device,
+        )
+        scale = 1.0 if self.clark else 1 / (math.log(2) * self.images.double() * queries)
+        value = (self.total + self.total.T).clamp(min=0) * scale
+        on_cpu = value.cpu()
+        layer = torch.tensor([number for number, _, _ in self.layout])
+        group = torch.empty_like(layer)
+        clusters, points = torch.empty_like(layer), on_cpu.new_empty(len(layer), 2)
+        stress = on_cpu.new_empty(len(layer))
+        for number, sites in enumerate(self.groups):
+            heads = torch.cat([torch.arange(len(layer))[self.layout.span(s)] for s in sites])
+            own = on_cpu[heads[:, None], heads]
+            group[heads] = number
+            points[heads], stress[heads] = embed(own)
+            clusters[heads] = cluster(own, self.clusters)
+        ratio, p = layer_ratio(on_cpu, layer, group, self.permutations, self.seed)
+        outside = (group[:, None] != group).to(value.device)
+        columns = {"cluster": clusters, "embedding": points, "stress": stress, "ratio": ratio, "p": p}
+        return {
+            "value": value.masked_fill(outside, torch.nan),
+            **{name: column.to(value.device) for name, column in columns.items()},
+        }
+
+    def _rows(self, number: int, attn: Tensor) -> Tensor:
+        """(b, W, H, Q, K) distributions."""
+        pairs = places_of(self.layout.sites[number], attn.device).pairs
+        row_bWHQK = shares(attn, pairs)
+        if not self.clark:
+            return row_bWHQK
+        even_WQK = pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
+        return 0.999 * row_bWHQK + 0.001 * even_WQK[:, None]
+
+    def _add(self, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
+        """Add the divergences between the heads of two sites; of one site with itself, above the diagonal."""
+        mass_a, mass_b = row_a.sum((0, 1, 3, 4)), row_b.sum((0, 1, 3, 4))
+        if a != b:
+            row_b = _rearranged(row_b, self.layout.sites[b], self.layout.sites[a])
+        own_a, own_b = _x_ln_x(row_a), _x_ln_x(row_b)
+        for h in range(len(own_a)):
+            others = slice(h + 1 if a == b else 0, None)
+            both_H = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others])
+            # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2: that is in its
+            # mass, so keys that were left out in rearranging are accounted for
+            found_H = (own_a[h] + own_b[others] - both_H + math.log(2) * (mass_a[h] + mass_b[others])) / 2
+            self.total[self.layout.offsets[a] + h, self.layout.span(b)][others] += found_H
+
+
+def _x_ln_x(rows: Tensor) -> Tensor:
+    """(H,) sum of x ln x over all entries (b, W, H, Q, K) of each head; 0 ln 0 is 0, and 1e-300 changes no other x."""
+    return (rows + 1e-300).log_().mul_(rows).sum((0, 1, 3, 4))
+
+
+class _Rearrangement(NamedTuple):
+    """Where the rows of one site find those of another.
+
+    row: (W, Q) among the other's windows x queries. key: (W, Q, K) place in that row. there: (W, Q, K) bool, it is one.
+    """
+
+    row: Tensor
+    key: Tensor
+    there: Tensor
+
+
+def _rearranged(rows: Tensor, site: HeadSite, like: HeadSite) -> Tensor:
+    """Rows of ``site`` (b, W, H, Q, K) in the windows of ``like``, without the keys outside of those."""
+    to = _rearrangement(site, like, rows.device)
+    flat_bHRK = rows.transpose(1, 2).flatten(2, 3)
+    moved_bHWQK = flat_bHRK[:, :, to.row].gather(-1, to.key.expand(*flat_bHRK.shape[:2], *to.key.shape))
+    return (moved_bHWQK * to.there).transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=256)
+def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> _Rearrangement:
+    with torch.inference_mode(False):
+        old, new = places_of(site, device), places_of(like, device)
+        count = old.token.shape[1]
+        home = torch.empty(int(old.token.max()) + 1, dtype=torch.long, device=device)
+        (occupied,) = (old.token.flatten() >= 0).nonzero(as_tuple=True)
+        home[old.token.flatten()[occupied]] = occupied
+        place_WK = home[new.token.clamp(min=0)]
+        window_WK, place_in_window_WK = place_WK // count, place_WK % count
+        together = window_WK[:, :, None] == window_WK[:, None]
+        key_WQK = place_in_window_WK[:, None].expand(together.shape)
+        may = old.pairs.flatten(0, 1)[place_WK].gather(-1, key_WQK)
+        return _Rearrangement(place_WK, key_WQK, together & may & new.pairs)
+
+
+def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
+    """Site numbers, grouped by what is compared with what; those of a group need the same tokens."""
+    numbers = range(len(layout.sites))
+    if pairs == "layer":
+        return tuple((s,) for s in numbers)
+    stages = [layout.sites[s].stage if pairs == "stage" else 0 for s in numbers]
+    groups = tuple(tuple(s for s in numbers if stages[s] == stage) for stage in sorted(set(stages)))
+    for sites in groups:
+        first = layout.sites[sites[0]]
+        for s in sites:
+            site = layout.sites[s]
+            if (site.grid, site.prefix_tokens) != (first.grid, first.prefix_tokens):
+                raise UserError(
+                    f"js_distance: pairs={pairs} compares {first.name} (grid {first.grid}) with {site.name} (grid "
+                    f"{site.grid}), expected the same tokens. Compare fewer heads: pairs=stage or pairs=layer."
+                )
+    return groups

@@ -1,0 +1,70 @@
+"""Kinds of keys that attention statistics ask about: who is the key to the query?
+
+A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is also in the same row. ``high_norm``
+depends on the image: Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588, found tokens of outlying norm that
+hold global information; here they are patch tokens whose norm in the residual stream before the block lies
+``threshold`` standard deviations above the mean of the image's patch tokens.
+
+Shapes: b images, W windows, Q queries, K keys, T tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadSite
+from mhprobe.measures.places import Piece, places_of
+
+KINDS = ("cls", "registers", "self", "neighbours", "same_row", "same_column", "border", "high_norm")
+
+
+def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tensor]:
+    """Per kind (1 or b, W, Q, K) bool: the key may be attended to and is of that kind to the query.
+
+    cls: the class token. registers: the other prefix tokens (a distillation token too). self: the query. neighbours: up
+    to four, above, below, left and right. same_row, same_column: of the grid, without the query itself. border: on the
+    grid's rim. high_norm: see above. Where a model has none of a kind, the table is False throughout.
+    """
+    fixed = _fixed(piece.site, piece.attn.device)
+    loud_bWK = _high_norm(piece, batch, threshold)
+    return {**fixed, "high_norm": piece.places.pairs & loud_bWK[:, :, None]}
+
+
+@functools.lru_cache(maxsize=256)
+def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
+    """The kinds that hang on the grid alone, each (1, W, Q, K)."""
+    with torch.inference_mode(False):
+        places = places_of(site, device)
+        token, pairs, patches = places.token, places.pairs, places.patch_pairs
+        down, across = (places.cell[:, None] - places.cell[:, :, None]).abs().unbind(-1)
+        last = torch.tensor(site.token_grid, device=device) - 1
+        rim_WK = ((places.cell == 0) | (places.cell == last)).any(-1) & places.patch
+        first_WK = places.is_class if site.class_token else torch.zeros_like(places.patch)
+        register_WK = (token >= 0) & ~places.patch & ~first_WK
+        tables = {
+            "cls": pairs & first_WK[:, None],
+            "registers": pairs & register_WK[:, None],
+            "self": pairs & torch.eye(token.shape[1], dtype=torch.bool, device=device),
+            "neighbours": patches & (down + across == 1),
+            "same_row": patches & (down == 0) & (across > 0),
+            "same_column": patches & (across == 0) & (down > 0),
+            "border": pairs & rim_WK[:, None],
+        }
+        return {kind: table[None] for kind, table in tables.items()}
+
+
+def _high_norm(piece: Piece, batch: HeadBatch, threshold: float) -> Tensor:
+    """(b, W, K) bool."""
+    site, token = piece.site, piece.places.token
+    if batch.stream is None:
+        raise UserError('token kinds: the batch has no residual stream; record it with needs={"stream"}.')
+    norm_bT = batch.stream[site.block].before[piece.images].double().norm(dim=-1)
+    patch_bT = norm_bT[:, site.prefix_tokens :]
+    spread = patch_bT.std(1, correction=0, keepdim=True)
+    outlying = patch_bT - patch_bT.mean(1, keepdim=True) > threshold * spread
+    outlying = torch.nn.functional.pad(outlying, (site.prefix_tokens, 0))
+    return outlying[:, token.clamp(min=0)] & (token >= 0)

@@ -1,0 +1,120 @@
+"""Which share of a prediction came through each head of its layer, by layer-wise relevance propagation.
+
+Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the propagation rules are those of Achtibat et
+al. 2024 (see mhprobe/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides
+by the sum of R over the layer's heads, which is a share where relevance has one sign; in a vision transformer heads of
+both signs cancel, and an image where they nearly do would decide the mean. So here |R_h| is divided by the sum of |R|,
+and the signed version by the same; Voita's ratio is a column too.
+
+Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, Relevance
+from mhprobe.measures.base import Measure
+
+Target = Literal["top1", "label"]
+
+_TINY = 1e-300  # a layer without relevance: shares of 0
+
+
+class LRPRelevance(Measure):
+    """Mean over images of |R_h| / sum over the layer's heads of |R|.
+
+    target: "top1" explains the largest logit, "label" the label's.
+    gamma: by how much linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose
+        relevance explodes in deep networks. epsilon: keeps denominators away from 0.
+
+    Columns, (A,), the last four equal for all heads of a layer:
+        value: share of the layer's relevance, in [0, 1], the heads of a layer add up to 1; larger is more relevant.
+        signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke against the explained class.
+        voita: mean R_h / sum R; unbounded where heads cancel.
+        null: the share of a head that is like all others, 1 / H.
+        low, high: 95 % normal interval of value over images, NaN with a single one.
+        attention, residual: mean share of the logit that crossed the layer in its heads, and beside them.
+        conservation_error: mean |heads + residual - logit| / |logit|: what biases, softmax remainders and epsilon kept
+            between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
+        images: () how many.
+    """
+
+    kind = "per_head"
+    label = "|relevance|, share of the layer"
+
+    share: Tensor  # (A,) sum over images
+    square: Tensor  # (A,) of squares
+    signed: Tensor  # (A,)
+    voita: Tensor  # (A,)
+    crossing: Tensor  # (4, A) sums of attention, residual, conservation error, mass
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        target: Target = "top1",
+        gamma: float = Relevance.gamma,
+        epsilon: float = Relevance.epsilon,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layout, **kwargs)
+        if target not in get_args(Target):
+            raise UserError(f"lrp_relevance: target is one of {', '.join(get_args(Target))}, got {target!r}.")
+        if gamma < 0 or epsilon <= 0:
+            raise UserError(f"lrp_relevance: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}.")
+        self.rule = Relevance(target, float(gamma), float(epsilon))
+        self.needs = frozenset({self.rule})
+        for name in ("share", "square", "signed", "voita"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        self.add_state("crossing", torch.zeros(4, layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        if self.rule not in batch.relevance:
+            raise UserError(
+                f"lrp_relevance: the batch has no relevance under {self.rule}; record it with needs=measure.needs."
+            )
+        if not batch.valid.any():
+            return
+        logit_B = batch.explained[self.rule][batch.valid].double()
+        skipped = batch.skipped[self.rule][batch.valid].double()
+        heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in batch.relevance[self.rule]]
+        masses = [r[batch.valid].abs().sum((1, 2, 3), dtype=torch.float64) for r in batch.relevance[self.rule]]
+        for number, (site, heads_BH) in enumerate(zip(self.layout.sites, heads, strict=True)):
+            span = self.layout.span(number)
+            total_B1 = heads_BH.abs().sum(1, keepdim=True).clamp(min=_TINY)
+            share_BH = heads_BH.abs() / total_B1
+            self.share[span] += share_BH.sum(0)
+            self.square[span] += share_BH.square().sum(0)
+            self.signed[span] += (heads_BH / total_B1).sum(0)
+            sum_B1 = heads_BH.sum(1, keepdim=True)
+            self.voita[span] += torch.where(total_B1 > _TINY, heads_BH / sum_B1, heads_BH).sum(0)
+            # a block of parallel attentions has several sites, and its relevance crosses in all of them
+            block = [h.sum(1) for s, h in zip(self.layout.sites, heads, strict=True) if s.block == site.block]
+            attention_B, residual_B = torch.stack(block).sum(0), skipped[:, site.block]
+            error_B = (attention_B + residual_B - logit_B).abs()
+            crossing = torch.stack([attention_B, residual_B, error_B * logit_B.sign(), masses[number] * logit_B.sign()])
+            self.crossing[:, span] += (crossing / logit_B).sum(1, keepdim=True)
+        self.images += len(logit_B)
+
+    def finish(self) -> dict[str, Tensor]:
+        value = self.share / self.images
+        variance = (self.square - self.images * value.square()).clamp(min=0) / (self.images - 1)  # NaN for one image
+        half = 1.959963984540054 * (variance / self.images).sqrt()  # 97.5 % quantile of the standard normal
+        attention, residual, error, mass = self.crossing / self.images
+        return {
+            "value": value,
+            "signed": self.signed / self.images,
+            "voita": self.voita / self.images,
+            "null": torch.cat([value.new_full((s.num_heads,), 1 / s.num_heads) for s in self.layout.sites]),
+            "low": value - half,
+            "high": value + half,
+            "attention": attention,
+            "residual": residual,
+            "conservation_error": error,
+            "mass": mass,
+            "images": self.images.clone(),
+        }

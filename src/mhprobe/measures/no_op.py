@@ -1,0 +1,102 @@
+"""The no-op test: does it matter how much a head looks at special tokens?
+
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: attention that goes to [SEP] for want of
+anything better should not change the output when it is moved, so the gradient of the loss with respect to it is small.
+Here the special keys are the class token, registers and tokens of outlying norm (kinds.py), and the size of dL/dA is
+compared between them and all other keys. The loss is the image's own, so the batch size does not matter.
+
+Shapes: N kinds, A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.kinds import KINDS, kinds_of
+from mhprobe.measures.places import attention, over_queries, per_site, shares
+
+COLUMNS = ("special", "other", *KINDS)
+
+
+class NoOp(Measure):
+    """Mean |dL/dA| on special keys, relative to that on all others.
+
+    special: which kinds of keys are special. threshold: from how many standard deviations above the image's mean norm
+        a token is of high norm.
+
+    Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
+    elsewhere (a no-op), NaN where a model has no special keys; attention: mean share of attention to special keys,
+    over all queries, uniform: the same for even attention; gradient_special, gradient_other and gradient_<kind>: mean
+    over queries, their keys of that kind, and images of |dL/dA|, in nats of the image's loss per unit of attention.
+    """
+
+    needs = frozenset({"attn", "attn_grad", "stream"})
+    kind = "per_head"
+    label = "|dL/dA|, special over other keys"
+    also = ("special_keys",)
+
+    size: Tensor  # (A, N) sum of |dL/dA| over images, queries, and keys of each kind
+    pairs: Tensor  # (A, N) how many there were
+    mass: Tensor  # (A,) sum over images and queries of attention to special keys
+    even: Tensor  # (A,) the same of even attention
+
+    def __init__(
+        self,
+        layout: HeadLayout,
+        special: Sequence[str] = ("cls", "registers", "high_norm"),
+        threshold: float = 2.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layout, **kwargs)
+        if not special or set(special) - set(KINDS):
+            raise UserError(f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}.")
+        if threshold <= 0:
+            raise UserError(f"no_op: threshold is a number of standard deviations above 0, got {threshold}.")
+        self.special = tuple(special)
+        self.threshold = threshold
+        for name in ("size", "pairs"):
+            self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
+        for name in ("mass", "even"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        if batch.attn_grad is None:
+            raise UserError(
+                'no_op: the batch has no slopes along attention; record it with labels and needs={"attn_grad"}.'
+            )
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            slope_bWHQK = batch.attn_grad[piece.number][piece.images].double().abs()
+            # kinds that hang on the grid alone are the same for all images: add these up first
+            whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
+            kinds = kinds_of(piece, batch, self.threshold)
+            special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)
+            groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
+            queries = places.token >= 0
+            for column, keys_bWQK in enumerate(groups):
+                alike = len(slope_bWHQK) / len(keys_bWQK)
+                source = slope_bWHQK if len(keys_bWQK) == len(slope_bWHQK) else whole_1WHQK
+                self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
+                self.pairs[span, column] += keys_bWQK.sum() * alike
+            row_bWHQK = shares(piece.attn, places.pairs)
+            even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
+            self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
+            self.even[span] += (even_WQK * special_bWQK).sum()
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
+        size = self.size / self.pairs  # 0 / 0 where a model has no such keys: NaN
+        return {
+            "value": size[:, 0] / size[:, 1],
+            "attention": self.mass / self.images / queries,
+            "uniform": self.even / self.images / queries,
+            **{f"gradient_{name}": size[:, number] for number, name in enumerate(COLUMNS)},
+        }

@@ -1,0 +1,147 @@
+"""Does a head write smooth or sharp maps into the residual stream? Its spectrum along the diagonal.
+
+Park & Kim 2022, arXiv 2202.06709 (their Figures 2, 8 and 9): ln(|2-D Fourier transform| + 1e-6) of every channel's map
+over the token grid, averaged over images and channels AFTER the logarithm, along the diagonal from the centre, minus
+its value at frequency 0. They look at blocks; here also at what each head writes, z_h W_O,h. The transform is linear,
+so z_h is transformed at its D channels and at the diagonal's frequencies only, and then multiplied by W_O,h. An even
+grid of n has its last diagonal sample at (n/2 - 1) / (n/2) pi, not at pi: frequencies are given as they are.
+
+Shapes: B images, T tokens of the grid, H heads of one site, D head width, C channels of the stream, F frequencies of
+one grid, K frequencies of all grids, A heads of all sites, L blocks, 3 places: block input, after attention, after MLP.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.measures.base import Measure
+
+_WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
+_FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has ln(1e-6)
+
+
+class OutputFrequency(Measure):
+    """Mean over images and channels of ln amplitude at the highest diagonal frequency, minus that at frequency 0.
+
+    Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency:
+        value: of what the head writes. null: of white noise, ln(2) / 2.
+        frequency: the highest diagonal frequency of the head's grid, in units of pi.
+        block_input, after_attention, after_mlp: the same for the residual stream of the head's block.
+        variance_input, variance_attention, variance_mlp: the stream's variance over the grid (unbiased), mean over
+            images and channels, in squared units of the stream.
+        spectrum: (A, K) value along all frequencies; NaN where the head's grid has no such frequency.
+        stream: (L, 3, K) and variance: (L, 3), the same by block, and frequencies: (1, K), for figures.
+        images: () how many.
+    A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
+    """
+
+    needs = frozenset({"stream", "weights"})
+    kind = "per_head"
+    label = "Δ ln amplitude, highest frequency"
+    also = ("spectrum", "depth_variance")
+
+    heads: Tensor  # (A, K) sums over images of the mean over channels of ln amplitude
+    blocks: Tensor  # (L, 3, K) the same of the stream
+    spread: Tensor  # (L, 3) sums over images of the mean over channels of the variance over the grid
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        grids = {site.block: site.token_grid for site in layout.sites}
+        self._own = {block: diagonal(grid) for block, grid in grids.items()}
+        every = sorted({frequency for own in self._own.values() for frequency in own})
+        self._at = {block: [every.index(frequency) for frequency in own] for block, own in self._own.items()}
+        self._frequencies = [float(frequency) for frequency in every]
+        self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
+        count, depth = len(every), len(layout.blocks)
+        self.add_state("heads", torch.zeros(layout.num_heads, count, dtype=torch.float64))
+        self.add_state("blocks", torch.zeros(depth, 3, count, dtype=torch.float64))
+        self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        if batch.stream is None or batch.weights is None:
+            raise UserError(
+                'output_frequency: the batch has no stream or weights; record it with needs={"stream", "weights"}.'
+            )
+        if not batch.valid.any():
+            return
+        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, batch.weights, strict=True)):
+            wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
+            output_HDC = wide(weights.output).to(wave_BFHD.dtype)
+            for head in range(site.num_heads):  # all at once would hold a map of C channels for every head
+                written_BFC = wave_BFHD[:, :, head] @ output_HDC[head]
+                self.heads[self.layout.flat(number, head), self._at[site.block]] += log_amplitude(written_BFC)
+        for site in {site.block: site for site in self.layout.sites}.values():
+            for place, stream in enumerate(batch.stream[site.block]):
+                map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
+                self.blocks[site.block, place, self._at[site.block]] += log_amplitude(
+                    self._transform(site.block, map_BTC)
+                )
+                self.spread[site.block, place] += map_BTC.double().var(1).mean(1).sum()
+        self.images += int(batch.valid.sum())
+
+    def _transform(self, block: int, maps: Tensor) -> Tensor:
+        """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""
+        height, width = next(site.token_grid for site in self.layout.sites if site.block == block)
+        down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        half = torch.tensor([float(frequency) / 2 for frequency in self._own[block]], dtype=torch.float64)
+        turns_FT = half[:, None] * (down + across).flatten()
+        waves_FT = torch.polar(torch.ones_like(turns_FT), -2 * math.pi * turns_FT).to(maps.device)
+        real, imaginary = (part.to(maps.dtype) for part in (waves_FT.real, waves_FT.imag))
+        flat = maps.flatten(2)
+        return torch.complex(real @ flat, imaginary @ flat).unflatten(2, maps.shape[2:])
+
+    def finish(self) -> dict[str, Tensor]:
+        heads, stream = self.heads / self.images, self.blocks / self.images
+        heads, stream = heads - heads[:, :1], stream - stream[..., :1]  # every grid has frequency 0, and it is first
+        last = torch.zeros(self.layout.num_heads, dtype=torch.long, device=heads.device)
+        block = torch.zeros_like(last)
+        for number, site in enumerate(self.layout.sites):
+            absent = [k for k in range(heads.shape[1]) if k not in self._at[site.block]]
+            span = self.layout.span(number)
+            heads[span, absent] = torch.nan
+            stream[site.block, :, absent] = torch.nan
+            last[span], block[span] = self._at[site.block][-1], site.block
+        frequency = [float(self._own[int(b)][-1]) for b in block]
+
+        def highest(values: Tensor) -> Tensor:
+            """(A, K) -> (A,), NaN where the highest frequency is 0."""
+            return torch.where(last > 0, values.gather(1, last[:, None]).squeeze(1), torch.nan)
+
+        variance = self.spread / self.images
+        return {
+            "value": highest(heads),
+            "null": torch.where(last > 0, _WHITE, torch.nan).double(),
+            "frequency": heads.new_tensor(frequency),
+            "block_input": highest(stream[block, 0]),
+            "after_attention": highest(stream[block, 1]),
+            "after_mlp": highest(stream[block, 2]),
+            "variance_input": variance[block, 0],
+            "variance_attention": variance[block, 1],
+            "variance_mlp": variance[block, 2],
+            "spectrum": heads,
+            "stream": stream,
+            "variance": variance,
+            "frequencies": heads.new_tensor([self._frequencies]),
+            "images": self.images.clone(),
+        }
+
+
+def diagonal(grid: tuple[int, int]) -> list[Fraction]:
+    """Frequencies, in units of pi per token, on the diagonal of the transform of a grid, from 0 up.
+
+    Those that are samples along both sides: multiples of 2 / gcd(height, width), below pi.
+    """
+    common = math.gcd(*grid)
+    return [Fraction(2 * k, common) for k in range((common + 1) // 2)]
+
+
+def log_amplitude(waves: Tensor) -> Tensor:
+    """(B, F, C) complex -> (F,) float64, mean over channels, sum over images of ln(amplitude + 1e-6)."""
+    return (waves.abs() + _FLOOR).log().mean(2, dtype=torch.float64).sum(0)

@@ -1,0 +1,133 @@
+"""Which token stands where in an attention matrix, and the matrix itself, a few images at a time.
+
+Attention weights come per window; in a shifted Swin window, places from opposite sides of the image stand next to each
+other and may not attend to each other; some places are padding. Here that is turned, once per site, into a few boolean
+tables over (window, query, key), so that every statistic of attention is a product with a table and a sum.
+
+Two rules hold for all statistics of attention. Padding is no query and no key. What timm's Swin spends on padding keys
+(they are masked by nothing and take part in its softmax) is lost: ``shares`` divides it out where a definition asks
+for a distribution, and what is "raw" keeps the loss.
+
+Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all places of a window), T tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+
+# float64 numbers in a piece of attention, whatever the batch size
+_CPU_PIECE = 2**18  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
+_GPU_PIECE = 2**24  # 128 MiB: few launches
+
+
+class Places(NamedTuple):
+    """The tables of one site.
+
+    token: (W, K) index into T, prefix first, -1 for padding. cell: (W, K, 2) int64 row and column of the grid, 0 where
+    no grid token stands. patch: (W, K) bool, a grid token stands here. pairs: (W, Q, K) bool, may attend to each other.
+    patch_pairs: (W, Q, K) bool, may attend to each other and both are grid tokens.
+    distance: (W, Q, K) float64 in input pixels, 0 where not both are grid tokens.
+    """
+
+    token: Tensor
+    cell: Tensor
+    patch: Tensor
+    pairs: Tensor
+    patch_pairs: Tensor
+    distance: Tensor
+
+    @property
+    def is_class(self) -> Tensor:
+        """(W, K) bool: the first token, of a site that has a class token."""
+        return (self.token == 0) & ~self.patch
+
+
+@functools.lru_cache(maxsize=256)
+def places_of(site: HeadSite, device: torch.device) -> Places:
+    """The tables of a site, made once per site and device."""
+    with torch.inference_mode(False):  # cached: must be usable outside too
+        token, pairs = site.places(), site.support()
+        patch = token >= site.prefix_tokens
+        raster = (token - site.prefix_tokens).clamp(min=0)
+        cell = torch.stack([raster // site.token_grid[1], raster % site.token_grid[1]], -1)
+        patch_pairs = pairs & patch[:, :, None] & patch[:, None, :]
+        steps = (cell[:, :, None] - cell[:, None, :]).double() * torch.tensor(site.pixels, dtype=torch.float64)
+        distance = steps.norm(dim=-1) * patch_pairs
+        return Places(*(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance)))
+
+
+class Piece(NamedTuple):
+    """The attention of one site on some valid images of a batch.
+
+    number: of the site. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64.
+    """
+
+    number: int
+    site: HeadSite
+    places: Places
+    images: Tensor
+    attn: Tensor
+
+
+def attention(name: str, layout: HeadLayout, batch: HeadBatch) -> Iterator[Piece]:
+    """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks."""
+    for number, site in enumerate(layout.sites):
+        attn = attention_of(name, layout, batch, number)
+        for images in chunks(batch, attn.shape[1:].numel()):
+            yield Piece(number, site, places_of(site, attn.device), images, attn[images].double())
+
+
+def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int) -> Tensor:
+    """(B, W, H, Q, K) of one site, as recorded; an error where it is missing or does not fit the site's places."""
+    if batch.attn is None:
+        raise UserError(f'{name}: the batch has no attention weights; record it with needs={{"attn"}}.')
+    site, attn = layout.sites[number], batch.attn[number]
+    expected = places_of(site, attn.device).token.shape
+    if (attn.shape[1], attn.shape[-1]) != expected:
+        raise UserError(
+            f"{name}: {site.name} has attention over {attn.shape[1]} windows of {attn.shape[-1]} places, expected "
+            f"{expected[0]} of {expected[1]}. Feed images of the size the model was made for, or attach again."
+        )
+    return attn
+
+
+def chunks(batch: HeadBatch, elements: int) -> tuple[Tensor, ...]:
+    """Indices of the valid images, in groups of bounded memory where each image takes ``elements`` float64 numbers."""
+    (valid,) = batch.valid.nonzero(as_tuple=True)
+    piece = _CPU_PIECE if valid.device.type == "cpu" else _GPU_PIECE
+    return valid.split(max(1, piece // max(1, elements))) if len(valid) else ()
+
+
+def shares(attn: Tensor, keys: Tensor) -> Tensor:
+    """(b, W, H, Q, K) each row's distribution over ``keys`` (W, Q, K) bool; 0 in a row that gives them nothing."""
+    kept = attn * keys[:, None]
+    return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+
+
+def over_queries(values: Tensor, queries: Tensor) -> Tensor:
+    """(H,) sum over images, windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
+    return torch.einsum("bwhq,wq->h", values, queries.to(values.dtype))
+
+
+def per_site(layout: HeadLayout, device: torch.device, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
+    """(A,) float64: a fact about each site, for each of its heads."""
+    facts = [
+        torch.as_tensor(fact(site, places_of(site, device)), dtype=torch.float64, device=device).expand(site.num_heads)
+        for site in layout.sites
+    ]
+    return torch.cat(facts)
+
+
+def over_support(values: Tensor, keys: Tensor) -> Tensor:
+    """() mean over queries with at least one key of the mean over their keys of (W, Q, K) values."""
+    many = keys.sum(-1)
+    rows = (values * keys).sum(-1) / many.clamp(min=1)
+    return rows.sum() / (many > 0).sum()

@@ -1,0 +1,125 @@
+"""Does a head look at one fixed place relative to the query, whatever the image shows?
+
+Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one offset in at least 90 %
+of queries. Images have two axes, so an offset is (rows, columns) of the token grid. From many queries an offset points
+out of the image, or out of the query's Swin window (on an 8 x 8 grid even "one to the left" exists for 7/8 of them):
+the share is over those queries from which the key exists. So that a corner reached by a single query does not count as
+a rule, only offsets that exist for ``reach`` of the queries are candidates.
+
+Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention, per_site, places_of
+
+
+class Position(Measure):
+    """Share of patch queries whose largest weight is at the head's favourite offset, among those that can reach it.
+
+    threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
+        this share of queries.
+
+    Columns, (A,): value in [0, 1], larger is more positional; dy, dx the offset in tokens, key minus query (dx = -1:
+    the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; all_queries: the share among all
+    queries, Voita's own; reach: share of queries for which the key exists; chance: value if the largest weight were at
+    a random key. counts (A, Y, X): queries of an image at each offset, on average, the middle one being 0, 0; exists
+    (A, Y, X): queries from which it can be reached. Among equals the shortest offset wins, then the upper, then the
+    left one.
+    """
+
+    needs = frozenset({"attn"})
+    kind = "per_head"
+    label = "share of queries at the head's offset"
+    also = ("offset_maps",)
+
+    counts: Tensor  # (A, Y, X) float64: how many queries have their argmax key there
+
+    def __init__(self, layout: HeadLayout, threshold: float = 0.9, reach: float = 0.25, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        for option, got in (("threshold", threshold), ("reach", reach)):
+            if not 0 < got <= 1:
+                raise UserError(f"position: {option} is a share above 0 and at most 1, got {got}.")
+        self.threshold = threshold
+        self.least = reach
+        reaches = [_offsets(site, torch.device("cpu")).abs().flatten(0, 2).amax(0) for site in layout.sites]
+        self.farthest: tuple[int, int] = tuple(torch.stack(reaches).amax(0).tolist())
+        size = [2 * steps + 1 for steps in self.farthest]
+        self.add_state("counts", torch.zeros(layout.num_heads, *size, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            row_bWHQK = piece.attn * places.patch_pairs[:, None]
+            key_bWHQ = row_bWHQK.argmax(-1)
+            index_WQK = self._index(piece.site, piece.attn.device)
+            index_bWHQ = index_WQK[:, None].expand(row_bWHQK.shape).gather(-1, key_bWHQ[..., None])[..., 0]
+            # 1 for a patch, 0 for the others; NaN where the row is not finite, which is an error at the end
+            weight_bWHQ = places.patch[:, None] + 0 * row_bWHQK.sum(-1)
+            start_H = self.counts[0].numel() * torch.arange(piece.site.num_heads, device=index_bWHQ.device)
+            self.counts[span].view(-1).index_add_(0, (index_bWHQ + start_H[:, None]).flatten(), weight_bWHQ.flatten())
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        exists = self._each(lambda pairs: pairs.double())
+        even = self._each(lambda pairs: pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double())
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        share = self.counts / self.images / exists  # NaN where no query has such a key
+        candidates = exists >= self.least * queries[:, None, None]
+        order = self._by_length()
+        ranked = share.masked_fill(~candidates, -1).flatten(1)[:, order]
+        # the first of the largest
+        best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]
+
+        def at(values: Tensor) -> Tensor:
+            return values.flatten(1).gather(1, best[:, None])[:, 0]
+
+        value = at(share)
+        return {
+            "value": value,
+            "dy": best // share.shape[2] - self.farthest[0],
+            "dx": best % share.shape[2] - self.farthest[1],
+            "positional": (value >= self.threshold).long(),
+            "all_queries": at(self.counts) / self.images / queries,
+            "reach": at(exists) / queries,
+            "chance": at(even) / at(exists),
+            "counts": self.counts / self.images,
+            "exists": exists,
+        }
+
+    def _index(self, site: HeadSite, device: torch.device) -> Tensor:
+        """(W, Q, K) position of each pair's offset in the flattened (Y, X)."""
+        offset = _offsets(site, device)
+        return (offset[..., 0] + self.farthest[0]) * self.counts.shape[2] + offset[..., 1] + self.farthest[1]
+
+    def _each(self, weigh: Any) -> Tensor:
+        """(A, Y, X) sum of ``weigh(patch_pairs)`` over the pairs of each offset."""
+        sums = torch.zeros_like(self.counts)
+        for number, site in enumerate(self.layout.sites):
+            pairs = places_of(site, self.device).patch_pairs
+            flat = sums.new_zeros(sums[0].numel())
+            flat.index_add_(0, self._index(site, self.device).flatten(), weigh(pairs).flatten())
+            sums[self.layout.span(number)] = flat.view_as(sums[0])
+        return sums
+
+    def _by_length(self) -> Tensor:
+        """(Y * X,) flattened offsets from the shortest to the longest."""
+        down, across = (torch.arange(-most, most + 1, device=self.device) for most in self.farthest)
+        return (down[:, None] ** 2 + across**2).flatten().argsort(stable=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _offsets(site: HeadSite, device: torch.device) -> Tensor:
+    """(W, Q, K, 2) rows and columns from query to key; 0 for pairs that may not attend to each other."""
+    with torch.inference_mode(False):
+        places = places_of(site, device)
+        return (places.cell[:, None] - places.cell[:, :, None]) * places.patch_pairs[..., None]

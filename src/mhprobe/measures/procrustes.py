@@ -1,0 +1,68 @@
+"""How close can a rotation bring one head's outputs to another's? Orthogonal Procrustes.
+
+Schönemann, 1966, Psychometrika 31:1; as a distance between representations Ding, Denain & Steinhardt, 2021, arXiv
+2108.01661, and Williams et al., 2021, arXiv 2110.14739. Centre both, scale both to Frobenius norm 1; then
+min over rotations R of ||X - Y R||_F^2 = 2 - 2 ||X^T Y||_* (nuclear norm: sum of singular values). The value is the
+similarity s = ||X^T Y||_*; the distance sqrt(2 - 2 s) is a metric. Ding et al. report 2 - 2 s, its square.
+
+Shapes: H heads of a group, D head width, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.measures.canonical import check_draws
+from mhprobe.measures.chance import chance_overlaps
+from mhprobe.measures.moments import Parts
+from mhprobe.measures.pairs import PairMeasure, Pairs
+
+
+class Procrustes(PairMeasure):
+    """Similarity of two heads' outputs after the best rotation of one onto the other.
+
+    Invariant to rotations, offsets and one scale per head; between CKA, which stresses large directions more, and CCA,
+    which ignores their size.
+
+    pairs: which heads are compared, see PairMeasure.
+    null_draws, seed: samples behind the chance level, and what they are drawn from. Sums of many singular values hardly
+        vary, so few suffice.
+
+    Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same for independent heads
+    that keep their spectra: whitened cross-covariances drawn from their law (see chance.py), scaled by both spectra;
+    distance (A, A) = sqrt(2 - 2 value), smaller is more alike; rows (A,). UserError and warnings as in PairMeasure.
+    """
+
+    label = "Procrustes similarity"
+    equal_up_to = "a rotation and a scale"
+
+    def __init__(
+        self, layout: HeadLayout, pairs: Pairs = "layer", null_draws: int = 5, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(layout, pairs, **kwargs)
+        check_draws(self.name, null_draws)
+        self.null_draws = null_draws
+        self.seed = seed
+
+    def finish(self) -> dict[str, Tensor]:
+        columns = super().finish()
+        return {**columns, "distance": (2 - 2 * columns["value"]).sqrt()}
+
+    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        size_H = heads.spectrum.sum(1).sqrt()
+        # as whitened rows are orthogonal to the constant, n of them span at most n - 1 directions
+        dims = min(heads.spectrum.shape[1], int(heads.rows) - 1)
+        overlap_NDD = torch.from_numpy(chance_overlaps(int(heads.rows), dims, self.null_draws, self.seed))
+        overlap_NDD = overlap_NDD.to(size_H.device)
+        root_HD = heads.spectrum[:, :dims].sqrt()
+        value_HH, null_HH = size_H.new_empty(2, len(size_H), len(size_H))
+        for a in range(len(size_H)):
+            value_HH[a, a:] = value_HH[a:, a] = torch.linalg.svdvals(heads.crosses(a)).sum(-1)
+            drawn = root_HD[a, :, None] * overlap_NDD * root_HD[a:, None, None]
+            null_HH[a, a:] = null_HH[a:, a] = torch.linalg.svdvals(drawn).sum(-1).mean(-1)
+        scale_HH = torch.outer(size_H, size_H)
+        return {"value": (value_HH / scale_HH).clamp(max=1), "null": null_HH / scale_HH}

@@ -1,0 +1,72 @@
+"""Canonical correlation between heads, weighted by how much of a head's output each correlated direction makes up.
+
+Morcos, Raghu & Bengio, 2018, arXiv 1806.05759. Head a's canonical variate h_i gets the weight alpha_i = sum over a's
+channels j of |<h_i, x_j>|, normalised to sum 1; the value is sum of alpha_i rho_i. With a's covariance S = Q L Q^T and
+whitening W = Q L^(-1/2), the variates are X W U (U: left singular vectors of the whitened cross-covariance), so that
+<h_i, x_j> = (Q L^(1/2) U)_ji up to one factor: second moments suffice.
+
+The released code (google/svcca, pwcca.py) differs: it multiplies the activations by U without the whitening, adds the
+means back, and does not centre what it projects, so its weights are not those of the paper.
+
+Shapes: H heads of a group, D head width, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.measures import canonical
+from mhprobe.measures.moments import Parts
+from mhprobe.measures.pairs import PairMeasure, Pairs
+
+
+class PWCCA(PairMeasure):
+    """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
+
+    pairs: which heads are compared, see PairMeasure.
+    null_draws, seed: samples behind the chance level, and what they are drawn from.
+
+    Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
+    weighs by those of b (a table lists each pair once); null (A, A): the same for independent rows. It is the mean
+    correlation, as for CCA: unrelated heads correlate along random directions, whose weights are alike on average.
+    dims (A,), rows (A,) as in CCA. UserError and warnings as in PairMeasure.
+    """
+
+    label = "PWCCA: weighted canonical correlation"
+    equal_up_to = "an invertible linear map"
+
+    def __init__(
+        self, layout: HeadLayout, pairs: Pairs = "layer", null_draws: int = 20, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(layout, pairs, **kwargs)
+        canonical.check_draws(self.name, null_draws)
+        self.null_draws = null_draws
+        self.seed = seed
+
+    def finish(self) -> dict[str, Tensor]:
+        columns = super().finish()
+        return {**columns, "reverse": columns["value"].mT.clone()}
+
+    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        kept_HD = canonical.kept(heads, variance=1.0)
+        whiten_HDD = canonical.whitening(heads, kept_HD)
+        root_HDD = heads.direction * heads.spectrum.sqrt()[:, None]
+        counted_HHD = ~canonical.behind(kept_HD)
+        value_HH = heads.spectrum.new_empty(len(kept_HD), len(kept_HD))
+        for a in range(len(kept_HD)):
+            u, rho, vh = torch.linalg.svd(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:])
+            value_HH[a, a:] = _weighted(rho, root_HDD[a] @ u, counted_HHD[a, a:])
+            value_HH[a:, a] = _weighted(rho, root_HDD[a:] @ vh.mT, counted_HHD[a, a:])
+        null_HH, _ = canonical.null(heads, kept_HD, self.null_draws, self.seed)
+        return {"value": value_HH, "null": null_HH, "dims": kept_HD.sum(1)}
+
+
+def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:
+    """(P,) mean of the correlations that count, each weighted by the channels' (rows') loadings on its variate."""
+    alpha_PD = loading_PDD.abs().sum(1) * counted_PD
+    # a dead head has no weights: 0 / 0, which PairMeasure replaces
+    return (alpha_PD * rho_PD.clamp(0, 1)).sum(1) / alpha_PD.sum(1)

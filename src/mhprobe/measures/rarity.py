@@ -1,0 +1,142 @@
+"""Do heads look at what is rare? How often the key with the largest weight is the rarest patch of the image.
+
+Rarest means: of lowest density, the density of a patch being the share of patches of the validation images that have
+the same k-means code (codes.py). Many patches of an image share a code, so ties are the rule: all patches of the lowest
+density count as rarest, and chance is the share of them among the keys. In Swin the query sees its shift region only:
+the rarest patch is that of the region.
+
+Shapes: A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import Measure
+from mhprobe.measures.codes import Codes, Sample, numbers_of, patches_of
+from mhprobe.measures.places import attention, over_queries, per_site
+
+
+class Rarity(Measure):
+    """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
+
+    codes: of k-means. patches: how many patches of the validation images the codes are fitted to, at most. cells: a
+        patch is described by its mean colours in cells x cells fields.
+
+    Columns, (A,) in [0, 1], larger looks more at what is rare: value; top2: the argmax key is no denser than the second
+    rarest patch; class_query, class_query_top2: the same of the class token's own row, NaN without one. chance and
+    chance_top2: value and top2 if the argmax key were random; class_chance and class_chance_top2.
+
+    It looks at the validation images first, to fit codes. UserError with fewer different patches than codes.
+    """
+
+    needs = frozenset({"attn"})
+    select_needs = frozenset()
+    kind = "per_head"
+    label = "share of queries on the rarest patch"
+    also = ("by_depth",)
+
+    hits: Tensor  # (A, 2) sum over images and patch queries: top 1, top 2
+    class_hits: Tensor  # (A, 2) sum over images of the class token's row
+    luck: Tensor  # (A, 2) sum of the share of keys that would be a hit, over images and patch queries
+    class_luck: Tensor  # (A, 2)
+
+    def __init__(self, layout: HeadLayout, codes: int = 32, patches: int = 4096, cells: int = 4, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        for option, got, least in (("codes", codes, 2), ("patches", patches, codes), ("cells", cells, 1)):
+            if got < least:
+                raise UserError(f"rarity: {option} is at least {least}, got {got}.")
+        self.num_codes = codes
+        self.patches = patches
+        self.cells = cells
+        self.samples: dict[Any, Sample] = {}  # per sort of patch, while selecting
+        self.codes: dict[Any, Codes] = {}
+        for name in ("hits", "class_hits", "luck", "class_luck"):
+            self.add_state(name, torch.zeros(layout.num_heads, 2, dtype=torch.float64))
+
+    def select(self, batch: HeadBatch) -> None:
+        if batch.images is None:
+            raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
+        if not batch.valid.any():
+            return
+        for sort, site in self._sorts().items():
+            patches = patches_of(batch.images[batch.valid], site, self.cells)
+            sample = self.samples.setdefault(sort, Sample.empty(self.patches, patches.shape[-1]))
+            sample.add(numbers_of(patches).flatten(), patches.flatten(0, 1))
+
+    def end_select(self) -> None:
+        for sort in self._sorts():
+            sample = self.samples.get(sort, Sample.empty(self.patches, 3 * self.cells**2))
+            sample.gather()
+            self.codes[sort] = Codes.fit(sample.patch, self.num_codes)
+        self.samples = {}
+
+    def update(self, batch: HeadBatch) -> None:
+        if batch.images is None:
+            raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
+        for piece in attention(self.name, self.layout, batch):
+            places, site, span = piece.places, piece.site, self.layout.span(piece.number)
+            if _sort(site) in self.codes:
+                patches = patches_of(batch.images[piece.images], site, self.cells)
+                density_bT = self.codes[_sort(site)].density_of(patches)
+            else:  # finish() will refuse
+                density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
+            keys = places.pairs & places.patch[:, None]
+            rows_bWHQK = piece.attn * keys[:, None]
+            density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
+            seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
+            found_bWHQ = (
+                density_bWK[:, :, None, None]
+                .expand(rows_bWHQK.shape)
+                .gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
+            )
+            lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
+            # NaN where the row is not finite, which is an error at the end
+            fine_bWHQ = 1 + 0 * rows_bWHQK.sum(-1)
+            for top in range(min(2, lowest_bWQ2.shape[-1])):
+                limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
+                hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
+                rare_bWQ = ((seen_bWQK <= limit_bWQ[..., None]) & keys).sum(-1)
+                luck_bWQ = rare_bWQ / keys.sum(-1).clamp(min=1).double()
+                self.hits[span, top] += over_queries(hit_bWHQ, places.patch)
+                self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
+                self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
+                self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        if not self.codes:
+            raise UserError(
+                "rarity: it has no codes yet. Show it the validation images first: select(batch) for each batch, then "
+                "end_select()."
+            )
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
+        value, top2 = (self.hits / self.images / queries[:, None]).unbind(1)
+        chance, chance2 = (self.luck / self.images / queries[:, None]).unbind(1)
+        # 0 / 0 without a class token: NaN
+        of_class, of_class2 = (self.class_hits / self.images * (has_class / has_class)[:, None]).unbind(1)
+        luck, luck2 = (self.class_luck / self.images * (has_class / has_class)[:, None]).unbind(1)
+        return {
+            "value": value,
+            "top2": top2,
+            "class_query": of_class,
+            "class_query_top2": of_class2,
+            "chance": chance,
+            "chance_top2": chance2,
+            "class_chance": luck,
+            "class_chance_top2": luck2,
+        }
+
+    def _sorts(self) -> dict[Any, HeadSite]:
+        """The different ways in which sites cut the image, each with one of its sites."""
+        return {_sort(site): site for site in reversed(self.layout.sites)}
+
+
+def _sort(site: HeadSite) -> Any:
+    return site.token_grid, site.pixels

@@ -1,0 +1,106 @@
+"""What a head looks at: the share of its attention that goes to each kind of key.
+
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words: [CLS], [SEP], the previous and the next
+token. Here for images: see kinds.py. A share means little by itself (a row of 14 tokens gets 7 % of attention spread
+evenly over 196), so each is given together with the kind's share of the keys.
+
+Shapes: N kinds, A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure
+from mhprobe.measures.kinds import KINDS, kinds_of
+from mhprobe.measures.places import attention, over_queries, per_site, shares
+
+COLUMNS = (*KINDS, "cls_to_cls")
+
+
+class TokenKinds(Measure):
+    """Mean share of attention from patch queries to each kind of key.
+
+    value: the kind that is the column "value"; one of the columns below. UserError for a kind that needs a class token
+        or registers where the model has none.
+    threshold: from how many standard deviations above the image's mean norm a token is of high norm.
+
+    Columns, (A,) shares in [0, 1], larger means more attention: value; cls, registers, self, neighbours (all four
+    together), same_row, same_column, border, high_norm, from patch queries; cls_to_cls from the class token's own row;
+    uniform_<kind> the same for even attention, and uniform that of value. Kinds overlap. NaN for a kind that a model
+    does not have. Swin's rows are renormalised over the shift region: padding takes no share.
+    """
+
+    needs = frozenset({"attn", "stream"})
+    kind = "per_head"
+    also = ("kind_ratios",)
+
+    mass: Tensor  # (A, N) sum over images and queries of attention to each kind
+    even: Tensor  # (A, N) the same of even attention
+
+    def __init__(self, layout: HeadLayout, value: str = "neighbours", threshold: float = 3.0, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        if value not in COLUMNS:
+            raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {value!r}.")
+        if threshold <= 0:
+            raise UserError(f"token_kinds: threshold is a number of standard deviations above 0, got {threshold}.")
+        site = layout.sites[0]
+        if value.startswith("cls") and not site.class_token:
+            raise UserError(
+                f"token_kinds: value={value} needs a class token, but the model of {site.name} has none. "
+                f"Choose another kind, e.g. value=neighbours."
+            )
+        if value == "registers" and site.prefix_tokens - site.class_token < 1:
+            raise UserError(
+                f"token_kinds: value=registers needs registers, but the model of {site.name} has none. "
+                f"Choose another kind, e.g. value=neighbours."
+            )
+        self.main = value
+        self.threshold = threshold
+        self.label = f"share of attention: {value.replace('_', ' ')}"
+        for name in ("mass", "even"):
+            self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            places, span = piece.places, self.layout.span(piece.number)
+            row_bWHQK = shares(piece.attn, places.pairs)
+            # kinds that hang on the grid alone are the same for all images: add these up first
+            whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
+            even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
+            kinds = kinds_of(piece, batch, self.threshold)
+            asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
+            for column, (keys_bWQK, queries_WQ) in enumerate(asked):
+                source = row_bWHQK if len(keys_bWQK) == len(row_bWHQK) else whole_1WHQK
+                to_bWHQ = (source * keys_bWQK[:, :, None]).sum(-1)
+                even_bWQ = (even_WQK * keys_bWQK).sum(-1)
+                alike = len(row_bWHQK) / len(keys_bWQK)
+                self.mass[span, column] += over_queries(to_bWHQ, queries_WQ)
+                self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, Tensor]:
+        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
+        has_registers = per_site(
+            self.layout, self.device, lambda site, places: float(site.prefix_tokens - site.class_token > 0)
+        )
+        # 0 / 0 for what a model does not have: NaN
+        there = {"cls": has_class, "cls_to_cls": has_class, "registers": has_registers}
+        columns, uniform = {}, {}
+        for number, kind in enumerate(COLUMNS):
+            rows = self.images * (1 if kind == "cls_to_cls" else queries)
+            exists = there.get(kind, torch.ones_like(queries))
+            columns[kind] = self.mass[:, number] / rows * exists / exists
+            uniform[f"uniform_{kind}"] = self.even[:, number] / rows * exists / exists
+        return {
+            "value": columns[self.main].clone(),
+            **columns,
+            "uniform": uniform[f"uniform_{self.main}"].clone(),
+            **uniform,
+        }

@@ -1,0 +1,57 @@
+"""How much a head writes: the length of what it adds to the residual stream, beside the length of the stream.
+
+Attention is a sum over heads, x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer
+Circuits"), so a head's write is z_h W_O,h: layer scale included, its share of the projection's bias left out. A head
+that writes little is inert, whatever it attends to (Kobayashi et al., 2020, arXiv 2004.10102, on norms before weights).
+
+Shapes: B images, T tokens, H heads of one site, D head width, C channels of the stream, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.measures.base import Measure
+
+
+class WriteNorm(Measure):
+    """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block||, all tokens alike.
+
+    Columns, (A,), larger writes more: value; norm: mean of ||z_h W_O,h|| alone, in the units of the stream.
+    """
+
+    needs = frozenset({"stream", "weights"})
+    kind = "per_head"
+    label = "write norm / stream norm"
+
+    total: torch.Tensor  # (A,) sum over images and tokens of the ratio
+    length: torch.Tensor  # (A,) the same of the norm
+    tokens: torch.Tensor  # (A,) number of tokens
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        for name in ("total", "length"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        self.add_state("tokens", torch.zeros(layout.num_heads, dtype=torch.long))
+
+    def update(self, batch: HeadBatch) -> None:
+        if batch.stream is None or batch.weights is None:
+            raise UserError('write_norm: record the batch with needs={"stream", "weights"}.')
+        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, batch.weights, strict=True)):
+            span, z_BTHD, output_HDC = self.layout.span(number), wide(z[batch.valid]), wide(weights.output)
+            # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (B, T, H, C) write
+            gram_HDD = output_HDC @ output_HDC.mT
+            square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
+            norm_BTH = square_BTH.clamp(min=0).sqrt().double()
+            stream_BT = wide(batch.stream[site.block].before[batch.valid]).norm(dim=-1).double()
+            self.total[span] += (norm_BTH / stream_BT[..., None]).sum((0, 1))
+            self.length[span] += norm_BTH.sum((0, 1))
+            self.tokens[span] += stream_BT.numel()
+        self.images += batch.valid.sum()
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        return {"value": self.total / self.tokens, "norm": self.length / self.tokens}

@@ -1,0 +1,26 @@
+"""python -m mhprobe.prune: remove heads from trained weights, and save the smaller network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def run(cfg: dict[str, Any], folder: Path) -> None:
+    """The task itself; ``cfg`` is composed and checked."""
+    from mhprobe.app import Session
+    from mhprobe.surgery.pruning import Pruning, refuse
+
+    refuse(cfg)
+    session = Session("prune", cfg, folder)
+    pruning = Pruning(session)
+    pruning.remove()
+    pruning.save()
+    pruning.report()
+    session.close()
+
+
+if __name__ == "__main__":
+    from mhprobe.cli import main
+
+    main("prune")

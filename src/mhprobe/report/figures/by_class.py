@@ -1,0 +1,54 @@
+"""How much accuracy every class loses without every head: heads down, classes across."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, place, scale
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(
+    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, axes: Mapping[str, Sequence[str]] | None = None
+) -> Figure:
+    """One row per head, sites parted by white lines, one column per class; from the column "by_class" (A, C)."""
+    from matplotlib import rc_context
+
+    value = columns["by_class"].double()
+    heads, classes = value.shape
+    names = list((axes or {}).get("by_class", [str(number) for number in range(classes)]))
+    row = max(0.055, min(0.16, 6.0 / heads))  # inches
+    column = min(0.42, max(0.1, 4.0 / classes))
+    left, bottom, top = 1.0, 0.95, 0.15
+    wide, tall = column * classes, max(row * heads, 1.2)
+    with rc_context(STYLE):
+        figure = blank((left + wide + 1.15, bottom + tall + top))
+        panel = place(figure, left, bottom, wide, tall)
+        cmap, norm = scale(value)
+        image = panel.imshow(value.numpy(), cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
+        for edge in layout.offsets[1:-1]:
+            panel.axhline(edge - 0.5, color="white", linewidth=1.5)
+        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
+        panel.set_yticks(middles, [f"block {site.block}" for site in layout.sites])
+        panel.set_ylabel("heads, 0 on top in each block")
+        step = max(1, round(0.13 / column))
+        shown = range(0, classes, step)
+        panel.set_xticks(shown, [_short(names[number]) for number in shown], rotation=45, ha="right")
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+        bar = figure.colorbar(
+            image, cax=place(figure, left + wide + 0.15, bottom + max(0, tall - 3) / 2, 0.1, min(tall, 3))
+        )
+        bar.outline.set_visible(False)
+        bar.set_label("drop of accuracy within the class")
+    return figure
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 14 else name[:13] + "…"

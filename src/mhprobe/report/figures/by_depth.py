@@ -1,0 +1,53 @@
+"""A value of every head against depth: a dot per head, the mean of each layer, and the level to read it against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LEVELS = {"uniform": "even attention", "chance": "chance"}
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """Dots over blocks. With a column "uniform" or "chance", its mean in each layer is a dashed line."""
+    from matplotlib import rc_context
+
+    value = columns["value"].double()
+    blocks = [site.block for site in layout.sites]
+    step = min(0.45, 5.5 / len(blocks))
+    wide, tall = max(1.6, step * len(blocks)), 2.3
+    with rc_context(STYLE):
+        figure = blank((0.75 + wide + 1.45, 0.5 + tall + 0.2))
+        axes = place(figure, 0.75, 0.5, wide, tall)
+        for number, site in enumerate(layout.sites):
+            heads = value[layout.span(number)]
+            # side by side in the order of heads, so that equal heads do not hide each other
+            spread = [(h - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for h in range(site.num_heads)]
+            axes.plot(
+                [site.block + s for s in spread], heads.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7,
+                label="head" if number == 0 else "",
+            )  # fmt: skip
+            axes.hlines(
+                heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
+                label="mean of the block" if number == 0 else "",
+            )  # fmt: skip
+        for name, title in _LEVELS.items():
+            if name in columns:
+                level = [columns[name].double()[layout.span(number)].mean().item() for number in range(len(blocks))]
+                edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
+                axes.plot(edges, [y for y in level for _ in (0, 1)], "--", color=COLOURS[1], linewidth=1, label=title)
+        axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])
+        axes.set_xlabel("block")
+        axes.set_ylabel(label)
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, handlelength=1.4)
+    return figure

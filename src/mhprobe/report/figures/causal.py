@@ -1,0 +1,74 @@
+"""The class of every head, and the gates under a price and under a reward that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import NOT_COMPARED, STYLE, blank, cells, even_groups, place, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442")  # necessary, sufficient, interfering, unsettled
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], names: Sequence[str], threshold: float = 0.5) -> Figure:
+    """Left: a row per layer and a column per head, coloured by class. Right: every head by its two gates.
+
+    columns: role, an index into ``names``; plus, minus (A,), the gates under +L1 and -L1. threshold: above it is open.
+    """
+    from matplotlib import rc_context
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    role, plus, minus = columns["role"], columns["plus"], columns["minus"]
+    groups = even_groups(layout)
+    widest = max(site.num_heads for site in layout.sites)
+    cell = min(0.3, 3.6 / widest)
+    left, bottom, top, gap, side = 0.6, 0.85, 0.3, 0.4, 2.0
+    grid = cell * len(layout.sites) + gap * (len(groups) - 1)
+    tall = max(grid, side)
+    scatter_at = left + max(cell * widest, 2.4) + 0.7
+    with rc_context(STYLE):
+        figure = blank((scatter_at + side + 0.2, bottom + tall + top))
+        y = bottom + tall
+        for sites in groups:
+            heads = layout.sites[sites[0]].num_heads
+            y -= cell * len(sites)
+            axes = place(figure, left, y, cell * heads, cell * len(sites))
+            axes.imshow(
+                torch.stack([role[layout.span(i)] for i in sites]).numpy(),
+                cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5, aspect="auto",
+            )  # fmt: skip
+            cells(axes, len(sites), heads)
+            axes.set_xticks(ticks(heads, cell))
+            axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
+            axes.set_ylabel("block")
+            if len(groups) > 1:
+                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
+            y -= gap
+        axes.set_xlabel("head")
+        counts = [int((role == i).sum()) for i in range(len(names))]
+        patches = [
+            Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(names) if counts[i] or i < 3
+        ]
+        figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
+        axes = place(figure, scatter_at, bottom + tall - side, side, side)
+        for i in range(len(names)):
+            of = role == i
+            axes.scatter(
+                plus[of].tolist(), minus[of].tolist(), s=12, color=SHADES[i], edgecolor="0.3", linewidth=0.4,
+                clip_on=False, zorder=3,
+            )  # fmt: skip
+        axes.axhline(threshold, color="0.6", lw=0.6, ls=":")
+        axes.axvline(threshold, color="0.6", lw=0.6, ls=":")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel("gate when open heads cost (+L1)")
+        axes.set_ylabel("gate when they are rewarded (−L1)")  # noqa: RUF001
+    return figure

@@ -1,0 +1,75 @@
+"""Canonical correlations against their index: how many directions two heads share, and how well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, site_title
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.
+
+    A pair has as many correlations as the head with fewer directions has; the mean at an index is over pairs that
+    reach it. Pairs across layers are not drawn.
+    """
+    from matplotlib import rc_context
+
+    panels = len(layout.sites)
+    reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
+    last = int(reached.max()) + 1 if len(reached) else 1
+    step = 5 * math.ceil(last / 20) if last > 6 else 1
+    deep = math.ceil(panels / (6 if panels > 8 else 4))
+    per_row = math.ceil(panels / deep)
+    wide, tall, across, down = 1.25, 0.95, 0.12, 0.32
+    left, bottom, top = 0.55, 0.75, 0.25
+    size = (left + per_row * wide + (per_row - 1) * across + 0.15, bottom + deep * tall + (deep - 1) * down + top)
+    with rc_context(STYLE):
+        figure = blank((max(size[0], 3.2), size[1]))
+        for number in range(panels):
+            row, column = divmod(number, per_row)
+            at = left + column * (wide + across), size[1] - top - tall - row * (tall + down)
+            axes = place(figure, *at, wide, tall)
+            span = layout.span(number)
+            lines = _panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
+            axes.set_title(site_title(layout, number), pad=3)
+            axes.set_ylim(0, 1.02)
+            axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
+            if column == 0:
+                axes.set_ylabel("correlation")
+            if number + per_row >= panels:
+                axes.set_xlabel("coefficient")
+            else:
+                axes.tick_params(labelbottom=False)
+            axes.set_xlim(0.5, last + 0.5)
+            axes.set_xticks(sorted({1, *range(step, last + 1, step)}))
+        figure.legend(
+            lines, ["mean of the pairs", "their range", "chance"], loc="lower center", ncols=3, borderaxespad=0.3
+        )
+    return figure
+
+
+def _panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
+    """The mean's line, the range's band and chance's line."""
+    a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
+    rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
+    index = range(1, rho_PR.shape[1] + 1)
+    missing = rho_PR.isnan()
+    # where no pair gets that far there is nothing to draw
+    low = torch.where(missing, torch.inf, rho_PR).amin(0) if len(a) else rho_PR.new_zeros(len(index))
+    high = torch.where(missing, -torch.inf, rho_PR).amax(0) if len(a) else rho_PR.new_zeros(len(index))
+    reached = (~missing).any(0)
+    band = axes.fill_between(index, low, high, where=reached.tolist(), color=COLOURS[0], alpha=0.25, linewidth=0)
+    (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
+    (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
+    return [mean, band, chance]

@@ -1,0 +1,52 @@
+"""A value of pairs among a few heads out of many: one matrix of those heads only, named by block and head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, cells, place, scale, wrapped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0."""
+    from matplotlib import rc_context
+
+    value = columns["value"].double().clone()
+    value.fill_diagonal_(torch.nan)
+    heads = value.isfinite().any(1).nonzero().flatten()
+    shown = value[heads[:, None], heads]
+    places = list(layout)
+    names = [f"{places[head][2].block}.{places[head][1]}" for head in heads.tolist()]
+    count = len(names)
+    cell = 0.32 if count <= 16 else 5.0 / count
+    side = max(1.2, cell * count)
+    left, bottom = 0.7, 0.65
+    with rc_context(STYLE):
+        figure = blank((left + side + 1.4, bottom + max(side, 1.4) + 0.3))
+        axes = place(figure, left, bottom, side, side)
+        cmap, norm = scale(shown)
+        image = axes.imshow(shown.numpy(), cmap=cmap, norm=norm)
+        if count <= 24:
+            cells(axes, count, count)
+        if "low" in columns and "high" in columns:
+            low, high = (columns[name][heads[:, None], heads] for name in ("low", "high"))
+            row, column = (((low > 0) | (high < 0)) & shown.isfinite()).nonzero().unbind(1)
+            axes.plot(column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle="")
+            axes.set_title("dot: 95 % interval excludes 0", loc="left", fontsize=7, pad=4)
+        stride = max(1, round(0.2 / (side / count)))
+        axes.set_xticks(range(0, count, stride), names[::stride], rotation=90)
+        axes.set_yticks(range(0, count, stride), names[::stride])
+        axes.set_xlabel("block.head")
+        axes.set_ylabel("block.head")
+        bar = figure.colorbar(image, cax=place(figure, left + side + 0.15, bottom, 0.1, side))
+        bar.outline.set_visible(False)
+        bar.set_label(wrapped(label, max(side, 1.6)))
+    return figure

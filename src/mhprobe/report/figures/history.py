@@ -1,0 +1,46 @@
+"""How every head's value moved during training: a line per head, coloured by its block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
+    """steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads."""
+    from matplotlib import colormaps, rc_context
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    blocks = [site.block for site in layout.sites]
+    cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
+    with rc_context(STYLE):
+        figure = blank((5.2, 3.0))
+        axes = place(figure, 0.65, 0.5, 3.6, 2.35)
+        for site, block in enumerate(blocks):
+            own = values[:, layout.span(site)].double()
+            shade = cmap(norm(block))
+            axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
+            mean = own.nanmean(1)
+            if bool(mean.isfinite().any()):
+                axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
+        if bool((values < 0).any()) and bool((values > 0).any()):
+            axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("optimizer step (thick: mean of the block)")
+        axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
+        bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, 4.4, 0.5, 0.1, 2.35))
+        bar.outline.set_visible(False)
+        bar.locator = MaxNLocator(integer=True, nbins=6)
+        bar.update_ticks()
+        bar.set_label("block")
+    return figure

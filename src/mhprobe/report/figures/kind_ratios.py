@@ -1,0 +1,64 @@
+"""Attention to each kind of key, relative to even attention: kinds by heads, heads in the order of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import NOT_COMPARED, STYLE, blank, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LIMIT = 5.0  # powers of two at which colours end: 32 times
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """log2 of attention over even attention: red above it, blue below; grey where there is no such key."""
+    from matplotlib import colormaps, rc_context
+    from matplotlib.colors import Normalize
+
+    kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
+    ratio = torch.stack([(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds])
+    ratio = ratio.masked_fill(ratio.isneginf(), -_LIMIT)
+    finite = ratio[ratio.isfinite()].abs()
+    limit = min(_LIMIT, max(1.0, finite.max().item() if len(finite) else 1.0))
+    count = layout.num_heads
+    wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
+    with rc_context(STYLE):
+        figure = blank((left + wide + 1.25, bottom + tall + 0.2))
+        axes = place(figure, left, bottom, wide, tall)
+        image = axes.imshow(
+            ratio.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED), norm=Normalize(-limit, limit),
+            aspect="auto", interpolation="none",
+        )  # fmt: skip
+        for edge in layout.offsets[1:-1]:
+            axes.axvline(edge - 0.5, color="black", linewidth=0.6)
+        for row in range(1, len(kinds)):
+            axes.axhline(row - 0.5, color="white", linewidth=0.6)
+        axes.set_yticks(range(len(kinds)), [_title(kind) for kind in kinds])
+        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
+        shown: list[tuple[float, str]] = []
+        last = -1.0
+        for middle, site in zip(middles, layout.sites, strict=True):
+            if (middle - last) * wide / count >= 0.17 or not shown:  # room for a number
+                shown.append((middle, str(site.block)))
+                last = middle
+        axes.set_xticks([middle for middle, _ in shown], [name for _, name in shown])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("block (a column per head)")
+        bar = figure.colorbar(image, cax=place(figure, left + wide + 0.12, bottom, 0.1, tall))
+        bar.outline.set_visible(False)
+        marks = [power for power in (-5, -3, -1, 0, 1, 3, 5) if abs(power) <= limit]
+        bar.set_ticks(marks, labels=[str(2**power) if power >= 0 else f"1/{2**-power}" for power in marks])
+        bar.set_label("attention as a multiple\nof even attention")
+    return figure
+
+
+def _title(kind: str) -> str:
+    return {"cls": "CLS", "cls_to_cls": "CLS to CLS"}.get(kind, kind.replace("_", " "))

@@ -1,0 +1,73 @@
+"""Were the heads that could go redundant or inert? Likeness to a kept head against what the head writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mhprobe.report.figures.style import COLOURS, MARKERS, STYLE, blank, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
+
+
+def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, inert: float) -> Figure:
+    """A panel per curve and a point per head, from the rows of masking/join.py.
+
+    Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
+    dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
+    to identity (1), by the named similarity; above the dashed line it is redundant. The dotted line is 0 of the measure
+    itself where it has no chance level.
+    """
+    from matplotlib import rc_context
+
+    curves: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row[f"similarity_{similarity}"] != "":
+            curves.setdefault(row["curve"], []).append(row)
+    per_row = min(3, max(1, len(curves)))
+    deep = math.ceil(len(curves) / per_row)
+    side, left, bottom, gap, top = 1.9, 0.55, 0.85, 0.42, 0.3
+    size = (left + per_row * (side + gap), bottom + deep * (side + gap) - gap + top)
+    shares = [max(row["write_share"], 1e-3) for points in curves.values() for row in points]
+    known = any(row[f"null_{similarity}"] != "" for points in curves.values() for row in points)
+    above = ", above chance" if known else ""
+    with rc_context(STYLE):
+        figure = blank(size)
+        for number, (name, points) in enumerate(curves.items()):
+            down, across = divmod(number, per_row)
+            axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)
+            for phase, style in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
+                heads = [row for row in points if row["phase"] == phase]
+                axes.plot(
+                    [max(row["write_share"], 1e-3) for row in heads],
+                    [_standing(row, similarity) for row in heads],
+                    style[1],
+                    color=style[0],
+                    markersize=4,
+                    alpha=0.8,
+                    label=PHASES[phase],
+                )
+            axes.axhline(redundant, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
+            axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
+            axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
+            axes.set_xscale("log")
+            axes.set_xlim(0.8 * min(*shares, inert), 1.25 * max(*shares, 1.0))
+            axes.set_ylim(-0.06, 1.03)
+            axes.set_title(name, pad=3)
+            if number + per_row >= len(curves):
+                axes.set_xlabel("write norm / median head")
+            if across == 0:
+                axes.set_ylabel(f"{similarity} to a kept head{above}")
+        if curves:
+            handles, labels = axes.get_legend_handles_labels()
+            figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, borderaxespad=0.3)
+    return figure
+
+
+def _standing(row: Mapping[str, Any], similarity: str) -> float:
+    chance = row[f"null_{similarity}"] or 0.0
+    return (row[f"similarity_{similarity}"] - chance) / (1 - chance)

@@ -1,0 +1,58 @@
+"""A value of every pair of layers, as one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import STYLE, blank, cells, mark_chance, place, scale, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """Layer x layer, input at the top left; grey: not compared, and a layer with itself.
+
+    Lines part the stages. With "null", the chance level is drawn on the colour bar, or written below it where layers
+    are so alike that it would take up most of the scale.
+    """
+    from matplotlib import rc_context
+
+    value = columns["value"].double().clone()
+    value.fill_diagonal_(torch.nan)
+    compared = value.isfinite()
+    null = columns.get("null")
+    chance = null[compared].double() if null is not None else value.new_empty(0)
+    layers = len(value)
+    side = min(4.5, max(1.6, 0.3 * layers))
+    left, bottom, top = 0.55, 0.5, 0.15
+    bar_at = left + side + 0.85  # chance may be written beside the bar
+    with rc_context(STYLE):
+        figure = blank((bar_at + 1.0, bottom + side + top))
+        cmap, norm = scale(value)
+        axes = place(figure, left, bottom, side, side)
+        image = axes.imshow(value.numpy(), cmap=cmap, norm=norm)
+        cells(axes, layers, layers)
+        stages = [site.stage for site in layout.sites]
+        for edge in (i for i in range(1, layers) if stages[i] != stages[i - 1]):
+            axes.axhline(edge - 0.5, color="0.2", linewidth=0.8)
+            axes.axvline(edge - 0.5, color="0.2", linewidth=0.8)
+        shown = ticks(layers, side / layers)
+        names = [str(layout.sites[i].block) for i in shown]
+        axes.set_xticks(shown, names)
+        axes.set_yticks(shown, names)
+        axes.set_xlabel("block")
+        axes.set_ylabel("block")
+        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, side))
+        bar.outline.set_visible(False)
+        bar.set_label(label)
+        if len(chance) and norm.vmin <= chance.mean() <= norm.vmax:
+            mark_chance(bar.ax, chance)
+        elif len(chance):
+            bar.ax.set_xlabel(f"chance\n{chance.mean():.2g}", fontsize=7, labelpad=2)
+    return figure

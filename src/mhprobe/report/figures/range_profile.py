@@ -1,0 +1,56 @@
+"""How the mass of attention is spread around the argmax key: one panel per layer, one curve per head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, site_title
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
+    from matplotlib import rc_context
+
+    inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
+    count = len(layout.sites)
+    per_row = math.ceil(count / math.ceil(count / (6 if count > 8 else 4)))
+    deep = math.ceil(count / per_row)
+    wide, tall, gap, left, bottom = 1.25, 1.15, 0.4, 0.6, 0.5
+    with rc_context(STYLE):
+        # at the top a line for the legend
+        figure = blank((max(3.8, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55))
+        for number in range(count):
+            row, column = divmod(number, per_row)
+            y = bottom + (deep - 1 - row) * (tall + 0.62)
+            axes = place(figure, left + column * (wide + gap), y, wide, tall)
+            span = layout.span(number)
+            known = columns["distances"][span][0].isfinite()
+            radius = columns["distances"][span][0][known].tolist()
+            for head in inside[span]:
+                axes.plot(radius, head[known].tolist(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
+            axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
+            for share in (0.5, 0.9):
+                axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
+            axes.set_ylim(0, 1.02)
+            axes.set_xlim(0, max(radius[-1], 1e-9))
+            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if column == 0 else [])
+            axes.set_title(site_title(layout, number), pad=3)
+            if number + per_row >= count:
+                axes.set_xlabel("radius (input pixels)")
+            if column == 0:
+                axes.set_ylabel("mass within")
+            if number == 0:
+                head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
+        figure.legend(
+            [head_line, even_line], ["a head, around its argmax key", "even attention"],
+            loc="upper left", bbox_to_anchor=(left / figure.get_size_inches()[0], 1), ncols=2, borderaxespad=0.3,
+        )  # fmt: skip
+    return figure

@@ -1,0 +1,87 @@
+"""When does importance settle? Accuracy after one-shot removal at each epoch, and how the scores' order changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mhprobe.report.figures.style import STYLE, blank, place, scale, ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> Figure:
+    """Three panels: a line per share of heads removed (black: none); what is left of the epoch's accuracy above
+    chance; rank correlation of the scores of every two epochs.
+
+    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As callbacks/settling.py gives them.
+    """
+    from matplotlib import colormaps, rc_context
+    from matplotlib.ticker import MaxNLocator
+
+    epochs = sorted({row["epoch"] for row in rows})
+    shares = sorted({row["share"] for row in rows})
+    accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
+    chance = rows[0]["chance"]
+    side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
+    with rc_context(STYLE):
+        figure = blank((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3))
+        axes = place(figure, left, bottom, side, side)
+        shade = colormaps["viridis_r"]
+        for share in shares:
+            colour = "black" if share == 0 else shade(share)
+            values = [100 * accuracy[epoch, share] for epoch in epochs]
+            axes.plot(epochs, values, color=colour, marker=".", markersize=4, linewidth=1, label=f"{100 * share:.0f} %")
+        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
+        axes.set_ylim(-2, 102)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("epoch (dotted: chance)")
+        axes.set_ylabel("validation accuracy (%)")
+        axes.legend(title="removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6.5)
+
+        removed = [share for share in shares if share > 0]
+        left_over = torch.tensor(
+            [[(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs] for s in removed]
+        ).clamp(0, 1)
+        # an epoch at chance has nothing to lose: grey
+        left_over[:, [accuracy[e, 0.0] <= chance for e in epochs]] = torch.nan
+        axes = place(figure, left + side + gap, bottom, side, side)
+        _matrix(figure, axes, left_over, "accuracy kept, above chance", 0.0)
+        axes.set_xticks(*_names(epochs, side))
+        axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("heads removed")
+
+        place_of = {epoch: number for number, epoch in enumerate(epochs)}
+        alike = torch.eye(len(epochs)).fill_diagonal_(torch.nan)
+        alike[alike == 0] = torch.nan
+        for row in agreement:
+            a, b = place_of[row["epoch_a"]], place_of[row["epoch_b"]]
+            alike[a, b] = alike[b, a] = row["spearman"]
+        axes = place(figure, left + 2 * (side + gap), bottom, side, side)
+        _matrix(figure, axes, alike, "rank correlation of the heads' scores", None)
+        axes.set_xticks(*_names(epochs, side))
+        axes.set_yticks(*_names(epochs, side))
+        axes.set_xlabel("epoch")
+        axes.set_ylabel("epoch")
+    return figure
+
+
+def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: float | None) -> None:
+    cmap, norm = scale(values if low is None else torch.tensor([low, 1.0]))
+    image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
+    axes.spines[:].set_visible(False)
+    wide, _ = figure.get_size_inches()
+    box = axes.get_position()
+    bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.08 / wide, box.y0, 0.1 / wide, box.height)))
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+
+
+def _names(epochs: Sequence[int], side: float) -> tuple[list[int], list[str]]:
+    at = ticks(len(epochs), side / len(epochs))
+    return at, [str(epochs[i]) for i in at]

@@ -1,0 +1,45 @@
+"""The no-op test: how much heads look at special keys, against how much that matters. A dot per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+    """The ratio of slopes over the share of attention, coloured by block. Heads that have no special keys are left out.
+
+    A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
+    """
+    from matplotlib import colormaps, rc_context
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    depth = [site.block for _, _, site in layout]
+    attention, ratio = columns["attention"].double(), columns["value"].double()
+    with rc_context(STYLE):
+        figure = blank((4.6, 3.0))
+        axes = place(figure, 0.65, 0.5, 2.9, 2.3)
+        cmap, norm = colormaps["viridis"], Normalize(min(depth), max(depth) if max(depth) > min(depth) else 1)
+        axes.scatter(attention.tolist(), ratio.tolist(), c=depth, cmap=cmap, norm=norm, s=14, linewidths=0)
+        axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+        axes.axvline(
+            columns["uniform"].double().mean().item(), color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0
+        )
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("share of attention on special keys (dashed: even attention)")
+        axes.set_ylabel(label)
+        bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, 3.75, 0.5, 0.1, 2.3))
+        bar.outline.set_visible(False)
+        bar.set_label("block")
+    return figure

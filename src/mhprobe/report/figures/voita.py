@@ -1,0 +1,44 @@
+"""Pruned from a trained model, or the same heads from scratch: accuracy at each number of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.significance import wilson
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float) -> Figure:
+    """points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
+
+    images: of the test, for 95 % intervals.
+    """
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        figure = blank((5.5, 2.9))
+        axes = place(figure, 0.55, 0.5, 2.7, 2.25)
+        at = list(range(len(points)))
+        for number, name in enumerate(("pruned from trained", "same heads from scratch"), 1):
+            shade, marker = colour(number - 1)
+            accuracy = torch.tensor([point[number] for point in points], dtype=torch.float64)
+            low, high = wilson((accuracy * images).round(), torch.tensor(images))
+            bars = torch.stack([accuracy - low, high - accuracy]).clamp(min=0) * 100
+            places = [x + 0.16 * (number - 1.5) for x in at]
+            axes.errorbar(places, (100 * accuracy).tolist(), bars.numpy(), color=shade, marker=marker, ms=4, ls="none",
+                          elinewidth=1, capsize=2, label=name)  # fmt: skip
+        least = 100 * min(min(point[1:]) for point in points)
+        if least < 100 * chance + 30:
+            axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, label="chance")
+        axes.set_xticks(at, [f"{point[0]}" + (" (all)" if i == 0 else "") for i, point in enumerate(points)])
+        axes.set_xlim(-0.5, len(points) - 0.5)
+        axes.set_xlabel("heads")
+        axes.set_ylabel("test accuracy (%), 95 % interval")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure

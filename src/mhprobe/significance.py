@@ -1,0 +1,78 @@
+"""Is a difference more than chance? Two predictions on the same images, and many heads tested at once.
+
+Exact McNemar: McNemar, 1947, with the binomial tail instead of chi-squared. Holm, 1979, "A simple sequentially
+rejective multiple test procedure". Interval of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635,
+method 10, built from Wilson's intervals of the two shares; it stays in [-1, 1] and has a width where nothing differs.
+
+Shapes: A tests, all arguments broadcast.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+
+
+def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
+    """(A,) two-sided p that images are lost and won with equal chance. lost, won: counts of discordant images."""
+    from scipy.stats import binom  # slow to import, and only paired tests need it
+
+    fewer, discordant = torch.minimum(lost_A, won_A).cpu().numpy(), (lost_A + won_A).cpu().numpy()
+    p = torch.from_numpy(2 * binom.cdf(fewer, discordant, 0.5))
+    return p.clamp(max=1).to(lost_A.device)
+
+
+def two_sided(mean_A: Tensor, error_A: Tensor) -> Tensor:
+    """(A,) two-sided p of a mean against 0 by the normal law, given its standard error; 1 where both are 0."""
+    z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.abs() / error_A)
+    return torch.special.erfc(z_A / 2**0.5)
+
+
+def holm(p_A: Tensor) -> Tensor:
+    """(A,) p adjusted so that rejecting below alpha errs anywhere with probability at most alpha. NaN is no test."""
+    order = p_A.argsort()
+    tests = int((~p_A.isnan()).sum())
+    factor = (tests - torch.arange(len(p_A), device=p_A.device)).clamp(min=1)
+    adjusted = (p_A[order].nan_to_num(0) * factor).cummax(0).values.clamp(max=1)
+    result = torch.full_like(p_A, torch.nan)
+    result[order[:tests]] = adjusted[:tests]  # argsort puts NaN last
+    return result
+
+
+def wilson(count_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Wilson's 95 % interval of the share count / images (Wilson, 1927)."""
+    total = images.double()
+    share = count_A.double() / total
+    shrink = 1 + Z95**2 / total
+    centre = (share + Z95**2 / (2 * total)) / shrink
+    half = Z95 / shrink * (share * (1 - share) / total + Z95**2 / (4 * total**2)).sqrt()
+    return (centre - half).clamp(min=0), (centre + half).clamp(max=1)
+
+
+def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """95 % interval of (share right before) - (share right after), on the same images.
+
+    both: images right before and after; lost: right before only; won: right after only; images: all of them.
+    """
+    both, lost, won, total = both_A.double(), lost_A.double(), won_A.double(), images.double()
+    neither = total - both - lost - won
+    before, after = (both + lost) / total, (both + won) / total
+    before_low, before_high = wilson(both + lost, total)
+    after_low, after_high = wilson(both + won, total)
+    agreement = both * neither - lost * won
+    agreement = torch.where(agreement > 0, (agreement - total / 2).clamp(min=0), agreement)  # his continuity correction
+    margins = ((both + lost) * (won + neither) * (both + won) * (lost + neither)).sqrt()
+    phi = torch.where(margins > 0, agreement / margins.clamp(min=1), 0.0)
+    down, up = before - before_low, after_high - after
+    low = before - after - (down**2 - 2 * phi * down * up + up**2).clamp(min=0).sqrt()
+    up, down = before_high - before, after - after_low
+    high = before - after + (up**2 - 2 * phi * up * down + down**2).clamp(min=0).sqrt()
+    return low.clamp(min=-1), high.clamp(max=1)
+
+
+def standard_error(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
+    """Standard error of the mean total / count, from the sums of values and of squares; NaN with a single value."""
+    variance = (square - total.square() / count).clamp(min=0) / (count - 1)
+    return (variance / count).sqrt()

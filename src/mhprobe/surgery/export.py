@@ -1,0 +1,91 @@
+"""A model as an ONNX file and as a torch.export file, each checked by running it.
+
+Both take batches of any size. The bytes are made and run in memory first: what is written has given the right logits.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones.base import NoHeads
+from mhprobe.errors import UserError
+
+
+def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
+    """``torch.export.save`` of ``model``: what ``torch.export.load`` reads. images: (B >= 2, 3, height, width)."""
+    model = _ready(model)
+    dynamic = ({0: torch.export.Dim.DYNAMIC},)
+    with torch.no_grad():
+        program = torch.export.export(model, (images,), dynamic_shapes=dynamic)
+    data = io.BytesIO()
+    torch.export.save(program, data)
+    data.seek(0)
+    loaded = torch.export.load(data).module()
+    with torch.no_grad():
+        for batch in (images, images[:1]):
+            _same("torch.export", model(batch), loaded(batch), tolerance)
+    return data.getvalue()
+
+
+def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> bytes:
+    """``model`` in ONNX, input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
+
+    images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels round differently.
+    """
+    needs_onnx()
+    import onnxruntime
+
+    model = _ready(model)
+    for library in ("onnx_ir", "onnxscript", "torch.onnx"):
+        logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter warns about its own parts
+        program = torch.onnx.export(
+            model,
+            (images,),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+            input_names=["images"],
+            output_names=["logits"],
+            verbose=False,
+        )
+    assert program is not None
+    data = program.model_proto.SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        for batch in (images, images[:1]):
+            (logits,) = session.run(["logits"], {"images": batch.numpy()})
+            _same("ONNX", model(batch), torch.from_numpy(logits), tolerance)
+    return data
+
+
+def needs_onnx() -> None:
+    """UserError if a package that ``onnx_bytes`` needs is not installed."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"prune.onnx: needs the package {package}: pip install 'mhprobe[export]'.")
+
+
+def _ready(model: nn.Module) -> nn.Module:
+    """A copy on the CPU in eval mode, whose emptied layers are in a form that every runtime takes."""
+    ready = copy.deepcopy(model).cpu().eval()
+    for name, module in list(ready.named_modules()):
+        if getattr(module, "num_heads", None) == 0:  # attention with zero heads: ONNX cannot reshape to that
+            ready.set_submodule(name, NoHeads(module.proj))
+    return ready
+
+
+def _same(form: str, expected: Tensor, got: Tensor, tolerance: float) -> None:
+    difference = (got - expected).abs().max().item()
+    if not difference <= tolerance * max(1.0, expected.abs().max().item()):
+        raise RuntimeError(f"{form}: the exported model's logits differ by up to {difference:.3g} from the model's.")

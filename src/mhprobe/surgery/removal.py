@@ -1,0 +1,112 @@
+"""prune_heads(): from a mask to a smaller timm model that computes what the masked one does.
+
+A head's rows of W_Q, W_K, W_V and its columns of W_O go (Swin: and its column of relative position biases); timm's own
+forward runs on what is left, because it reshapes to ``num_heads`` (ViT: and ``attn_dim``), which are edited too. Norms
+of queries and keys are per channel of a head and stay.
+
+A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
+unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero heads; a Swin's is
+``backbones.base.NoHeads``.
+
+Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import family_of, layout_of
+from mhprobe.errors import UserError
+from mhprobe.gates import find_gates, remove_gates
+from mhprobe.heads import HeadLayout
+
+ProjBias = Literal["keep", "drop"]
+
+
+def prune_heads(model: nn.Module, mask: Tensor | Sequence[int], proj_bias: ProjBias = "keep") -> nn.Module:
+    """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
+
+    model: a timm model of a supported family, with or without gates, dense or pruned before; it is left as it is.
+    mask: (A,) bool, True = off, or flat indices of the heads that go (as in ``layout_of(model)``).
+    proj_bias: what becomes of the projection's bias in a layer that loses all heads: "keep" equals the mask, "drop"
+        sets it to zero, which changes the logits.
+
+    The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
+    Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all.
+    """
+    if proj_bias not in get_args(ProjBias):
+        raise UserError(f"prune_heads: proj_bias is one of {', '.join(get_args(ProjBias))}, got {proj_bias!r}.")
+    try:
+        family_of(model)
+    except UserError as error:
+        raise UserError(
+            f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
+            f"removing them also takes its slice_heads."
+        ) from None
+    layout = layout_of(model)
+    mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
+    if mask.all():
+        raise UserError(
+            f"prune_heads: the mask empties the model: all {layout.num_heads} heads would go. Keep at least one."
+        )
+    gates = find_gates(model)
+    pruned = copy.deepcopy(model)
+    remove_gates(pruned)
+    if gates is not None:
+        _fold(pruned, layout, gates.effective())
+    kept = kept_heads(layout, mask)
+    if proj_bias == "drop":
+        drop_bias(pruned, [name for name, heads in kept.items() if not heads])
+    slice_sites(pruned, layout, kept)
+    return pruned
+
+
+def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
+    """Per site, by its name, the heads (numbered within the site) that a mask leaves."""
+    return {
+        site.name: torch.nonzero(~mask[layout.span(number)]).flatten().tolist()
+        for number, site in enumerate(layout.sites)
+    }
+
+
+def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
+    """Remove, in place, the heads that ``kept`` does not name; sites that keep all are not touched."""
+    family = family_of(model)
+    for site in layout.sites:
+        if len(kept[site.name]) < site.num_heads:
+            family.slice_heads(model, site, kept[site.name])
+
+
+def drop_bias(model: Any, sites: Iterable[str]) -> None:
+    """Set the output projection's bias to zero, in place, at the named sites."""
+    with torch.no_grad():
+        for name in sites:
+            bias = model.get_submodule(name).proj.bias
+            if bias is not None:
+                bias.zero_()
+
+
+def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor]) -> tuple[float, float]:
+    """(largest |difference| of two models' logits over batches of images, largest |logit| of the first)."""
+    difference, size = 0.0, 0.0
+    with torch.inference_mode():
+        for batch in images:
+            left, right = one(batch), other(batch)
+            difference = max(difference, (left - right).abs().max().item())
+            size = max(size, left.abs().max().item())
+    return difference, size
+
+
+def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
+    """Multiply each head's gate into its columns of W_O."""
+    if bool((gates == 1).all()):
+        return
+    with torch.no_grad():
+        for site, gate_H in zip(layout.sites, layout.split(gates), strict=True):
+            weight: Any = model.get_submodule(f"{site.name}.proj").weight
+            weight.mul_(gate_H.to(weight).repeat_interleave(site.head_dim))

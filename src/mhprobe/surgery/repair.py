@@ -1,0 +1,158 @@
+"""Least-squares repair: the kept heads' output weights are changed so that each layer writes what it wrote before.
+
+Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, section 4.3 (mask
+tuning): layer by layer, from the first on, minimise || layer of the pruned model, fed by what the pruned layers before
+it give - the same layer of the whole model ||^2 over unlabelled training images. They solve for one factor per kept
+head (``per="head"`` here); ``per="weights"`` solves for the whole projection and its bias. Where we differ: the
+residual stream is left out of both sides (their target also makes up for errors of earlier layers); the solution comes
+from second moments summed in float64 instead of LSMR; and a ridge keeps it near the present weights, where they clamp
+the factors to [-10, 10] and give up on layers that reach it.
+
+Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C output channels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import layout_of
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite
+
+Per = Literal["head", "weights"]
+
+
+@torch.no_grad()
+def repair(
+    pruned: nn.Module,
+    dense: nn.Module,
+    batches: Callable[[], Iterable[Tensor]],
+    per: Per = "weights",
+    ridge: float = 1e-4,
+) -> None:
+    """Change, in place, the output projections of ``pruned`` so that its layers write what those of ``dense`` do.
+
+    dense: the model before pruning, with its gates if it has any. Only layers that lost heads are changed; of a layer
+        without heads the bias becomes the mean of what it wrote.
+    batches: starts a walk over batches of images, without padding images; one walk per changed layer.
+    per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
+    ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
+    """
+    if per not in get_args(Per):
+        raise UserError(f"repair: per is one of {', '.join(get_args(Per))}, got {per!r}.")
+    if not ridge >= 0:
+        raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
+    left = {site.name: site.num_heads for site in layout_of(pruned).sites}
+    for site in layout_of(dense).sites:
+        if (heads := left.get(site.name, 0)) < site.num_heads:
+            projection: Any = pruned.get_submodule(f"{site.name}.proj")
+            moments = _moments(pruned, dense, site, batches)
+            if per == "weights" or not heads:
+                _solve_weights(projection, moments, ridge)
+            else:
+                _solve_factors(projection, moments, site.head_dim, ridge)
+
+
+class _Moments:
+    """Sums over rows in float64: of inputs x (K), of targets y (C), of x x^T (K, K) and of y x^T (C, K)."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
+        zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
+        self.rows, self.x, self.y = 0, zeros(inputs), zeros(outputs)
+        self.xx, self.yx = zeros(inputs, inputs), zeros(outputs, inputs)
+
+    def add(self, x_NK: Tensor, y_NC: Tensor) -> None:
+        x_NK, y_NC = x_NK.double(), y_NC.double()
+        self.rows += len(x_NK)
+        self.x += x_NK.sum(0)
+        self.y += y_NC.sum(0)
+        self.xx += x_NK.mT @ x_NK
+        self.yx += y_NC.mT @ x_NK
+
+
+def _moments(pruned: nn.Module, dense: nn.Module, site: HeadSite, batches: Callable[[], Iterable[Tensor]]) -> _Moments:
+    before: Any = pruned.get_submodule(f"{site.name}.proj")
+    after = dense.get_submodule(f"{site.name}.proj")
+    moments = _Moments(before.in_features, before.out_features, before.weight.device)
+    seen: dict[str, Tensor] = {}
+
+    def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen["x"] = args[0]
+
+    def keep_output(_module: nn.Module, _args: tuple[Tensor, ...], out: Tensor) -> None:
+        seen["y"] = out
+
+    with _evaluating(pruned), _evaluating(dense), contextlib.ExitStack() as stack:
+        stack.callback(before.register_forward_pre_hook(keep_input).remove)
+        stack.callback(after.register_forward_hook(keep_output).remove)
+        for images in batches():
+            pruned(images), dense(images)
+            moments.add(_rows(site, seen["x"], len(images)), _rows(site, seen["y"], len(images)))
+    if not moments.rows:
+        raise UserError("repair: no images to repair with, expected at least one.")
+    return moments
+
+
+def _rows(site: HeadSite, x: Tensor, images: int) -> Tensor:
+    """(B * windows, tokens, K) -> (N, K): without the rows that only pad a window, which the block throws away."""
+    rows = x.unflatten(0, (images, -1)).flatten(1, 2)
+    if site.windows is not None:
+        rows = rows[:, site.windows.rows().to(x.device)]
+    return rows.flatten(0, 1)
+
+
+def _solve_weights(projection: Any, moments: _Moments, ridge: float) -> None:
+    """argmin over W, b of |W x + b - y|^2 / N + ridge |W - W_0|^2: on centred moments, for the change W - W_0."""
+    weight_CK = projection.weight.double()
+    n = moments.rows
+    has_bias = projection.bias is not None
+    x, y = (moments.x / n, moments.y / n) if has_bias else (moments.x * 0, moments.y * 0)
+    xx = moments.xx / n - torch.outer(x, x)
+    yx = moments.yx / n - torch.outer(y, x)
+    weight_CK = weight_CK + _solved(xx, yx - weight_CK @ xx, ridge)
+    projection.weight.copy_(weight_CK)
+    if has_bias:
+        projection.bias.copy_(y - weight_CK @ x)
+
+
+def _solve_factors(projection: Any, moments: _Moments, head_dim: int, ridge: float) -> None:
+    """argmin over s of |sum_h s_h W_h x_h + b - y|^2 / N + ridge |s - 1|^2; the factors s go into W."""
+    weight_CK = projection.weight.double()
+    n = moments.rows
+    per_head = (-1, head_dim)
+    # <W_g x_g, W_h x_h> summed over rows, from the moments of x alone
+    products = (weight_CK.mT @ weight_CK) * (moments.xx / n)
+    gram_HH = products.unflatten(0, per_head).unflatten(2, per_head).sum((1, 3))
+    yx = moments.yx / n
+    if projection.bias is not None:
+        yx = yx - torch.outer(projection.bias.double(), moments.x / n)
+    target = (weight_CK * yx).sum(0)
+    target_H = target.unflatten(0, per_head).sum(1)
+    factor_H = 1 + _solved(gram_HH, (target_H - gram_HH.sum(1))[None], ridge)[0]
+    projection.weight.copy_(weight_CK * factor_H.repeat_interleave(head_dim))
+
+
+def _solved(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
+    """X in X (gram + ridge * mean diagonal) = right, the smallest one where the Gram matrix is singular."""
+    size = len(gram)
+    if not size:
+        return right
+    eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
+    regular = gram + ridge * gram.diagonal().mean() * eye
+    return right @ torch.linalg.pinv(regular, hermitian=True)
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,111 @@
+"""Which functions survive: what the heads that a pruning keeps were doing in the whole model.
+
+Voita et al., 2019, Figure 8, where heads are positional, syntactic or for rare words. Here for images, from tables of
+measures on the whole model; the first rule that holds gives the label:
+
+    positional   the argmax key is at one fixed offset in at least 90 % of queries      position.positional = 1
+    CLS          at least 30 % of the patches' attention goes to the class token        token_kinds.cls >= 0.3
+    registers    ... to the registers                                                   token_kinds.registers >= 0.3
+    diffuse      entropy is at least 95 % of that of even attention                     entropy.share >= 0.95
+    local        attention distance is at most half of that of even attention           attention_distance.value
+    global       it is at least 90 % of it                                              the same, and .uniform
+    mixed        none of these, though something is known
+    unknown      no table says anything about the head
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mhprobe.errors import UserError
+
+Column = Sequence[float]  # (A,), NaN where nothing is known
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where the rules cut; see the file's head."""
+
+    prefix: float = 0.3
+    diffuse: float = 0.95
+    local: float = 0.5
+    global_: float = 0.9
+
+
+def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds | None = None) -> list[str]:
+    """(A,) a label per head. columns: ``<table>.<column>`` of whatever tables there are; others are not looked at."""
+    cut = thresholds or Thresholds()
+    nothing = [math.nan] * num_heads
+
+    def column(name: str) -> Column:
+        return columns.get(name, nothing)
+
+    even = column("attention_distance.uniform")
+    nearness = [d / e if e else math.nan for d, e in zip(column("attention_distance.value"), even, strict=True)]
+    # comparisons with NaN are False: a rule without its table never holds
+    rules = {
+        "positional": [value >= 1 for value in column("position.positional")],
+        "CLS": [value >= cut.prefix for value in column("token_kinds.cls")],
+        "registers": [value >= cut.prefix for value in column("token_kinds.registers")],
+        "diffuse": [value >= cut.diffuse for value in column("entropy.share")],
+        "local": [value <= cut.local for value in nearness],
+        "global": [value >= cut.global_ for value in nearness],
+    }
+    evidence = [
+        column(name) for name in ("position.positional", "token_kinds.cls", "token_kinds.registers", "entropy.share")
+    ]
+    known = [any(not math.isnan(values[head]) for values in (*evidence, nearness)) for head in range(num_heads)]
+    return [
+        next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
+        for head in range(num_heads)
+    ]
+
+
+LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "mixed", "unknown")
+
+
+class Survivors(NamedTuple):
+    """How many heads of a group one run kept, of how many."""
+
+    run: str
+    heads: int
+    by: str
+    group: str
+    kept: int
+    of: int
+
+
+def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[str]]) -> list[Survivors]:
+    """Per division ("stage", "block", "label": (A,) names) and group in it, how many heads ``kept`` (A,) leaves."""
+    rows = []
+    for by, names in groups.items():
+        for group in dict.fromkeys(names):
+            of = [on for on, name in zip(kept, names, strict=True) if name == group]
+            rows.append(Survivors(run, sum(kept), by, group, sum(of), len(of)))
+    return rows
+
+
+def read_columns(
+    folder: Path, tables: Sequence[str] = ("position", "token_kinds", "entropy", "attention_distance")
+) -> dict[str, list[float]]:
+    """``<table>.<column>`` from the tables of a probed run; a table that is not there is left out."""
+    columns: dict[str, list[float]] = {}
+    for table in tables:
+        path = folder / "tables" / f"{table}.csv"
+        if not path.is_file():
+            continue
+        with path.open(newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        for name in rows[0] if rows else ():
+            if name != "site":
+                columns[f"{table}.{name}"] = [float(row[name]) for row in rows]
+    if not columns:
+        raise UserError(f"probe: {folder} has none of the tables {', '.join(tables)}; run mhprobe.probe with them.")
+    return columns

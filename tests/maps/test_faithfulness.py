@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mhprobe
+from mhprobe.errors import UserError
+from mhprobe.maps.faithfulness import area, blurred, faithfulness, mean_colour
+from models import images_for, tiny_swin, tiny_vit
+from oracles import maps as oracle
+
+
+class OnePatch(nn.Module):
+    """Sure of class 1 exactly while the top left quarter of an 8 x 8 image is bright, and of class 0 otherwise."""
+
+    def forward(self, images):
+        bright = images[:, :, :4, :4].mean((1, 2, 3)) > 0.9
+        return torch.where(bright[:, None], torch.tensor([0.0, 99.0]), torch.tensor([99.0, 0.0]))
+
+
+def test_a_map_that_knows_the_patch_falls_at_once_and_rises_at_once():
+    images = torch.zeros(1, 3, 8, 8)
+    images[:, :, :4, :4] = 1
+    right = torch.tensor([[[1.0, 0], [0, 0]]])
+    wrong = torch.tensor([[[-1.0, 0], [0, 0]]])
+    good, bad = faithfulness(OnePatch(), images, [right, wrong], steps=4, random_orders=200)
+    # trapezoids over quarters: 1, 0, 0, 0, 0 and 0, 1, 1, 1, 1
+    assert good.deletion.item() == pytest.approx(0.125) and good.insertion.item() == pytest.approx(0.875)
+    assert bad.deletion.item() == pytest.approx(0.875) and bad.insertion.item() == pytest.approx(0.125)
+    # a random order meets the patch anywhere: half; 200 draws of deviation 0.28
+    assert good.random_deletion.item() == pytest.approx(0.5, abs=0.08)
+    assert good.random_insertion.item() == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_areas_match_a_loop_over_patches(build):
+    model = build().double()
+    images = images_for(model, 3, dtype=torch.float64)
+    side = model.patch_embed.grid_size
+    maps = torch.rand(3, *side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (found,) = faithfulness(model, images, [maps], steps=5, random_orders=1)
+    for n in range(3):
+        image, grey = images[n], images[n].mean((1, 2), keepdim=True).expand_as(images[n])
+        target = int(model(images[n : n + 1]).argmax())
+        assert found.deletion[n].item() == pytest.approx(oracle.area(model, image, grey, maps[n], target, 5), rel=1e-9)
+        assert found.insertion[n].item() == pytest.approx(oracle.area(model, grey, image, maps[n], target, 5), rel=1e-9)
+
+
+def test_a_flat_map_goes_in_raster_order():
+    images = torch.zeros(1, 3, 8, 8)
+    images[:, :, :4, :4] = 1
+    flat = area(OnePatch(), images, torch.zeros_like(images), torch.zeros(1, 2, 2), torch.tensor([1]), 4)
+    assert flat.item() == pytest.approx(0.125)
+
+
+def test_baselines_leave_the_colour_and_take_the_patches():
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mean, blur = mean_colour(images), blurred(images, torch.Size((8, 8)))
+    assert blur.shape == mean.shape == images.shape
+    torch.testing.assert_close(mean[:, :, 0, 0], images.mean((2, 3)))
+    assert blur.std() < 0.2 * images.std()
+    constant = torch.full((1, 3, 32, 32), 0.3)
+    torch.testing.assert_close(blurred(constant, torch.Size((8, 8))), constant)
+
+
+def test_random_orders_are_reproducible_and_the_model_is_left_as_it_was():
+    model = tiny_vit().train()
+    mhprobe.attach(model)
+    images, maps = images_for(model, 2), torch.rand(2, 4, 4)
+    a, b = (faithfulness(model, images, [maps], steps=3, random_orders=2, baseline="blur") for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(a[0], b[0], strict=True))
+    assert model.training
+
+
+def test_wrong_options_are_refused_in_one_line():
+    with pytest.raises(UserError, match="baseline is one of mean, blur, got 'black'"):
+        faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], baseline="black")
+    with pytest.raises(UserError, match="at least one step"):
+        faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], steps=0)

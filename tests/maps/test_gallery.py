@@ -1,0 +1,85 @@
+"""python -m mhprobe.maps: a table, figures and the maps themselves; one line for what is wrong."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import runs
+from mhprobe.report.figures import maps as figures
+from mhprobe.report.figures.maps import Judged
+from report.test_figures import assert_nothing_is_clipped
+
+FEW = ("faithfulness.steps=2", "faithfulness.random_orders=1")
+
+
+def judged(count, grid=(4, 4), signed=False):
+    values = torch.rand(count, *grid, generator=torch.Generator().manual_seed(0)) - 0.5 * signed
+    return Judged(values, *torch.rand(4, count, generator=torch.Generator().manual_seed(1)))
+
+
+def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
+    pictures = torch.rand(3, 3, 16, 16)
+    kinds = {"rollout": judged(3), "gradient rollout": judged(3, (8, 8)), "relevance": judged(3, signed=True)}
+    figure = figures.draw(pictures, ["image 12345: airplane\n→ automobile 0.87"] * 3, kinds)
+    overlaid = [axes.get_images()[1] for axes in figure.axes if len(axes.get_images()) == 2]
+    assert len(overlaid) == 9
+    for number, image in enumerate(overlaid):
+        row, column = divmod(number, 3)
+        expected = list(kinds.values())[column].maps[row].double()
+        torch.testing.assert_close(torch.tensor(image.get_array().data), expected)
+        if column < 2:
+            assert (image.norm.vmin, image.norm.vmax) == (expected.min(), expected.max())
+        else:
+            assert image.norm.vmin == -image.norm.vmax  # the colours part at 0
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert f"del {kinds['rollout'].deletion[0]:.2f} (random {kinds['rollout'].random_deletion[0]:.2f})" in "".join(
+        texts
+    )
+    assert_nothing_is_clipped(figure)
+
+
+@pytest.mark.parametrize("count", [1, 6, 16])
+def test_every_head_has_its_panel(count):
+    heads = {f"block 10 head {h}": judged(2) for h in range(count)}
+    figure = figures.draw_heads(torch.rand(3, 16, 16), "image 5: cat\n→ dog 0.5", heads, 1)
+    assert sum(len(axes.get_images()) == 2 for axes in figure.axes) == count
+    assert_nothing_is_clipped(figure)
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_table_figures_and_maps(tmp_path):
+    kinds = "maps=[attention,rollout,gradient_rollout,head_rollout,relevance_map]"
+    result = runs.run("maps", *runs.TINY, kinds, "images=[7,3]", *FEW, cwd=tmp_path)
+    assert result.code == 0, result.err
+    assert "rollout: deletion 0." in result.out and "random" in result.out
+    rows = list(csv.DictReader((result.folder / "tables" / "maps.csv").read_text().splitlines()))
+    assert [(row["image"], row["kind"]) for row in rows if row["kind"] == "rollout"] == [
+        ("7", "rollout"),
+        ("3", "rollout"),
+    ]
+    assert len(rows) == 2 * (3 + 3 + 3)  # three heads twice, three whole maps
+    assert all(0 <= float(row["deletion"]) <= 1 and 0 <= float(row["random_insertion"]) <= 1 for row in rows)
+    written = {path.name for path in (result.folder / "figures").glob("*.png")}
+    assert written == {"maps.png", "attention_7.png", "attention_3.png", "head_rollout_7.png", "head_rollout_3.png"}
+    raw = load_file(result.folder / "maps.safetensors")
+    assert raw["rollout/rollout"].shape == raw["relevance_map/relevance"].shape
+    assert len(raw) == 9 and all(len(maps) == 2 for maps in raw.values())
+
+
+@pytest.mark.slow
+def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path):
+    commands = [
+        (("images=[0,999]",), ("images", "0 to 100", "999")),
+        (("images=[-1]",), ("images", "-1")),
+        (("maps=[]",), ("maps", "at least one")),
+        (("maps=[rollout]", "maps.rollout.fusion=sum"), ("fusion", "mean, max, min", "'sum'")),
+        (("maps=[head_rollout]", "maps.head_rollout.block=7"), ("head_rollout", "blocks 0 to 1", "7")),
+        (("faithfulness.baseline=black",), ("faithfulness.baseline", "black")),
+    ]
+    results = runs.answers([runs.Command("maps", (*runs.TINY, *more, *FEW)) for more, _ in commands], cwd=tmp_path)
+    for result, (_, words) in zip(results, commands, strict=True):
+        assert all(word in result.answer for word in words), result.answer

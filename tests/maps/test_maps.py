@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+import mhprobe
+import mhprobe.maps
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.maps.attention import Attention
+from mhprobe.maps.gradient_rollout import GradientRollout
+from mhprobe.maps.head_rollout import HeadRollout
+from mhprobe.maps.relevance_map import RelevanceMap
+from mhprobe.maps.rollout import Rollout, chain, drop_lowest, merge, transition
+from models import images_for, tiny_registers, tiny_swin, tiny_vit
+from oracles import maps as oracle
+from oracles.lrp_relevance import Books
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+@pytest.fixture(scope="module", params=[tiny_vit, tiny_registers, tiny_swin], ids=lambda build: build.__name__)
+def prepared(request):
+    bare = request.param().double()
+    torch.manual_seed(3)
+    for parameter in bare.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    gated = copy.deepcopy(bare)
+    mhprobe.attach(gated)
+    return bare, gated, images_for(bare, 2, dtype=torch.float64)
+
+
+def fused(heads, fusion):
+    return {"mean": heads.mean(0), "max": heads.amax(0), "min": heads.amin(0)}[fusion]
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+def test_rollout_is_the_product_of_whole_matrices(prepared, fusion):
+    bare, gated, images = prepared
+    got = Rollout(fusion)(gated, images)["rollout"]
+    for n, image in enumerate(images):
+        attn, _ = oracle.weights(bare, image)
+        expected = oracle.read(bare, oracle.rollout(bare, [fused(a, fusion) for a in attn]))
+        torch.testing.assert_close(got[n].flatten(), expected, **EXACT)
+    assert not torch.allclose(got[0], got[1])
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max"])
+def test_gradient_rollout_is_the_product_of_whole_matrices(prepared, fusion):
+    bare, gated, images = prepared
+    got = GradientRollout(fusion)(gated, images)["gradient rollout"]
+    for n, image in enumerate(images):
+        attn, slopes = oracle.weights(bare, image)
+        positive = [fused((a * s).clamp(min=0), fusion) for a, s in zip(attn, slopes, strict=True)]
+        expected = oracle.read(bare, oracle.rollout(bare, positive))
+        torch.testing.assert_close(got[n].flatten(), expected, **EXACT)
+
+
+def site(tokens=(3, 3), prefix=1, block=0) -> HeadSite:
+    return HeadSite("a.attn", 0, block, 2, 4, prefix_tokens=prefix, grid=tokens, class_token=prefix > 0)
+
+
+def test_rollout_of_identity_is_identity_and_of_uniform_attention_is_uniform():
+    layout = HeadLayout((site(), site(block=1), site(block=2)))
+    eye = torch.eye(10, dtype=torch.float64).expand(1, 1, 10, 10)
+    even = torch.full((1, 1, 10, 10), 0.1, dtype=torch.float64)
+    rows = [transition(eye, s) for s in layout.sites]
+    torch.testing.assert_close(chain(layout, rows), eye[0], **EXACT)
+    rows = [transition(even, s) for s in layout.sites]
+    # three blocks of half attention, half residual: 1/8 has never left its token
+    torch.testing.assert_close(chain(layout, rows), 0.125 * eye[0] + 0.875 * even[0], **EXACT)
+
+
+def test_uniform_attention_stays_uniform_through_windows_and_merging():
+    model = tiny_swin()
+    layout = mhprobe.attach(model).layout
+    rows = []
+    for s in layout.sites:
+        support = s.support().double()
+        rows.append(transition((support / support.sum(-1, keepdim=True).clamp(min=1))[None], s))
+    chained = chain(layout, rows)
+    assert chained.shape == (1, 25, 81)
+    torch.testing.assert_close(chained.sum(-1), torch.ones(1, 25, dtype=torch.float64), **EXACT)  # nothing gets lost
+
+
+def test_merging_averages_the_children_that_there_are():
+    merged = merge(torch.eye(9, dtype=torch.float64)[None], (3, 3))[0]
+    torch.testing.assert_close(merged, oracle.merging((3, 3)), **EXACT)
+    assert merged[0].count_nonzero() == 4 and merged[3].count_nonzero() == 1
+
+
+def test_discarding_is_per_image_and_never_the_class_token_on_itself():
+    generator = torch.Generator().manual_seed(0)
+    maps = torch.rand(2, 1, 10, 10, generator=generator, dtype=torch.float64) + 0.1
+    maps[:, 0, 0, 0] = 0.01  # the lowest of all
+    got = drop_lowest(maps, site(), 0.3)
+    for n in (0, 1):
+        assert got[n, 0, 0, 0] == 0.01
+        zeros = got[n] == 0
+        assert zeros.sum() == 30
+        others = maps[n].flatten()[1:].sort().values
+        assert maps[n][zeros].max() == others[29]
+    assert not torch.equal(got[0] == 0, got[1] == 0)
+    plain = drop_lowest(maps, site(prefix=0, tokens=(5, 2)), 0.3)
+    assert (plain[:, 0, 0, 0] == 0).all()
+
+
+def test_discarding_counts_only_pairs_that_may_attend(prepared):
+    _, gated, images = prepared
+    layout = mhprobe.attach(gated).layout
+    attn = mhprobe.record(gated, images, needs={"attn"}).attn
+    last = layout.sites[-1]
+    got = drop_lowest(attn[-1].mean(2), last, 0.25)
+    support = last.support()
+    dropped = ((got == 0) & (attn[-1].mean(2) > 0))[:, support].sum(1)
+    assert (dropped == int(0.25 * support.sum())).all()
+
+
+def test_rollouts_of_heads_average_to_the_rollout():
+    gated = tiny_vit().double()
+    torch.manual_seed(3)
+    for parameter in gated.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    mhprobe.attach(gated)
+    images = images_for(gated, 2, dtype=torch.float64)
+    whole = Rollout()(gated, images)["rollout"]
+    for block in (0, 1):
+        heads = torch.stack(list(HeadRollout(block)(gated, images).values()))
+        torch.testing.assert_close(heads.mean(0), whole, **EXACT)
+        assert not torch.allclose(heads[0], heads[1])
+
+
+def test_rollout_of_a_head_keeps_the_other_blocks_fused(prepared):
+    bare, gated, images = prepared
+    layout = mhprobe.attach(gated).layout
+    for block in (0, -1):
+        got = HeadRollout(block)(gated, images)
+        number = block % len(layout.sites)
+        for n, image in enumerate(images):
+            attn, _ = oracle.weights(bare, image)
+            for head, name in enumerate(got):
+                assert name == f"block {number} head {head}"
+                matrices = [a[head] if i == number else a.mean(0) for i, a in enumerate(attn)]
+                expected = oracle.read(bare, oracle.rollout(bare, matrices))
+                torch.testing.assert_close(got[name][n].flatten(), expected, **EXACT)
+
+
+def test_channel_view_weights_queries_by_what_the_head_writes(prepared):
+    bare, gated, images = prepared
+    if not bare.__class__.__name__.startswith("Vision"):
+        pytest.skip("written out for one window")
+    last = bare.blocks[-1]
+    inputs = {}
+    handle = last.attn.proj.register_forward_pre_hook(lambda _, args: inputs.update(z=args[0].detach()))
+    bare(images)
+    handle.remove()
+    heads = last.attn.num_heads
+    scale = last.ls1.gamma if hasattr(last.ls1, "gamma") else 1.0
+    rows = last.attn.proj.weight.T.unflatten(0, (heads, -1)) * scale
+    norms = torch.stack(
+        [(z @ w).norm(dim=-1) for z, w in zip(inputs["z"].unflatten(-1, (heads, -1)).unbind(2), rows, strict=True)], 2
+    )
+    norms = norms / norms.mean((1, 2), keepdim=True)
+    got = HeadRollout(-1, weight="written")(gated, images)
+    for n, image in enumerate(images):
+        attn, _ = oracle.weights(bare, image)
+        for head, values in enumerate(got.values()):
+            before = oracle.rollout(bare, [*(a.mean(0) for a in attn[:-1]), torch.eye(attn[-1].shape[-1]).double()])
+            own = 0.5 * attn[-1][head] + 0.5 * torch.eye(attn[-1].shape[-1])
+            expected = oracle.read(bare, norms[n, :, head, None] * own @ before)
+            torch.testing.assert_close(values[n].flatten(), expected, **EXACT)
+
+
+def test_attention_of_a_head_is_its_class_token_s_row_or_its_mean_over_queries(prepared):
+    bare, gated, images = prepared
+    layout = mhprobe.attach(gated).layout
+    got = Attention(blocks=(0, -1))(gated, images)
+    assert len(got) == layout.sites[0].num_heads + layout.sites[-1].num_heads
+    for n, image in enumerate(images):
+        attn, _ = oracle.weights(bare, image)
+        for number in (0, len(attn) - 1):
+            for head in range(attn[number].shape[0]):
+                values = got[f"block {number} head {head}"][n]
+                torch.testing.assert_close(values.flatten(), oracle.read(bare, attn[number][head]), **EXACT)
+
+
+def test_relevance_is_that_of_the_patch_embeddings(prepared):
+    bare, gated, images = prepared
+    got = RelevanceMap(epsilon=1e-15)(gated, images)["relevance"]
+    for n, image in enumerate(images):
+        torch.testing.assert_close(got[n].flatten(), Books(bare, image, 0.25).patches.flatten(), rtol=1e-7, atol=1e-9)
+
+
+def test_a_model_without_attention_weights_is_named(prepared):
+    _, gated, images = prepared
+    mute = copy.deepcopy(gated)
+    name = mhprobe.attach(mute).layout.sites[1].name
+    del mute.get_submodule(name).fused_attn
+    for kind in (Attention(), Rollout(), GradientRollout(), HeadRollout()):
+        with pytest.raises(UserError, match=rf"{name} \(\w+\) has no attention weights"):
+            kind(mute, images)
+
+
+def test_wrong_options_are_refused_in_one_line(prepared):
+    _, gated, images = prepared
+    with pytest.raises(UserError, match="rollout: fusion is one of mean, max, min, got 'sum'"):
+        Rollout("sum")
+    with pytest.raises(UserError, match="discard is a share"):
+        GradientRollout(discard=1.0)
+    with pytest.raises(UserError, match="has blocks 0 to"):
+        HeadRollout(99)(gated, images)
+    with pytest.raises(UserError, match="weight is none or written"):
+        HeadRollout(weight="norm")
+    with pytest.raises(UserError, match="needs labels"):
+        GradientRollout(target="label")(gated, images)
+
+
+KINDS = sorted((Path(__file__).parents[2] / "conf" / "maps").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("yaml", KINDS, ids=lambda path: path.stem)
+def test_every_yaml_gives_one_finite_map_per_image_and_name(prepared, yaml):
+    _, gated, images = prepared
+    kind = hydra.utils.instantiate(OmegaConf.load(yaml), _convert_="all")
+    assert type(kind).__module__ == f"mhprobe.maps.{yaml.stem}"
+    maps = kind(gated, images)
+    assert (len(maps) > 1) == kind.per_head
+    for values in maps.values():
+        assert values.ndim == 3 and len(values) == len(images) and values.isfinite().all() and values.std() > 0
+        assert not values.requires_grad
+
+
+def test_kinds_are_found_by_the_names_of_their_files():
+    assert mhprobe.maps.rollout.Rollout is Rollout
+    with pytest.raises(AttributeError, match="no map kind 'nothing'"):
+        _ = mhprobe.maps.nothing

@@ -1,0 +1,112 @@
+"""Every point of a curve against the unmasked model, on the same images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.masking.base import Evaluate, Scores
+from mhprobe.masking.bootstrap import bootstrap
+from mhprobe.masking.curve import CurveSpec, masking_curve
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.random import Random
+
+IMAGES = 300
+LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 4, 4) for i in range(2)))
+
+
+class Noisy(Evaluate):
+    """Every head that is masked turns some of the images that were right, and a few that were wrong."""
+
+    images = IMAGES
+
+    def __call__(self, masks, images=None):
+        generator = torch.Generator().manual_seed(0)
+        right = torch.rand(IMAGES, generator=generator) < 0.7
+        lost, won = (torch.rand(8, IMAGES, generator=generator) < share for share in (0.04, 0.02))
+        noise = torch.randn(8, IMAGES, generator=generator, dtype=torch.float64) + 0.05
+        keep = slice(None) if images is None else images
+        return Scores(
+            torch.stack([(right & ~lost[mask].any(0) | won[mask].any(0))[keep] for mask in masks]),
+            torch.stack([(2 - right.double() + noise[mask].sum(0))[keep] for mask in masks]),
+        )
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return masking_curve(LAYOUT, CurveSpec("c", "head", KeepBest()), Noisy(), Noisy())
+
+
+def scores_of(row) -> tuple[np.ndarray, np.ndarray]:
+    scores = Noisy()(LAYOUT.mask(list(map(int, row["masked"].split())))[None])
+    return scores.right[0].numpy(), scores.losses[0].numpy()
+
+
+def test_p_is_the_exact_binomial_one(rows):
+    before, _ = scores_of(rows[0])
+    found = []
+    for row in rows:
+        after, _ = scores_of(row)
+        lost, won = int((before & ~after).sum()), int((~before & after).sum())
+        expected = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
+        found.append(row["p"])
+        assert row["p"] == pytest.approx(expected, rel=1e-9)
+    assert min(found) < 0.01 < 0.2 < found[1]  # there is something to find, and something to leave alone
+
+
+def test_holm_is_over_the_steps_of_one_curve_and_split(rows):
+    for split in ("validation", "test"):
+        points = [row for row in rows if row["split"] == split][1:]
+        sorted_p = sorted(row["p"] for row in points)
+        for row in points:
+            rank = sorted_p.index(row["p"])
+            expected = min(1.0, max((len(points) - k) * sorted_p[k] for k in range(rank + 1)))
+            assert row["p_holm"] == pytest.approx(expected, rel=1e-9)
+    assert rows[0]["p"] == rows[0]["p_holm"] == 1.0
+
+
+def test_delta_is_the_paired_difference_of_losses_with_its_interval(rows):
+    _, before = scores_of(rows[0])
+    for row in rows[1:9]:
+        difference = scores_of(row)[1] - before
+        assert row["delta"] == pytest.approx(difference.mean(), rel=1e-9)
+        found = stats.bootstrap((difference,), np.mean, n_resamples=20000, method="percentile", random_state=0)
+        interval = found.confidence_interval
+        # both ends are random: with 1000 resamples their standard deviation is 0.085 standard errors of the mean
+        error = difference.std() / IMAGES**0.5
+        assert abs(row["delta_low"] - interval.low) < 0.35 * error
+        assert abs(row["delta_high"] - interval.high) < 0.35 * error
+        assert row["delta_low"] < row["delta"] < row["delta_high"]
+
+
+def test_pairing_makes_the_interval_narrower_than_the_losses_alone_would(rows):
+    _, before = scores_of(rows[0])
+    _, after = scores_of(rows[1])
+    alone = 2 * 1.96 * np.sqrt((before.var() + after.var()) / IMAGES)
+    assert 0 < rows[1]["delta_high"] - rows[1]["delta_low"] < 2 * 1.96 * after.std() / IMAGES**0.5 < alone
+
+
+def test_bootstrap_is_seeded_and_covers_the_mean():
+    generator = torch.Generator().manual_seed(3)
+    inside = 0
+    for _ in range(100):
+        values = torch.randn(1, 80, generator=generator, dtype=torch.float64).exp()
+        low, high = bootstrap(values, resamples=300)
+        inside += bool(low <= np.exp(0.5) <= high)
+    assert 84 <= inside <= 99  # percentile intervals of skewed data cover a little less than 95 %
+    assert bootstrap(values)[0].equal(bootstrap(values)[0])
+    assert not bootstrap(values)[0].equal(bootstrap(values, seed=1)[0])
+
+
+def test_the_mean_of_random_paths_has_no_p_but_an_interval_over_repeats():
+    random = CurveSpec("r", "head", Random(repeats=5))
+    rows = masking_curve(LAYOUT, random, Noisy(), Noisy())
+    mean = [row for row in rows if row["seed"] == "mean"]
+    assert {row["p"] for row in mean} == {""} and {row["p_holm"] for row in mean} == {""}
+    for step in range(1, 8):
+        deltas = [row["delta"] for row in rows if row["step"] == step and row["seed"] != "mean"]
+        low, high = stats.t.interval(0.95, 4, loc=np.mean(deltas), scale=stats.sem(deltas))
+        assert (mean[step]["delta_low"], mean[step]["delta_high"]) == pytest.approx((low, high), rel=1e-9)

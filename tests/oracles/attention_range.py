@@ -1,0 +1,35 @@
+"""The mass at each distance from the argmax key, in a dictionary; then NumPy's interpolation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from oracles.attention import sites_of
+
+
+def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
+    """(A,) radius in pixels that holds half of the mean profile's mass."""
+    return radii(model, images, sites, 0.5)
+
+
+def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share: float) -> Tensor:
+    found = []
+    for site in sites_of(model, images, sites):
+        for h in range(site.heads):
+            mass: dict[float, float] = defaultdict(float)
+            for image in site.maps:
+                for t in site.patches:
+                    keys = site.keys(t)
+                    row = image[h, t, keys] / image[h, t, keys].sum()
+                    top = keys[int(row.argmax())]
+                    for k, weight in zip(keys, row.tolist(), strict=True):
+                        mass[round(site.distance(top, k), 6)] += weight
+            distance = sorted(mass)
+            inside = np.cumsum([mass[d] for d in distance]) / sum(mass.values())
+            # np.interp stays at the first distance below the first value: the centre may hold the share alone
+            found.append(float(np.interp(share, inside, distance)))
+    return torch.tensor(found, dtype=torch.float64)

@@ -1,0 +1,108 @@
+"""Rollouts as products of whole T x T matrices, one image at a time; areas as loops over patches."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from oracles.lrp_relevance import cut
+
+
+def weights(model: nn.Module, image: Tensor, along: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+    """Per attention (H, T, T) over the tokens of the image, and the slopes of the largest logit along them."""
+    seen, names = [], [name for name, _ in model.named_modules() if name.endswith(".attn")]
+    handles, fused = [], []
+    for name in names:
+        module = model.get_submodule(name)
+        fused.append(module.fused_attn)
+        module.fused_attn = False
+
+        def keep(_module, args):
+            args[0].retain_grad()
+            seen.append(args[0])
+
+        handles.append(module.attn_drop.register_forward_pre_hook(keep))
+    logits = model(image[None])
+    for handle in handles:
+        handle.remove()
+    for name, before in zip(names, fused, strict=True):
+        model.get_submodule(name).fused_attn = before
+    logits.max().backward()
+    whole = [unwindow(model, name, a.detach()) for name, a in zip(names, seen, strict=True)]
+    slopes = [unwindow(model, name, a.grad) for name, a in zip(names, seen, strict=True)]
+    model.zero_grad()
+    return whole, slopes
+
+
+def unwindow(model: nn.Module, name: str, attn: Tensor) -> Tensor:
+    """(windows, H, K, K) -> (H, T, T), zeros between windows; what goes to padding is lost."""
+    if not hasattr(model, "layers"):
+        return attn[0]
+    block = model.get_submodule(name.rpartition(".")[0])
+    height, width = block.input_resolution
+    full = torch.zeros(attn.shape[1], height * width, height * width, dtype=attn.dtype)
+    for window, places in enumerate(cut((height, width), block.window_size, block.shift_size)):
+        for i, query in enumerate(places):
+            for j, key in enumerate(places):
+                if query >= 0 and key >= 0:
+                    full[:, query, key] = attn[window, :, i, j]
+    return full
+
+
+def rollout(model: nn.Module, fused: list[Tensor]) -> Tensor:
+    """(T of the last block, T of the first): the chain of (0.5 A + 0.5 I) with rows at 1, and of mergings."""
+    chain = None
+    grid = None
+    names = [name for name, _ in model.named_modules() if name.endswith(".attn")]
+    for name, matrix in zip(names, fused, strict=True):
+        mixed = 0.5 * matrix + 0.5 * torch.eye(len(matrix), dtype=matrix.dtype)
+        mixed = mixed / mixed.sum(1, keepdim=True)
+        if hasattr(model, "layers"):
+            now = model.get_submodule(name.rpartition(".")[0]).input_resolution
+            if grid is not None and now != grid:
+                chain = merging(grid).to(chain.dtype) @ chain
+            grid = now
+        chain = mixed if chain is None else mixed @ chain
+    return chain
+
+
+def merging(grid: tuple[int, int]) -> Tensor:
+    """Each row averages the tokens that one merged token is made of."""
+    height, width = grid
+    rows = []
+    for r in range(0, height, 2):
+        for c in range(0, width, 2):
+            row = torch.zeros(height * width, dtype=torch.float64)
+            children = [(a, b) for a in (r, r + 1) for b in (c, c + 1) if a < height and b < width]
+            for a, b in children:
+                row[a * width + b] = 1 / len(children)
+            rows.append(row)
+    return torch.stack(rows)
+
+
+def read(model: nn.Module, chain: Tensor) -> Tensor:
+    """The class token's row, or the mean over the grid's rows; prefix columns left out."""
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    row = chain[0] if getattr(model, "cls_token", None) is not None else chain[prefix:].mean(0)
+    return row[prefix:]
+
+
+def area(model: nn.Module, start: Tensor, end: Tensor, map_: Tensor, target: int, steps: int) -> float:
+    """Trapezoids under the probability as squares of ``start`` become those of ``end``, largest first."""
+    height, width = map_.shape
+    tall, wide = start.shape[-2] // height, start.shape[-1] // width
+    order = sorted(range(height * width), key=lambda p: (-float(map_.flatten()[p]), p))
+    points = []
+    for step in range(steps + 1):
+        count = round(step * height * width / steps)
+        picture = start.clone()
+        for patch in order[:count]:
+            r, c = divmod(patch, width)
+            here = (slice(None), slice(r * tall, (r + 1) * tall), slice(c * wide, (c + 1) * wide))
+            picture[here] = end[here]
+        with torch.no_grad():
+            probability = model(picture[None])[0].softmax(0)[target].item()
+        points.append((count / (height * width), probability))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))

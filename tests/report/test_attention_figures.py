@@ -1,0 +1,128 @@
+"""The figures of attention statistics: every head is shown, reference levels are drawn, nothing is clipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attention import batch_of, even, looking, random_maps, run, stream_of, swin_layout, vit_layout
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.measures.attention_distance import AttentionDistance
+from mhprobe.measures.attention_range import AttentionRange
+from mhprobe.measures.js_distance import JSDistance
+from mhprobe.measures.no_op import NoOp
+from mhprobe.measures.position import Position
+from mhprobe.measures.token_kinds import TokenKinds
+from mhprobe.report import figures
+from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
+from report.test_figures import LAYOUTS, assert_axes_do_not_overlap, assert_nothing_is_clipped, images
+
+SMALL = {
+    "vit": vit_layout(heads=12, layers=6),
+    "one layer": vit_layout(heads=4, layers=1, prefix=0),
+    "swin": HeadLayout(
+        tuple(
+            HeadSite(f"s{i}", stage, i, heads, 2, windows=site.windows, grid=(8, 8), pixels=(4.0 * 2**stage,) * 2)
+            for i, (stage, heads, site) in enumerate(
+                (stage, heads, site) for stage, heads in enumerate((3, 6, 12)) for site in swin_layout().sites
+            )
+        ),
+        vit_layout(layers=6).blocks,
+    ),
+}
+
+
+def columns(measure, layout):
+    maps = random_maps(layout, images=2)
+    extra = {"attn_grad": tuple(maps), "stream": stream_of(layout, 2, loud={7: 9.0})}
+    return run(measure, batch_of(*maps, **extra))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("level", ["uniform", "chance", None])
+def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, level):
+    layout = LAYOUTS[name]
+    value = torch.rand(layout.num_heads, dtype=torch.float64)
+    shown = {"value": value, **({level: torch.full_like(value, 0.25)} if level else {})}
+    figure = by_depth.draw(layout, shown, "mean attention distance (input pixels)")
+    lines = figure.axes[0].get_lines()
+    dots = [y for line in lines if line.get_linestyle() == "None" for y in line.get_ydata()]
+    assert dots == value.tolist()
+    levels = [line for line in lines if line.get_linestyle() == "--"]
+    assert len(levels) == (level is not None)
+    assert all(y == 0.25 for line in levels for y in line.get_ydata())
+    assert_nothing_is_clipped(figure)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_range_profile_has_a_curve_per_head_that_ends_at_all_the_mass(name):
+    layout = SMALL[name]
+    figure = range_profile.draw(layout, columns(AttentionRange(layout), layout), "r50")
+    assert len(figure.axes) == len(layout.sites)
+    curves = [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"]
+    assert len(curves) == layout.num_heads
+    assert all(line.get_ydata()[-1] == pytest.approx(1) for line in curves)
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_offset_maps_frame_positional_heads_and_no_others(name):
+    layout = SMALL[name]
+    attn = random_maps(layout, images=2)
+    right = looking(layout, 0, 1)
+    attn[0][:, :, 1] = right[0][:, :, 1]
+    shown = run(Position(layout), batch_of(*attn))
+    figure = offset_maps.draw(layout, shown, "share")
+    frames = [patch for axes in figure.axes for patch in axes.patches if not patch.get_fill()]
+    assert len(frames) == 1 == shown["positional"].sum()
+    (first, *_) = images(figure)
+    steps = layout.sites[0].token_grid[0] if layout.sites[0].windows is None else 4
+    side = 2 * steps  # 2 steps - 1 offsets and a gap
+    first_map = first.get_array()[: side - 1, side : 2 * side - 1]
+    assert first_map[steps - 1, steps] == pytest.approx(1)  # to the right of the middle
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_kind_ratios_show_all_kinds_of_all_heads_and_white_is_even(name):
+    layout = SMALL[name]
+    figure = kind_ratios.draw(layout, columns(TokenKinds(layout), layout), "share")
+    (image,) = images(figure)
+    assert image.get_array().shape == (9, layout.num_heads)
+    assert image.norm.vmin == -image.norm.vmax
+    assert_nothing_is_clipped(figure)
+    batch = batch_of(*even(layout), stream=stream_of(layout, 2))
+    (image,) = images(kind_ratios.draw(layout, run(TokenKinds(layout), batch), "share"))
+    assert abs(image.get_array()).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_special_keys_have_a_dot_per_head_and_both_reference_lines(name):
+    layout = SMALL[name]
+    shown = columns(NoOp(layout), layout)
+    figure = special_keys.draw(layout, shown, "|dL/dA|, special over other keys")
+    (dots,) = figure.axes[0].collections
+    assert len(dots.get_offsets()) == layout.num_heads
+    assert len(figure.axes[0].get_lines()) == 2
+    assert_nothing_is_clipped(figure)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("pairs", ["layer", "stage"])
+def test_embedding_has_a_point_per_head_in_a_panel_per_group(name, pairs):
+    layout = SMALL[name]
+    shown = columns(JSDistance(layout, pairs=pairs, permutations=1), layout)
+    figure = embedding.draw(layout, shown, "JS divergence / ln 2")
+    groups = len(layout.sites) if pairs == "layer" else layout.num_stages
+    points = [line for axes in figure.axes[:groups] for line in axes.get_lines()]
+    assert len(points) == layout.num_heads
+    assert_nothing_is_clipped(figure)
+
+
+def test_measures_name_figures_that_exist():
+    for measure in (AttentionDistance, AttentionRange, Position, TokenKinds, NoOp, JSDistance):
+        layout = SMALL["one layer"]
+        for kind in measure.also:
+            assert figures.draw(kind, layout, columns(measure(layout), layout), "value").axes

@@ -1,0 +1,181 @@
+"""What several results say together: numbers in the tables, and figures that clip no text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+from mhprobe.agreement import agreement, pearson
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
+from mhprobe.report.figures import agreement as agreement_figure
+from mhprobe.report.figures import by_class, few_heads, history, pairwise, scatter, sufficiency
+from mhprobe.report.report import Report
+
+
+def layout_of(heads: list[int]) -> HeadLayout:
+    return HeadLayout(tuple(HeadSite(f"s{i}", 0, i, count, 4) for i, count in enumerate(heads)))
+
+
+LAYOUTS = {"vit": layout_of([12] * 6), "swin": layout_of([3, 3, 6, 6, 12, 12]), "large": layout_of([16] * 24)}
+layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def assert_nothing_is_clipped(figure) -> None:
+    figure.savefig(io.BytesIO(), format="png")  # places the text
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
+
+
+def assert_axes_do_not_overlap(figure) -> None:
+    figure.savefig(io.BytesIO(), format="png")
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0
+
+
+def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    names = ["gate_importance", "ablation_delta", "attention_distance", *(f"measure_{n}" for n in range(20))]
+    return dict(zip(names[:count], noise(count, layout.num_heads, seed=seed), strict=True))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("count", [2, 5, 18])
+@pytest.mark.parametrize("with_control", [False, True])
+def test_agreement_shows_every_pair_once_and_clips_nothing(count, with_control):
+    found = agreement(values(LAYOUTS["vit"], count), k=10)
+    figure = agreement_figure.draw(
+        found, agreement(values(LAYOUTS["vit"], count, seed=1), k=10) if with_control else None
+    )
+    shown = [axes.get_images()[0].get_array() for axes in figure.axes if axes.get_images()]
+    assert [image.count() for image in shown] == [count * (count + 1) / 2] * (4 if with_control else 2)
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+def test_a_measure_that_is_the_same_everywhere_agrees_with_nothing(tmp_path):
+    layout = LAYOUTS["vit"]
+    both = {**values(layout, 2), "flat": torch.ones(layout.num_heads)}
+    add_agreement(Report(tmp_path, layout), both, {}, k=10)
+    table = rows(tmp_path / "tables" / "agreement.csv")
+    assert [row["spearman"] == "nan" for row in table] == [
+        "flat" in (row["measure_a"], row["measure_b"]) for row in table
+    ]
+    assert "spearman_random_init" not in table[0]
+
+
+def test_one_measure_alone_has_nothing_to_agree_with(tmp_path):
+    add_agreement(Report(tmp_path, LAYOUTS["vit"]), values(LAYOUTS["vit"], 1), {}, k=10)
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_control_that_lacks_a_measure_is_left_out(tmp_path):
+    found, control = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
+    add_agreement(Report(tmp_path, LAYOUTS["vit"]), found, control, k=10)
+    assert "spearman_random_init" not in rows(tmp_path / "tables" / "agreement.csv")[0]
+
+
+@layouts
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_scatter_shows_every_head_and_clips_nothing(layout, count):
+    x, y = values(layout, count), values(layout, count, seed=1)
+    x["gate_importance"][:2] = torch.nan
+    panels = [(name, x[name] * 1e-3, y[name] * 1e-3, pearson(x[name], y[name])) for name in x]
+    figure = scatter.draw(layout, panels, "cifar10", "cifar10_corrupted")
+    points = [len(axes.collections[0].get_offsets()) for axes in figure.axes if axes.get_title(loc="left")]
+    assert points == [layout.num_heads - 2] + [layout.num_heads] * (count - 1)
+    assert_nothing_is_clipped(figure)
+    assert_axes_do_not_overlap(figure)
+
+
+def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
+    a, b = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
+    add_two_data_sets(Report(tmp_path, LAYOUTS["vit"]), "cifar10", "bad", a, b)
+    table = rows(tmp_path / "tables" / "bad_against_cifar10.csv")
+    assert [row["measure"] for row in table] == list(b)
+    for row in table:
+        assert float(row["pearson"]) == pearson(a[row["measure"]], b[row["measure"]]).r
+        assert float(row["low"]) < float(row["pearson"]) < float(row["high"])
+
+
+@layouts
+@pytest.mark.parametrize("points", [1, 12])
+def test_history_has_a_line_for_every_head_and_clips_nothing(layout, points):
+    label = "gate importance: mean |dL/dξ| (nats)"
+    figure = history.draw(layout, list(range(0, 100 * points, 100)), noise(points, layout.num_heads), label)
+    thin = [line for line in figure.axes[0].lines if line.get_linewidth() == 0.5]
+    assert len(thin) == layout.num_heads
+    assert_nothing_is_clipped(figure)
+
+
+def test_a_history_is_one_row_per_point_and_head(tmp_path):
+    layout = LAYOUTS["swin"]
+    points = [Point(epoch, 10 * epoch, noise(layout.num_heads, seed=epoch).tolist()) for epoch in range(3)]
+    report = Report(tmp_path, layout)
+    add_history(report, "fisher", "Fisher", points, figure=False)
+    assert not (tmp_path / "figures").exists()
+    add_history(report, "fisher", "Fisher", points, figure=True)
+    assert (tmp_path / "figures" / "fisher_history.png").is_file()
+    table = rows(tmp_path / "tables" / "fisher_history.csv")
+    assert len(table) == 3 * layout.num_heads
+    assert [float(row["value"]) for row in table[: layout.num_heads]] == points[0].values
+    assert {row["step"] for row in table} == {"0", "10", "20"}
+
+
+@layouts
+@pytest.mark.parametrize("classes", [10, 100])
+def test_by_class_shows_all_heads_and_classes(layout, classes):
+    names = {"by_class": [f"a class with number {number}" for number in range(classes)]}
+    columns = {"value": noise(layout.num_heads), "by_class": noise(layout.num_heads, classes)}
+    figure = by_class.draw(layout, columns, "unused", names)
+    assert figure.axes[0].get_images()[0].get_array().shape == (layout.num_heads, classes)
+    assert_nothing_is_clipped(figure)
+    assert_nothing_is_clipped(by_class.draw(layout, columns, "unused"))
+
+
+@layouts
+@pytest.mark.parametrize("selected", [False, True])
+def test_one_head_layers_are_drawn_with_and_without_a_choice(layout, selected):
+    accuracy = noise(layout.num_heads).sigmoid()
+    first = torch.zeros(layout.num_heads, dtype=torch.long)
+    first[list(layout.offsets[:-1])] = 1
+    columns = {
+        "value": -accuracy, "accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05,
+        "chosen": first * selected, "test_best": first, "whole": torch.tensor(0.8),
+    }  # fmt: skip
+    figure = sufficiency.draw(layout, columns, "value")
+    assert_nothing_is_clipped(figure)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert any("validation" in label for label in labels) == selected
+
+
+@pytest.mark.parametrize("count", [2, 8, 40])
+def test_few_compared_heads_get_a_matrix_of_their_own(count):
+    layout = LAYOUTS["large"]
+    heads = torch.arange(count) * 7
+    value = torch.full((layout.num_heads,) * 2, torch.nan, dtype=torch.float64)
+    some = noise(count, count)
+    value[heads[:, None], heads] = some + some.T
+    columns = {"value": value, "low": value - 1, "high": value + 1}
+    before = value.clone()
+    figure = pairwise.draw(layout, columns, "interaction: extra loss of masking both (nats)")
+    assert figure.axes[0].get_images()[0].get_array().shape == (count, count)
+    torch.testing.assert_close(value, before, equal_nan=True)  # drawing changes nothing
+    marked = figure.axes[0].lines[0].get_xdata()
+    off_diagonal = ~torch.eye(count, dtype=torch.bool)
+    assert len(marked) == int(((some + some.T).abs() > 1)[off_diagonal].sum())
+    assert_nothing_is_clipped(figure)
+    assert_nothing_is_clipped(few_heads.draw(layout, {"value": value}, "short"))

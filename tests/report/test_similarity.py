@@ -1,0 +1,122 @@
+"""Tables and figures of similarities: nothing lost, nothing clipped, chance drawn."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report import tables
+from mhprobe.report.figures import coefficients, pairwise, pairwise_layers
+
+
+def layout_of(heads: list[int], stages: list[int]) -> HeadLayout:
+    return HeadLayout(
+        tuple(HeadSite(f"s{i}", stage, i, count, 4) for i, (count, stage) in enumerate(zip(heads, stages, strict=True)))
+    )
+
+
+LAYOUTS = {
+    "vit": layout_of([12] * 6, [0] * 6),
+    "vit_base": layout_of([12] * 12, [0] * 12),
+    "swin": layout_of([3, 3, 6, 6, 12, 12, 12, 12], [0, 0, 1, 1, 2, 2, 2, 2]),
+    "swin_base": layout_of([4] * 2 + [8] * 2 + [16] * 18 + [32] * 2, [0] * 2 + [1] * 2 + [2] * 18 + [3] * 2),
+    "one head": layout_of([1], [0]),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def assert_nothing_is_clipped(figure) -> None:
+    figure.savefig(io.BytesIO(), format="png")  # places the text
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
+
+
+def test_blocks_are_summed_up_without_the_diagonal():
+    layout = layout_of([2, 3], [0, 0])
+    value = torch.full((5, 5), torch.nan, dtype=torch.float64)
+    value[:2, :2] = torch.tensor([[1.0, 0.4], [0.6, 1.0]])  # not symmetric, as PWCCA
+    value[2:, 2:] = torch.tensor([[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]])
+    null = torch.full_like(value, 0.05)
+    table = tables.pairwise_blocks(layout, {"value": value, "null": null})
+    assert table.columns == ["block_a", "block_b", "pairs", "min", "mean", "max", "null"]
+    assert [row[:3] for row in table.rows] == [[0, 0, 1], [1, 1, 3]]
+    assert table.rows[0][3:] == pytest.approx([0.4, 0.5, 0.6, 0.05])
+    assert table.rows[1][3:] == pytest.approx([0.1, 0.2, 0.3, 0.05])
+
+
+def test_blocks_are_compared_with_each_other_where_their_heads_were():
+    layout = layout_of([2, 1], [0, 0])
+    value = torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.0]])
+    table = tables.pairwise_blocks(layout, {"value": value})
+    assert [row[:3] for row in table.rows] == [[0, 0, 1], [0, 1, 2]]  # the single head of block 1 has no other
+    assert table.rows[1][3:6] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_layers_are_listed_by_block_once_per_pair():
+    layout = HeadLayout((HeadSite("a", 0, 0, 2, 4), HeadSite("c", 0, 2, 2, 4), HeadSite("d", 1, 3, 2, 4)))
+    value = torch.tensor([[1.0, 0.5, torch.nan], [0.5, 1.0, torch.nan], [torch.nan, torch.nan, 1.0]])
+    table = tables.pairwise_layers(layout, {"value": value, "null": value / 10, "rows": torch.tensor([7, 7, 3])})
+    assert table.columns == ["block_a", "block_b", "value", "null", "rows_a", "rows_b"]
+    assert [row[:2] for row in table.rows] == [[0, 2]]  # block 1 has no heads left, block 3 other tokens
+    assert table.rows[0][4:] == [7, 7]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_coefficients_have_a_panel_per_layer_with_mean_range_and_chance(name):
+    layout = LAYOUTS[name]
+    heads = layout.num_heads
+    rho = torch.rand(heads, heads, 8, dtype=torch.float64).sort(-1, descending=True).values
+    rho[..., 6:] = torch.nan
+    columns = {"rho": rho, "null_rho": torch.where(rho.isnan(), rho, 0.1)}
+    figure = coefficients.draw(layout, columns, "SVCCA")
+    assert len(figure.axes) == len(layout.sites)
+    if name != "one head":
+        a, b = torch.triu_indices(layout.sites[0].num_heads, layout.sites[0].num_heads, 1)
+        mean, chance = figure.axes[0].get_lines()
+        assert list(mean.get_ydata()[:6]) == pytest.approx(rho[a, b, :6].mean(0).tolist())
+        assert list(chance.get_ydata()[:6]) == pytest.approx([0.1] * 6)
+        assert len(figure.axes[0].collections) == 1  # the band
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["mean of the pairs", "their range", "chance"]
+    assert_nothing_is_clipped(figure)
+
+
+def layers(layout: HeadLayout, low: float) -> dict[str, torch.Tensor]:
+    stages = torch.tensor([site.stage for site in layout.sites])
+    value = low + (1 - low) * torch.rand(len(stages), len(stages), dtype=torch.float64)
+    value[stages[:, None] != stages] = torch.nan
+    return {"value": value.fill_diagonal_(1), "null": torch.where(value.isnan(), value, 0.02)}
+
+
+@pytest.mark.parametrize("low", [0.0, 0.8])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layers_are_one_matrix_whose_scale_is_theirs(name, low):
+    layout, columns = LAYOUTS[name], layers(LAYOUTS[name], low)
+    figure = pairwise_layers.draw(layout, columns, "linear CKA of blocks")
+    panel, bar = figure.axes
+    (image,) = panel.get_images()
+    assert image.get_array().shape == (len(layout.sites),) * 2
+    assert image.get_array().mask.diagonal().all()
+    if name != "one head":
+        written = [text.get_text() for text in bar.texts] + [bar.get_xlabel()]
+        assert image.norm.vmin >= low and any("chance" in text and "0.02" in text for text in written)
+    edges = sum(line.get_linewidth() == 0.8 for line in panel.get_lines())
+    assert edges == 2 * (layout.num_stages - 1)
+    assert_nothing_is_clipped(figure)
+
+
+def test_a_chance_of_zero_is_drawn_with_its_band():
+    layout = LAYOUTS["vit"]
+    value = torch.randn(72, 72, dtype=torch.float64) / 10
+    columns = {"value": value, "null": value * 0, "null_low": value * 0 - 0.05, "null_high": value * 0 + 0.05}
+    figure = pairwise.draw(layout, columns, "cosine")
+    bar = figure.axes[-1]
+    assert [text.get_text() for text in bar.texts] == ["chance 0"]
+    assert {-0.05, 0.05} <= {float(line.get_ydata()[0]) for line in bar.get_lines()}
+    assert_nothing_is_clipped(figure)

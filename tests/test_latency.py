@@ -1,0 +1,54 @@
+"""What a removed head saves in time: a line through two measurements, with a clock that can be trusted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.surgery import latency
+from models import images_for, tiny_swin, tiny_vit
+
+
+class Clock:
+    """Time passes by the number of heads that an attention module runs, and 10 for the whole model."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_a_head_costs_the_slope_between_all_heads_and_half_of_them(build, monkeypatch):
+    model = build()
+    layout = mhprobe.attach(model).layout
+    clock = Clock()
+    whole = type(model).forward
+    attention = type(model.get_submodule(layout.sites[0].name))
+    part = attention.forward
+
+    def model_forward(self, x):
+        before = clock.now
+        out = whole(self, x)
+        clock.now = before + 10.0
+        return out
+
+    def attention_forward(self, *args, **kwargs):
+        clock.now += 0.25 + 0.5 * self.num_heads  # some of it is there without heads too
+        return part(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", model_forward)
+    monkeypatch.setattr(attention, "forward", attention_forward)
+    monkeypatch.setattr(latency, "time", clock)
+    share = latency.head_latency(model, layout, images_for(model, 2), repeats=3)
+    torch.testing.assert_close(share, torch.full((layout.num_heads,), 0.05, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_the_real_clock_gives_shares():
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    share = latency.head_latency(model, layout, images_for(model, 4), repeats=3)
+    assert share.shape == (6,) and (share >= 0).all() and share.sum() < 1
+    assert not model.training and not any(m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn"))
