@@ -1,8 +1,9 @@
 """Greedy searches on a trained model: every candidate through the whole model, against the exact and the fast search.
 
 The naive search is not run to its end: a sample of its evaluations is timed between the steps of the others and scaled
-to their number, so that whatever else the machine does hits all alike. It would choose what the exact search chooses;
-that is checked at the first step, against every candidate on every image.
+to their number. It would choose what the exact search chooses; that is checked at the first step, against every
+candidate on every image. What is compared is CPU time: a search takes minutes, in which a busy machine would favour one
+side or the other.
 
 Settings, in the environment: MHPROBE_BENCH_CIFAR (the archive, see conf/data/cifar10.yaml), MHPROBE_BENCH_IMAGES and
 MHPROBE_BENCH_STEPS for a shorter run.
@@ -11,6 +12,7 @@ MHPROBE_BENCH_STEPS for a shorter run.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -66,10 +68,11 @@ def _compare(data: ImageData, name: str, steps: int) -> list[Ratio]:
                 data.sizes["val"],
                 pick=lambda some: data.batches("val", images=some),
             )
-            start = time.perf_counter()
+            start = time.process_time()
             (path,) = KeepBest(search=options).paths(units, layout, evaluate, step + 1, orders[search])
-            seconds[search].append(time.perf_counter() - start)
+            seconds[search].append(time.process_time() - start)
             orders[search] = [units.names.index(unit) for unit in path.names]
+            print(f"  {name}, step {step}: {search} {seconds[search][-1]:.0f} s", file=sys.stderr, flush=True)
     evaluate = evaluator(model, lambda: data.batches("val"), data.sizes["val"])
     if orders["exact"][0] != _exhaustive_first(evaluate, units.masks):
         raise RuntimeError("search: the exact search does not choose what the exhaustive one does")
@@ -87,10 +90,10 @@ def _compare(data: ImageData, name: str, steps: int) -> list[Ratio]:
 
 
 def _one_evaluation(model: torch.nn.Module, data: ImageData, mask: Tensor) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for batch in data.batches("val"):
         whole_model(model, batch.images, mask[None])
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _exhaustive_first(evaluate, masks: Tensor) -> int:

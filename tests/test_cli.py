@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 import runs
+from mhprobe.backbones import build
 from mhprobe.cli import CONF
+from mhprobe.weights import save_weights
 
+PROBE = ("probe", *(part for part in runs.TINY if not part.startswith("data.limit_test")), "data.limit_test=3")
 TRAIN = ("train", *runs.TINY)  # so that a mistake nobody sees costs seconds
 
 # command -> what its one line must name
@@ -58,13 +62,29 @@ MISTAKES = {
     (*TRAIN, "ckpt_path=file"): ("checkpoint", "file"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
     ("mask", "weights=file"): ("weights", "file"),
-}
+    # what a measure cannot work with
+    (*PROBE, "+backbone.class_token=false", "+backbone.global_pool=avg", "measure=[token_kinds]",
+     "measure.token_kinds.value=cls"): ("token_kinds", "value=cls", "class token", "neighbours"),
+    (*PROBE, "measure=[object_attention]"): ("object_attention", "no object masks", "data=scenes", "data=pets"),
+    (*PROBE, "measure=[rarity]", "data.limit_val=10", "measure.rarity.codes=4000"):
+        ("rarity", "patches for 4000 codes", "measure.rarity.codes="),
+    (*PROBE, "backbone.num_heads=1", "measure=[svcca]", "data.limit_test=1"):
+        ("svcca", "n = 17 rows", "d = 24 channels", "Use more images"),
+    (*PROBE, "+backbone.attn_layer=diff", "measure=[entropy]"): ("blocks.0.attn", "DiffAttention"),
+    ("probe", "weights=nan.safetensors", "data.limit_test=3", "trainer.accelerator=cpu", "measure=[gate_importance]"):
+        ("blocks.1.attn", "NaN", "image 0"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def replies(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("mistakes")
     (cwd / "file").write_text("a file, no folder and no checkpoint")
+    settings = {"name": "vit_tiny_patch16_224", "img_size": 8, "patch_size": 2, "depth": 2, "embed_dim": 24}
+    broken = build(**settings, num_heads=3, num_classes=10)
+    torch.nn.init.constant_(broken.blocks[1].attn.qkv.weight, torch.nan)
+    description = {"backbone": {**settings, "num_heads": 3}, "class_names": list("0123456789"), "data": "digits"}
+    save_weights(broken, cwd / "nan.safetensors", description)
     return dict(
         zip(MISTAKES, runs.answers([runs.Command(task, overrides) for task, *overrides in MISTAKES], cwd), strict=True)
     )

@@ -12,6 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import mhprobe.probe
+import mhprobe.prune
 import mhprobe.train
 import mhprobe.voita
 import runs
@@ -77,6 +78,17 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     )
     assert metrics(again)["test/accuracy"] == found["test/accuracy"]  # not that of the best epoch, with all heads open
     assert metrics(again)["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
+
+    # pruning takes away what the run decided on, not only gates of exactly 0
+    kept = [int(row["kept"]) for row in table]
+    assert json.loads((learned / "model.json").read_text())["gates_kept"] == kept
+    assert [int(g != 0) for g in gate] != kept
+    mhprobe.prune.run(
+        configured(*runs.TINY, f"weights={learned / 'model.safetensors'}", *common[1:], "prune=gates"),
+        tmp_path / "pruned",
+    )
+    assert [int(row["kept"]) for row in rows(tmp_path / "pruned" / "tables" / "kept_heads.csv")] == kept
+    assert "gates_kept" not in json.loads((tmp_path / "pruned" / "pruned.json").read_text())
 
     # what was kept is a mask for another run
     masked = tmp_path / "masked"

@@ -82,6 +82,14 @@ def test_every_measure_is_there_for_the_model_its_control_and_the_second_data_se
         assert (folder / "figures" / f"{name}_random_init.png").is_file()
     beside = column(folder / "tables" / "gate_importance.csv", "random_init")
     assert beside == column(folder / "tables" / "gate_importance_random_init.csv")
+    # the pairs' coefficients are in a table, and their mean is the value
+    value = column(folder / "tables" / "svcca.csv")
+    for row, mean in zip(rows(folder / "tables" / "svcca_rho.csv"), value, strict=True):
+        rho = [float(row[name]) for name in row if name.startswith("rho_") and row[name] != "nan"]
+        assert sum(rho) / len(rho) == pytest.approx(mean)
+    # pairs too: those of heads of one layer are the same for both
+    beside = column(folder / "tables" / "svcca.csv", "random_init")
+    assert beside == column(folder / "tables" / "svcca_random_init.csv")
 
 
 @pytest.mark.slow

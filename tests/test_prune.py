@@ -333,6 +333,18 @@ def test_gates_that_are_closed_name_heads(view):
         sources.LearnedGates(threshold=0.1).choose(view)
 
 
+def test_the_decision_of_the_run_that_learned_the_gates_is_followed(view):
+    gates = mhprobe.attach(view.model)
+    with torch.no_grad():
+        gates.values.copy_(torch.tensor([0.1, 0.9, 0.2, 1.0, 1.0, 0.5]))  # none is 0, and two are alike
+    decided = dataclasses.replace(view, kept=torch.tensor([0, 1, 0, 1, 0, 1]).bool())
+    assert off(sources.LearnedGates().choose(decided)) == [0, 2, 4]
+    assert off(sources.LearnedGates(remove=1).choose(decided)) == [0]
+    assert off(sources.LearnedGates(threshold=0.5).choose(decided)) == [0, 2, 5]
+    with pytest.raises(mhprobe.UserError, match="keeps all 6 heads"):
+        sources.LearnedGates().choose(dataclasses.replace(view, kept=torch.ones(6, dtype=torch.bool)))
+
+
 def test_a_table_of_kept_heads_names_the_others(view, tmp_path):
     table = written(tmp_path / "kept.csv", ("head", "kept"), *[(head, int(head % 2)) for head in range(6)])
     assert off(sources.KeptTable(table).choose(view)) == [0, 2, 4]

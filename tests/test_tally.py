@@ -70,19 +70,6 @@ def test_ranks_add_up(logits, labels):
     torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-12, atol=0)  # float64, two orders of adding
 
 
-def test_every_mask_has_its_own_sums(logits, labels):
-    tally = Tally(N, num_masks=2)
-    part = batch(labels, list(range(N)))
-    tally.update(part, logits, 0)
-    tally.update(part, -logits, 1)
-    result = tally.compute()
-    for number, sign in enumerate((1, -1)):
-        correct, loss = expected(sign * logits, labels)
-        assert int(result["correct"][number]) == correct
-        assert float(result["loss"][number]) == pytest.approx(loss, rel=1e-6)
-    assert int(result["images"]) == N
-
-
 @pytest.mark.parametrize(
     ("indices", "said"), [([*range(N - 1)], "saw 22 of 23"), ([*range(N), 3], "1 of them more than once")]
 )

@@ -28,6 +28,7 @@ class Session:
     """One run: built from a checked configuration, writing into ``folder``.
 
     measures, curves: whether the test probes heads and draws masking curves.
+    gates_kept: (A,) bool, the heads that the loaded weights' learned gates keep, as their run decided; None without.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Session:
         from mhprobe.data.base import InputSpec
         from mhprobe.kept import read_kept
         from mhprobe.report.report import Report
-        from mhprobe.weights import DESCRIBES, load_weights
+        from mhprobe.weights import DESCRIBES, gates_kept, load_weights
 
         L.seed_everything(cfg["seed"], workers=True, verbose=False)
         self.task, self.cfg, self.folder = task, cfg, folder
@@ -54,9 +55,11 @@ class Session:
         self.data.prepare_data()
         self.data.setup()
 
+        self.gates_kept: Any = None
         if cfg["weights"]:
             backbone, loaded = load_weights(cfg["weights"])
             description = {key: loaded[key] for key in DESCRIBES if key in loaded}
+            self.gates_kept = gates_kept(loaded)
             if description["class_names"] != list(self.data.class_names):
                 raise UserError(
                     f"weights: {cfg['weights']} knows the classes {', '.join(description['class_names'][:3])} ..., the "
@@ -149,6 +152,9 @@ class Session:
                 **self.classifier.results,
             }
             description = {**self.classifier.description, "made": made}
+            gates, rule = self.classifier.gates, self.cfg["gates"]
+            if any(gate.requires_grad for gate in gates.parameters()):
+                description["gates_kept"] = gates.kept(rule["keep"], rule["threshold"]).long().tolist()
             save_weights(self.classifier.backbone, self.folder / "model.safetensors", description)
 
     def close(self) -> None:

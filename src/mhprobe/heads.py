@@ -210,7 +210,9 @@ class HeadLayout:
         mask = torch.zeros(self.num_heads, dtype=torch.bool)
         if heads.numel():
             if heads.is_floating_point() or heads.min() < 0 or heads.max() >= self.num_heads:
-                raise UserError(f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, got {heads}.")
+                raise UserError(
+                    f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, got {heads.tolist()}."
+                )
             mask[heads.long()] = True
         return mask
 

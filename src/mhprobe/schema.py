@@ -76,7 +76,6 @@ class Masking(_Section):
     select_on: Literal["validation", "test"]
     steps: Annotated[int, Field(ge=0)] | None
     step: Annotated[int, Field(ge=0)] | None
-    search: dict[str, Any]
     join: dict[str, Any] | None
     curves: dict[str, Curve]
 
@@ -135,6 +134,7 @@ class Config(_Section):
     images: list[Annotated[int, Field(ge=0)]]
     faithfulness: Faithfulness
     masking: Masking
+    search: dict[str, Any]
     settling: Settling
     prune: Prune
     trainer: TrainerSettings

@@ -1,9 +1,8 @@
 """Exact evaluation: how many images were right, what they lost, and that each was seen once.
 
-One object serves the plain test (one mask, all heads on) and the masking curves (many masks on every batch).
 Sums over valid images, in integers and float64, so the answer does not depend on batch size, order or ranks.
 
-Shapes: M masks, B images of a batch, C classes, N images of the split.
+Shapes: B images of a batch, C classes, N images of the split.
 """
 
 from __future__ import annotations
@@ -19,38 +18,34 @@ from mhprobe.heads import wide
 
 
 class Tally(Metric):
-    """Correct predictions, summed cross-entropy in nats and the images seen, for ``num_masks`` masks at once.
+    """Correct predictions, summed cross-entropy in nats and the images seen.
 
     check_images: refuse to give a number unless every image 0 ... N - 1 was seen exactly once.
     """
 
     full_state_update = False
-    correct: Tensor  # (M,) valid images whose largest logit is the label's
-    loss: Tensor  # (M,) float64 sum of cross-entropy over valid images
+    correct: Tensor  # () valid images whose largest logit is the label's
+    loss: Tensor  # () float64 sum of cross-entropy over valid images
     seen: Tensor  # (N,) how often each image of the split was counted
 
-    def __init__(self, num_images: int, num_masks: int = 1, check_images: bool = True, **kwargs: Any) -> None:
+    def __init__(self, num_images: int, check_images: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.check_images = check_images
-        self.add_state("correct", torch.zeros(num_masks, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("loss", torch.zeros(num_masks, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("correct", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, batch: Batch, logits: Tensor, mask: int = 0) -> None:
-        """Count one batch's (B, C) logits for mask number ``mask``; the images are ticked off with mask 0."""
+    def update(self, batch: Batch, logits: Tensor) -> None:
+        """Count one batch's (B, C) logits."""
         logits = wide(logits[batch.valid])
         labels = batch.labels[batch.valid]
-        self.correct[mask] += (logits.argmax(1) == labels).sum()
-        self.loss[mask] += torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().sum()
-        if mask == 0:
-            index = batch.index[batch.valid]
-            self.seen.index_add_(0, index, torch.ones_like(index))
+        self.correct += (logits.argmax(1) == labels).sum()
+        self.loss += torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().sum()
+        index = batch.index[batch.valid]
+        self.seen.index_add_(0, index, torch.ones_like(index))
 
     def compute(self) -> dict[str, Tensor]:
-        """``accuracy`` (M,) in [0, 1], larger is better; ``loss`` (M,) mean nats; ``correct`` (M,); ``images``.
-
-        torchmetrics squeezes what has one element: with one mask they are scalars.
-        """
+        """Scalars: ``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``."""
         if self.check_images and not bool((self.seen == 1).all()):
             missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
             raise RuntimeError(

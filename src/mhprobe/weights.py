@@ -1,8 +1,9 @@
 """Trained weights as a pair of files: plain timm keys in safetensors, and a JSON that rebuilds the model.
 
 A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
-source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``kept`` (which heads are
-left, absent when all are; see mhprobe.surgery.saving) and ``made`` (how the weights came to be).
+source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``gates_kept`` (A times
+0 or 1, which heads learned gates keep, absent without), ``kept`` (which heads are left, absent when all are; see
+mhprobe.surgery.saving) and ``made`` (how the weights came to be).
 """
 
 from __future__ import annotations
@@ -91,7 +92,16 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
             raise UserError(f"weights: {path} has {len(gate_values)} gates, expected {gates.layout.num_heads}.")
         with torch.no_grad():
             gates.values.copy_(gate_values)
+    heads = layout_of(model).num_heads
+    if (kept := gates_kept(description)) is not None and len(kept) != heads:
+        raise UserError(f"weights: the JSON of {path} has {len(kept)} gates_kept, expected {heads}.")
     return model.eval(), description
+
+
+def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:
+    """(A,) bool: which heads the run that learned the gates keeps, by its own binary decision; None without."""
+    found = description.get("gates_kept")
+    return None if found is None else torch.tensor(found, dtype=torch.bool)
 
 
 def _prune_again(model: nn.Module, kept: Any, path: Path) -> None:

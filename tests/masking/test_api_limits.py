@@ -44,6 +44,6 @@ def test_rescaled_heads_are_multiplied_by_heads_over_kept(model, loader):
         values = torch.cat([(~part) * (3 / max(1, int((~part).sum()))) for part in gates.layout.split(off)])
         with gates.fixed(values), torch.no_grad():
             loss = torch.nn.functional.cross_entropy(model(loader[0][0]).double(), loader[0][1])
-        assert row["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)  # float32 products in another order
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(plain, rescaled, strict=True)) > 0.01
     assert rescaled[0]["loss"] == plain[0]["loss"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,13 +14,18 @@ from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
+from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.search.racing import Racing
+from mhprobe.masking.search.screened import Screened
+from mhprobe.schema import check
 
 CONF = Path(__file__).parents[2] / "conf" / "masking"
 
 
 def masking(name: str) -> DictConfig:
     """The group in its place, so that its interpolations resolve."""
-    return OmegaConf.create({"masking": OmegaConf.load(CONF / f"{name}.yaml")}).masking
+    search = OmegaConf.load(CONF.parent / "search" / "exact.yaml")
+    return OmegaConf.create({"masking": OmegaConf.load(CONF / f"{name}.yaml"), "search": search}).masking
 
 
 def test_six_curves_are_the_seed_papers_six():
@@ -37,6 +43,22 @@ def test_six_curves_are_the_seed_papers_six():
         "random": CurveSpec("random", "head", Random(repeats=10, seed=0, per_layer=True), []),
     }
     assert (settings.select_on, settings.steps, settings.step) == ("validation", None, None)
+
+
+def test_a_search_is_fast_unless_told_otherwise():
+    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
+        settings = [check(compose("config", overrides)) for overrides in ([], ["search=exact"])]
+    fast, exact = (instantiate(cfg["masking"]["curves"]["head_max"]["order"]).search for cfg in settings)
+    assert fast == Screened(20, Racing(epsilon=0.002, delta=0.01)) and exact == Exact()
+
+
+def test_orders_has_every_way_to_order_heads():
+    curves = masking("orders").curves
+    ways = {curve.order._target_.rpartition(".")[2] for curve in curves.values()}
+    assert ways == {"KeepBest", "Beam", "Interactions", "ByScore", "Random"}
+    scores = {curve.order.measure._target_.rpartition(".")[2] for curve in curves.values() if "measure" in curve.order}
+    assert scores == {"GateImportance", "LRPRelevance", "Confidence", "Fisher", "AblationDelta"}
+    assert any("rescore_every" in curve.order for curve in curves.values())
 
 
 def test_none_has_the_same_settings_and_no_curves():

@@ -139,6 +139,13 @@ def test_screening_does_nothing_where_all_may_be_seen():
     assert choice.candidate == Exact(parts=1).choose(step_of(table, 1), table).candidate
 
 
+def test_screening_predicts_only_where_that_is_cheaper_than_looking():
+    for best, evaluations in ((10, 12), (9, 2 + 9)):  # slopes cost two
+        table = Margins(1)
+        Screened(best, Exact(parts=1)).choose(step_of(table, 1), table)
+        assert table.spent == evaluations * 400
+
+
 @pytest.mark.parametrize("prefers", [1, -1])
 def test_racing_finds_a_good_one_as_often_as_it_promises(prefers):
     failures, spent, races = 0, 0, 60

@@ -28,9 +28,13 @@ def test_attention_to_the_class_token_is_no_confidence_unless_asked_for():
     layout = vit_layout(grid=(2, 2))
     attn = torch.full((1, 1, 1, 5, 5), 0.025, dtype=torch.float64)
     attn[..., 0] = 0.9  # all look at the class token
-    assert torch.equal(run(Confidence(layout), batch_of(attn))["value"], 0.025 * ONE)
-    got = run(Confidence(layout, prefix_keys=True), batch_of(attn))
-    torch.testing.assert_close(got["value"], 0.9 * ONE)
+    without = run(Confidence(layout), batch_of(attn))
+    allowed = run(Confidence(layout, prefix_keys=True), batch_of(attn))
+    assert torch.equal(without["value"], 0.025 * ONE)
+    torch.testing.assert_close(allowed["value"], 0.9 * ONE)
+    for got in (without, allowed):  # whichever is the value, both are told
+        assert torch.equal(got["without_prefix"], without["value"])
+        assert torch.equal(got["with_prefix"], allowed["value"])
 
 
 def test_the_class_token_is_a_column_of_its_own_where_there_is_one():

@@ -25,7 +25,9 @@ def test_slopes_are_averaged_by_absolute_value_over_keys_of_each_kind():
     assert got["gradient_special"].item() == pytest.approx(0.05) and got["gradient_other"].item() == pytest.approx(0.5)
     assert got["gradient_cls"].item() == pytest.approx(0.05)
     assert got["gradient_border"].item() == pytest.approx(0.5)  # on a 2 x 2 grid every patch
-    assert got["attention"].item() == pytest.approx(0.2) and got["uniform"].item() == pytest.approx(0.2)
+    assert got["attention"].item() == pytest.approx(0.2) and got["uniform_attention"].item() == pytest.approx(0.2)
+    assert "uniform" not in got  # figures would take it for a level of value, which is a ratio of slopes
+    assert got["null"].item() == 1
     assert got["gradient_registers"].isnan().all()
 
 

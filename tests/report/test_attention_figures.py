@@ -52,6 +52,10 @@ def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, leve
     assert len(levels) == (level is not None)
     assert all(y == 0.25 for line in levels for y in line.get_ydata())
     assert_nothing_is_clipped(figure)
+    figure = by_depth.draw(layout, {**shown, "random_init": torch.full_like(value, 0.5)}, "mean attention distance")
+    [control] = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
+    assert all(y == 0.5 for y in control.get_ydata())
+    assert_nothing_is_clipped(figure)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -181,6 +181,16 @@ def test_many_curves_can_be_told_apart():
     assert_nothing_is_clipped(figure)
 
 
+def test_a_short_search_fills_the_axes_and_single_points_show_where_they_lie():
+    rows = [{**row, "accuracy": 0.7, "low": 0.65, "high": 0.75} for row in curve_rows(144, ["head_max"], points=3)]
+    (axes,) = curves.draw(rows, 144, chance=0.1).axes
+    assert axes.get_xlim()[1] < 1.1 * rows[-1]["heads_masked"] < 144
+    assert 50 < axes.get_ylim()[0] < 65 and 75 < axes.get_ylim()[1] < 90
+    assert "chance" not in axes.get_legend_handles_labels()[1]
+    (axes,) = curves.draw(curve_rows(144, ["head_max"], points=1), 144, chance=0.1).axes
+    assert axes.get_xlim()[1] > 144 and axes.get_ylim()[0] < 0
+
+
 def test_maskable_draws_every_head_of_every_curve_in_its_phase():
     rows = [
         {"curve": curve, "phase": phase, "similarity_svcca": 0.2 + 0.1 * n, "null_svcca": 0.05, "write_share": 0.1 + n}
@@ -193,6 +203,11 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
     assert {points[label] for label in points if label.startswith("masked")} == {2}
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
+
+
+def test_maskable_without_a_compared_head_is_an_empty_figure():
+    row = {"curve": "a", "phase": "at", "similarity_svcca": "", "null_svcca": "", "write_share": 0.1}
+    assert not maskable.draw([row], "svcca", 0.5, 0.5).axes
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 40])

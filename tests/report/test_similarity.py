@@ -59,6 +59,15 @@ def test_blocks_are_compared_with_each_other_where_their_heads_were():
     assert table.rows[1][3:6] == pytest.approx([0.1, 0.2, 0.3])
 
 
+def test_all_coefficients_of_a_pair_are_one_row_and_pairs_without_any_have_none():
+    layout = layout_of([2, 1], [0, 0])
+    rho = torch.full((3, 3, 2), torch.nan)
+    rho[:2, :2] = torch.tensor([0.5, torch.nan])  # the third head was not compared, and the second coefficient is none
+    table = tables.pairwise_along(layout, rho, ["rho_1", "rho_2"])
+    assert table.columns == ["head_a", "head_b", "rho_1", "rho_2"]
+    assert [row[:3] for row in table.rows] == [[0, 1, 0.5]] and table.rows[0][3] != table.rows[0][3]
+
+
 def test_layers_are_listed_by_block_once_per_pair():
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 4), HeadSite("c", 0, 2, 2, 4), HeadSite("d", 1, 3, 2, 4)))
     value = torch.tensor([[1.0, 0.5, torch.nan], [0.5, 1.0, torch.nan], [torch.nan, torch.nan, 1.0]])
@@ -119,4 +128,45 @@ def test_a_chance_of_zero_is_drawn_with_its_band():
     bar = figure.axes[-1]
     assert [text.get_text() for text in bar.texts] == ["chance 0"]
     assert {-0.05, 0.05} <= {float(line.get_ydata()[0]) for line in bar.get_lines()}
+    assert_nothing_is_clipped(figure)
+
+
+def beside(columns: dict[str, torch.Tensor], level: float) -> dict[str, torch.Tensor]:
+    """With an untrained control whose values are ``level``, but for heads with themselves."""
+    control = torch.where(columns["value"].isnan(), columns["value"].double(), level)
+    return {**columns, "random_init": control.fill_diagonal_(1)}
+
+
+@pytest.mark.parametrize("level", [-3.0, 0.021, 0.5, 3.0], ids=["below", "at chance", "inside", "above"])
+@pytest.mark.parametrize("kind", [pairwise, pairwise_layers], ids=["heads", "layers"])
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_the_untrained_control_is_written_on_the_colour_bar_and_apart_from_chance(name, kind, level):
+    layout = LAYOUTS[name]
+    if kind is pairwise_layers:
+        columns = layers(layout, 0.0)
+    else:
+        value = torch.rand(layout.num_heads, layout.num_heads)
+        columns = {"value": value, "null": torch.full_like(value, 0.02)}
+    figure = kind.draw(layout, beside(columns, level), "similarity")
+    bar = figure.axes[-1]
+    written = [*bar.texts, bar.xaxis.label, bar.title]
+    assert [text for text in written if f"random init\n{level:.2g}" in text.get_text()]
+    assert_nothing_is_clipped(figure)
+    boxes = [text.get_window_extent() for text in written if text.get_text()]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_without_a_control_none_is_written():
+    figure = pairwise.draw(LAYOUTS["vit"], {"value": torch.rand(72, 72)}, "similarity")
+    assert not any("random" in text.get_text() for text in figure.axes[-1].texts)
+
+
+def test_a_few_pairs_show_the_controls_level_though_it_looked_at_other_heads():
+    value = torch.full((72, 72), torch.nan, dtype=torch.float64)
+    value[3, 5] = value[5, 3] = 0.4
+    value[3, 7] = value[7, 3] = -0.2
+    control = torch.full_like(value, torch.nan)
+    control[20, 30] = control[30, 20] = 0.1
+    figure = pairwise.draw(LAYOUTS["vit"], {"value": value, "random_init": control}, "interaction")
+    assert [text.get_text() for text in figure.axes[-1].texts] == ["random init\n0.1"]
     assert_nothing_is_clipped(figure)

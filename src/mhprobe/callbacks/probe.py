@@ -75,8 +75,8 @@ class Probe(L.Callback):
         if not trainer.is_global_zero:
             return
         for name, columns in found.items():
-            beside = self.measures[name].kind == "per_head" and name in control
-            self._write(name, {**columns, "random_init": control[name]["value"]} if beside else columns)
+            beside = {"random_init": control[name]["value"]} if name in control else {}
+            self._write(name, {**columns, **beside})
         for name, columns in control.items():
             self._write(name, columns, "_random_init")
         values = self._per_head(found)

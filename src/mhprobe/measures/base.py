@@ -33,7 +33,7 @@ class Measure(Metric):
     kind: "per_head", "pairwise" or "pairwise_layers"; the table and the figure follow from it.
     label: what "value" is and its unit, for a figure's axis.
     also: more figures, each the name of a file in report/figures whose ``draw`` gets the columns.
-    axes: for columns of shape (A, K) that deserve a table, the K names along it.
+    axes: for columns of shape (A, K) or (A, A, K) that deserve a table, the K names along it.
     select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
         ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``
         and ``select_needs`` may depend on the options, ``needs`` also on the selection.

@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
 from mhprobe.measures.chance import chance_correlations
 from mhprobe.measures.moments import Parts
+
+
+def axes(layout: HeadLayout) -> dict[str, list[str]]:
+    """What the tables of correlations call them: by their index, from the largest."""
+    names = [f"rho_{number + 1}" for number in range(max(site.head_dim for site in layout.sites))]
+    return {"rho": names, "null_rho": names}
 
 
 def kept(heads: Parts, variance: float) -> Tensor:

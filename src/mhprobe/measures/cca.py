@@ -54,6 +54,7 @@ class CCA(PairMeasure):
         if mean not in get_args(Mean):
             raise UserError(f"cca: mean is one of {', '.join(get_args(Mean))}, got {mean!r}.")
         canonical.check_draws(self.name, null_draws)
+        self.axes = canonical.axes(layout)
         self.average = canonical.mean if mean == "all" else _leading_mean
         self.null_draws = null_draws
         self.seed = seed

@@ -22,11 +22,12 @@ from mhprobe.measures.places import attention, over_queries, per_site
 class Confidence(Measure):
     """Mean over patch queries and images of the largest attention weight.
 
-    prefix_keys: whether class, distillation and register tokens may be where the maximum is. In Swin only keys of the
-        query's own shift region count.
+    prefix_keys: whether ``value`` (and class_query) may have its maximum on class, distillation and register tokens. In
+        Swin only keys of the query's own shift region count.
 
-    Columns, (A,) in [0, 1], larger is more certain: value; class_query: the same for the class token's own row, NaN
-    without one; uniform: the value if attention were spread evenly over all keys.
+    Columns, (A,) in [0, 1], larger is more certain: value; without_prefix, with_prefix: both variants; class_query: the
+    value of the class token's own row, NaN without one; uniform: the value if attention were spread evenly over all
+    keys.
     """
 
     needs = frozenset({"attn"})
@@ -34,30 +35,39 @@ class Confidence(Measure):
     label = "confidence: mean largest weight"
     also = ("by_depth",)
 
-    total: Tensor  # (A,) sum over images and patch queries
+    total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
+    prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row
 
     def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.prefix_keys = prefix_keys
-        for name in ("total", "class_total"):
+        for name in ("total", "prefix_total", "class_total"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
-            keys = places.pairs if self.prefix_keys else places.pairs & places.patch[:, None]
-            peak_bWHQ = (piece.attn * keys[:, None]).amax(-1)  # a product, so that NaN is not masked away
-            self.total[span] += over_queries(peak_bWHQ, places.patch)
-            self.class_total[span] += over_queries(peak_bWHQ, places.is_class)
+            patch_keys = places.pairs & places.patch[:, None]
+            # products, so that NaN is not masked away
+            patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
+            all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
+            self.total[span] += over_queries(patch_bWHQ, places.patch)
+            self.prefix_total[span] += over_queries(all_bWHQ, places.patch)
+            self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
         has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
         even = per_site(self.layout, self.device, lambda site, p: (1 / p.pairs.sum(-1).double())[p.patch].mean())
+        both = {
+            "without_prefix": self.total / self.images / queries,
+            "with_prefix": self.prefix_total / self.images / queries,
+        }
         return {
-            "value": self.total / self.images / queries,
+            "value": both["with_prefix" if self.prefix_keys else "without_prefix"].clone(),
+            **both,
             # 0 / 0 without a class token: NaN
             "class_query": self.class_total * has_class / has_class / self.images,
             "uniform": even,

@@ -32,9 +32,10 @@ class NoOp(Measure):
         a token is of high norm.
 
     Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
-    elsewhere (a no-op), NaN where a model has no special keys; attention: mean share of attention to special keys,
-    over all queries, uniform: the same for even attention; gradient_special, gradient_other and gradient_<kind>: mean
-    over queries, their keys of that kind, and images of |dL/dA|, in nats of the image's loss per unit of attention.
+    elsewhere (a no-op), NaN where a model has no special keys; null: 1, no difference; attention: mean share of
+    attention to special keys, over all queries, uniform_attention: the same for even attention; gradient_special,
+    gradient_other and gradient_<kind>: mean over queries, their keys of that kind, and images of |dL/dA|, in nats of
+    the image's loss per unit of attention.
     """
 
     needs = frozenset({"attn", "attn_grad", "stream"})
@@ -96,7 +97,8 @@ class NoOp(Measure):
         size = self.size / self.pairs  # 0 / 0 where a model has no such keys: NaN
         return {
             "value": size[:, 0] / size[:, 1],
+            "null": torch.ones_like(self.mass),
             "attention": self.mass / self.images / queries,
-            "uniform": self.even / self.images / queries,
+            "uniform_attention": self.even / self.images / queries,
             **{f"gradient_{name}": size[:, number] for number, name in enumerate(COLUMNS)},
         }

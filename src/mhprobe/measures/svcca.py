@@ -53,6 +53,7 @@ class SVCCA(PairMeasure):
         if not 0 < variance <= 1:
             raise UserError(f"svcca: variance is a share above 0 and at most 1, got {variance}.")
         canonical.check_draws(self.name, null_draws)
+        self.axes = canonical.axes(layout)
         self.variance = variance
         self.null_draws = null_draws
         self.seed = seed

@@ -68,8 +68,8 @@ class Report:
         """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise, ...).
 
         label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
-        axes: for columns with one more axis behind the heads, the names along it; each becomes a table of its own,
-        ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
+        axes: for columns with one more axis behind the heads or pairs, the names along it; each becomes a table of its
+        own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
         e.g. an epoch's or a control's results apart.
         """
         label = label or name.replace("_", " ")
@@ -77,7 +77,8 @@ class Report:
         if kind == "pairwise":
             paths += self.add_table(f"{name}_blocks{suffix}", tables.pairwise_blocks(self.layout, columns))
         for column, names in (axes or {}).items():
-            table = tables.per_head_along(self.layout, columns[column], names)
+            along = tables.pairwise_along if columns[column].dim() == 3 else tables.per_head_along
+            table = along(self.layout, columns[column], names)
             paths += self.add_table(f"{name}_{column}{suffix}", table)
         paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label))
         for other in also:

@@ -48,6 +48,14 @@ def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
     return Table([*table.columns, *names], [row + more for row, more in zip(table.rows, values.tolist(), strict=True)])
 
 
+def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
+    """(A, A, K) values of pairs: head_a < head_b, then one column per name along K. Only pairs that have any."""
+    known = ~values.isnan().all(-1)
+    a, b = torch.nonzero(known.triu(1), as_tuple=True)
+    rows = zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)
+    return Table(["head_a", "head_b", *names], [[first, second, *more] for first, second, more in rows])
+
+
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head_a < head_b, then the (A, A) columns; (A,) columns give two, of head a and of head b; () columns repeat.
 

@@ -95,7 +95,8 @@ class Pruning:
         total: Any = getattr(self.source, "remove", None)
         for number in range(1, rounds + 1):
             share = None if rounds == 1 else round(total * number / rounds) - int(self.gone.sum())
-            mask = self.source.choose(View(model, layout_of(model), self.train_batches), share)
+            view = View(model, layout_of(model), self.train_batches, self.session.gates_kept)
+            mask = self.source.choose(view, share)
             model = self.round(number, model, mask)
             left = torch.nonzero(~self.gone).flatten()
             self.gone[left[mask]] = True

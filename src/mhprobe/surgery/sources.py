@@ -33,11 +33,15 @@ from mhprobe.taps import record
 
 @dataclass(frozen=True)
 class View:
-    """What a source may look at: the model (with its gates), its heads, and batches of images to estimate from."""
+    """What a source may look at: the model (with its gates), its heads, and batches of images to estimate from.
+
+    kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights come with none.
+    """
 
     model: nn.Module
     layout: HeadLayout
     batches: Callable[[], Iterable[Batch]]
+    kept: Tensor | None = None
 
 
 class Source(Protocol):
@@ -165,13 +169,24 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class LearnedGates:
-    """Heads whose gate in the weights file is at or below ``threshold``, or the ``remove`` smallest. |gate| counts."""
+    """Heads that the run which learned the gates does not keep, as the weights file says.
 
-    threshold: float = 0.0
+    threshold: or those whose gate is at or below, 0 where the file does not say. remove: or so many smallest. |gate|
+    counts.
+    """
+
+    threshold: float | None = None
     remove: int | None = None
     looks_again: ClassVar[bool] = False
 
     def choose(self, view: View, remove: int | None = None) -> Tensor:
+        if view.kept is not None and self.threshold is None and self.remove is None:
+            if bool(view.kept.all()):
+                raise UserError(
+                    f"prune.mask: the run that learned the gates keeps all {len(view.kept)} heads. Train with a higher "
+                    f"gates.penalty.weight, or give prune.mask.threshold or prune.mask.remove."
+                )
+            return ~view.kept
         gates = find_gates(view.model)
         size = torch.ones(view.layout.num_heads) if gates is None else gates.effective().abs().cpu()
         if bool((size == 1).all()):
@@ -179,11 +194,11 @@ class LearnedGates:
         if self.remove is not None:
             return lowest(view.layout, size, self.remove, "the gates")
         _finite(view.layout, size, "the gates")
-        mask = size <= self.threshold
+        threshold = self.threshold or 0.0
+        mask = size <= threshold
         if not mask.any():
             raise UserError(
-                f"prune.mask.threshold: no gate is at or below {self.threshold}; the nearest is "
-                f"{size.min().item():.4g}."
+                f"prune.mask.threshold: no gate is at or below {threshold}; the nearest is {size.min().item():.4g}."
             )
         return mask
 

@@ -24,10 +24,12 @@ from mhprobe.masking.base import Evaluate
 from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
 
+SLOPES = 2  # evaluations that a recorded backward pass costs
+
 
 @dataclass(frozen=True)
 class Screened:
-    """best: how many candidates are evaluated. then: the search that chooses among them."""
+    """best: how many candidates are evaluated; all, where there are but two more. then: who chooses among them."""
 
     best: int = 20
     then: Search = field(default_factory=Exact)
@@ -38,7 +40,7 @@ class Screened:
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
         """What ``then`` chooses among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
-        if len(step.units) <= self.best:
+        if len(step.units) <= self.best + SLOPES:  # looking at those left out costs no more than predicting
             return self.then.choose(step, evaluate)
         change_U = predicted_change(step, evaluate)
         promising = change_U.argsort(descending=step.prefers < 0, stable=True)[: self.best].sort().values

@@ -13,11 +13,15 @@ from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, ticks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LEVELS = {"uniform": "even attention", "chance": "chance"}
+_LEVELS = {
+    "uniform": ("even attention", "--", COLOURS[1]),
+    "chance": ("chance", "--", COLOURS[1]),
+    "random_init": ("random initialisation", ":", COLOURS[2]),
+}
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
-    """Dots over blocks. With a column "uniform" or "chance", its mean in each layer is a dashed line."""
+    """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
     from matplotlib import rc_context
 
     value = columns["value"].double()
@@ -25,7 +29,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     step = min(0.45, 5.5 / len(blocks))
     wide, tall = max(1.6, step * len(blocks)), 2.3
     with rc_context(STYLE):
-        figure = blank((0.75 + wide + 1.45, 0.5 + tall + 0.2))
+        figure = blank((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2))
         axes = place(figure, 0.75, 0.5, wide, tall)
         for number, site in enumerate(layout.sites):
             heads = value[layout.span(number)]
@@ -39,11 +43,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
                 heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
                 label="mean of the block" if number == 0 else "",
             )  # fmt: skip
-        for name, title in _LEVELS.items():
+        for name, (title, dashes, colour) in _LEVELS.items():
             if name in columns:
                 level = [columns[name].double()[layout.span(number)].mean().item() for number in range(len(blocks))]
                 edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
-                axes.plot(edges, [y for y in level for _ in (0, 1)], "--", color=COLOURS[1], linewidth=1, label=title)
+                axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=colour, linewidth=1.2, label=title)
         axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])

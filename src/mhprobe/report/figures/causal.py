@@ -30,9 +30,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], names: Sequence[str]
     groups = even_groups(layout)
     widest = max(site.num_heads for site in layout.sites)
     cell = min(0.3, 3.6 / widest)
-    left, bottom, top, gap, side = 0.6, 0.85, 0.3, 0.4, 2.0
+    left, top, gap, side = 0.6, 0.3, 0.4, 2.0
     grid = cell * len(layout.sites) + gap * (len(groups) - 1)
     tall = max(grid, side)
+    beside = tall - grid > 0.7  # a short grid has the legend below it, beside the other panel
+    bottom = 0.5 if beside else 0.85
     scatter_at = left + max(cell * widest, 2.4) + 0.7
     with rc_context(STYLE):
         figure = blank((scatter_at + side + 0.2, bottom + tall + top))
@@ -57,7 +59,12 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], names: Sequence[str]
         patches = [
             Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(names) if counts[i] or i < 3
         ]
-        figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
+        if beside:
+            wide, high = figure.get_size_inches()
+            at = (left / wide, (y + gap - 0.5) / high)
+            figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
+        else:
+            figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
         axes = place(figure, scatter_at, bottom + tall - side, side, side)
         for i in range(len(names)):
             of = role == i

@@ -21,7 +21,8 @@ def draw(rows: Sequence[Mapping[str, Any]], num_heads: int, chance: float | None
     rows: as masking curves give them. Drawn is the last split that occurs, the one to report; thin and without a band
     the split that a searched curve was chosen on. A ring: the first step that is significantly less accurate than the
     unmasked model (McNemar, Holm over the curve). Of a random curve the mean over repeats is drawn, in grey.
-    Dashed: the unmasked model. Dotted: chance.
+    Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
+    chance only where some curve comes near it.
     """
     from matplotlib import rc_context
     from matplotlib.ticker import MaxNLocator
@@ -54,17 +55,19 @@ def draw(rows: Sequence[Mapping[str, Any]], num_heads: int, chance: float | None
             every = -(-len(points) // 13)  # markers of a step each would hide a long curve
             look: dict[str, Any] = {"color": shade, "linestyle": dashes, "marker": marker, "markersize": 3}
             axes.plot(heads, accuracy, label=name, markevery=every, **look)
-            axes.fill_between(heads, low, high, color=shade, alpha=0.3 if averaged else 0.15, linewidth=0)
+            shadow = 0.15 if len(lines) <= 6 else 0.06  # many bands on each other would hide the lines
+            axes.fill_between(heads, low, high, color=shade, alpha=0.3 if averaged else shadow, linewidth=0)
             rings |= _ring(axes, points, shade)
         if rings:
             axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
         unmasked = [point["accuracy"] for points in lines.values() for point in points if point["step"] == 0]
         if unmasked:
             axes.axhline(100 * unmasked[0], color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
-        if chance is not None:
+        bottom, top, right = _range(rows, num_heads)
+        if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
-        axes.set_xlim(-0.02 * num_heads, 1.02 * num_heads)
-        axes.set_ylim(-2, 102)
+        axes.set_xlim(-0.02 * right, 1.02 * right)
+        axes.set_ylim(bottom, top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(f"heads masked (of {num_heads})")
         axes.set_ylabel(f"{split} accuracy (%)")
@@ -80,6 +83,16 @@ def draw(rows: Sequence[Mapping[str, Any]], num_heads: int, chance: float | None
 def _look(number: int) -> tuple[str, str, Any]:
     """Colour, marker and dashes of the curve at this place in the configuration."""
     return *colour(number), DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def _range(rows: Sequence[Mapping[str, Any]], num_heads: int) -> tuple[float, float, float]:
+    """Lowest and highest accuracy in per cent, and most heads, of the axes; all of both for points of a sweep."""
+    right = max(row["heads_masked"] for row in rows)
+    if right == 0 or len({row["step"] for row in rows}) == 1:
+        return -2, 102, num_heads
+    low, high = 100 * min(row["low"] for row in rows), 100 * max(row["high"] for row in rows)
+    room = 0.05 * (high - low) + 1
+    return (-2 if low < 25 else low - room), min(102, high + room), right
 
 
 def _points(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

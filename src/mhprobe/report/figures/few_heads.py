@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, place, scale, wrapped
+from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_control, place, scale, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
-    """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0."""
+    """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0.
+
+    With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
+    """
     from matplotlib import rc_context
 
     value = columns["value"].double().clone()
@@ -29,8 +32,10 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     cell = 0.32 if count <= 16 else 5.0 / count
     side = max(1.2, cell * count)
     left, bottom = 0.7, 0.65
+    control = control_of(columns)
+    beside = 0.8 if len(control) else 0.15  # the control is written there
     with rc_context(STYLE):
-        figure = blank((left + side + 1.4, bottom + max(side, 1.4) + 0.3))
+        figure = blank((left + side + beside + 1.25, bottom + max(side, 1.4) + 0.35))
         axes = place(figure, left, bottom, side, side)
         cmap, norm = scale(shown)
         image = axes.imshow(shown.numpy(), cmap=cmap, norm=norm)
@@ -46,7 +51,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
         axes.set_yticks(range(0, count, stride), names[::stride])
         axes.set_xlabel("block.head")
         axes.set_ylabel("block.head")
-        bar = figure.colorbar(image, cax=place(figure, left + side + 0.15, bottom, 0.1, side))
+        bar = figure.colorbar(image, cax=place(figure, left + side + beside, bottom, 0.1, side))
         bar.outline.set_visible(False)
         bar.set_label(wrapped(label, max(side, 1.6)))
+        mark_control(bar.ax, control, value.new_empty(0))
     return figure

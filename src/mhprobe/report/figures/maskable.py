@@ -23,6 +23,7 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
     itself where it has no chance level.
     """
     from matplotlib import rc_context
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     curves: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -30,11 +31,13 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
             curves.setdefault(row["curve"], []).append(row)
     per_row = min(3, max(1, len(curves)))
     deep = math.ceil(len(curves) / per_row)
-    side, left, bottom, gap, top = 1.9, 0.55, 0.85, 0.42, 0.3
+    side, left, bottom, gap, top = 1.9, 0.68, 0.68, 0.42, 0.3
     size = (left + per_row * (side + gap), bottom + deep * (side + gap) - gap + top)
     shares = [max(row["write_share"], 1e-3) for points in curves.values() for row in points]
     known = any(row[f"null_{similarity}"] != "" for points in curves.values() for row in points)
     above = ", above chance" if known else ""
+    lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
+    ticks = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
     with rc_context(STYLE):
         figure = blank(size)
         for number, (name, points) in enumerate(curves.items()):
@@ -55,13 +58,16 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
             axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
             axes.set_xscale("log")
-            axes.set_xlim(0.8 * min(*shares, inert), 1.25 * max(*shares, 1.0))
+            axes.xaxis.set_major_locator(LogLocator(subs=ticks))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xlim(lowest, highest)
             axes.set_ylim(-0.06, 1.03)
             axes.set_title(name, pad=3)
             if number + per_row >= len(curves):
                 axes.set_xlabel("write norm / median head")
             if across == 0:
-                axes.set_ylabel(f"{similarity} to a kept head{above}")
+                axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})")
         if curves:
             handles, labels = axes.get_legend_handles_labels()
             figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, borderaxespad=0.3)

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import few_heads
-from mhprobe.report.figures.style import STYLE, blank, cells, mark_chance, place, scale, site_title, ticks
+from mhprobe.report.figures.style import (
+    STYLE,
+    blank,
+    cells,
+    control_of,
+    mark_chance,
+    mark_control,
+    place,
+    scale,
+    site_title,
+    ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +32,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.
 
     A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
-    colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high".
+    colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high"; with "random_init", the
+    mean of the untrained control.
     """
     from matplotlib import rc_context
 
@@ -39,11 +51,12 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
         side = 1.35
     deep = math.ceil(len(panels) / per_row)
     per_row = math.ceil(len(panels) / deep)  # as few gaps in the last row as can be: 6 panels are 2 x 3, not 4 + 2
-    left, bottom, top, space = 0.55, 0.5, 0.3, 0.42
+    left, bottom, top, space = 0.55, 0.5, 0.35, 0.42
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
     chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
-    bar_at = left + wide + (0.95 if len(chance) else 0.2)  # chance is written beside the bar
+    control = control_of(columns)
+    bar_at = left + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
 
     with rc_context(STYLE):
@@ -82,4 +95,5 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
         bar.set_label(label)
         if len(chance):
             mark_chance(bar.ax, chance)
+        mark_control(bar.ax, control, chance)
     return figure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, mark_chance, place, scale, ticks
+from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_chance, mark_control, place, scale, ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     """Layer x layer, input at the top left; grey: not compared, and a layer with itself.
 
     Lines part the stages. With "null", the chance level is drawn on the colour bar, or written below it where layers
-    are so alike that it would take up most of the scale.
+    are so alike that it would take up most of the scale. So is, with "random_init", the untrained control's mean.
     """
     from matplotlib import rc_context
 
@@ -30,7 +30,9 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     chance = null[compared].double() if null is not None else value.new_empty(0)
     layers = len(value)
     side = min(4.5, max(1.6, 0.3 * layers))
-    left, bottom, top = 0.55, 0.5, 0.15
+    control = control_of(columns)
+    room = 0.2 if len(control) else 0.0  # above or below the bar
+    left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
     with rc_context(STYLE):
         figure = blank((bar_at + 1.0, bottom + side + top))
@@ -55,4 +57,5 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
             mark_chance(bar.ax, chance)
         elif len(chance):
             bar.ax.set_xlabel(f"chance\n{chance.mean():.2g}", fontsize=7, labelpad=2)
+        mark_control(bar.ax, control, chance)
     return figure

@@ -31,9 +31,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
         cmap, norm = colormaps["viridis"], Normalize(min(depth), max(depth) if max(depth) > min(depth) else 1)
         axes.scatter(attention.tolist(), ratio.tolist(), c=depth, cmap=cmap, norm=norm, s=14, linewidths=0)
         axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
-        axes.axvline(
-            columns["uniform"].double().mean().item(), color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0
-        )
+        even = columns["uniform_attention"].double().mean().item()
+        axes.axvline(even, color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0)
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=5)
         axes.set_ylim(bottom=0)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from mhprobe.files import write
@@ -141,3 +143,40 @@ def mark_chance(axes: Axes, chance: Tensor) -> None:
     axes.axhline(mean, color="black", linewidth=0.8)
     text = f"chance {round(mean, 12) + 0.0:.2g}"  # no "-1e-19"
     axes.annotate(text, (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7)
+
+
+def control_of(columns: Mapping[str, Tensor]) -> Tensor:
+    """The (N,) values of an (A, A) column "random_init" that are known, without those of a head and itself."""
+    if "random_init" not in columns:
+        return columns["value"].new_empty(0)
+    control = columns["random_init"].double().clone()
+    control.fill_diagonal_(torch.nan)
+    return control[control.isfinite()]
+
+
+def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
+    """The mean of a random initialisation's values on a colour bar, or written at its end where it is off the scale.
+
+    chance: what ``mark_chance`` has marked, if anything; the two texts keep apart.
+    """
+    if not len(control):
+        return
+    mean, (bottom, top) = control.mean().item(), axes.get_ylim()
+    text = f"random init\n{mean:.2g}"
+    if mean > top:
+        axes.set_title(text, fontsize=7, pad=3)
+        return
+    if mean < bottom:
+        below = axes.get_xlabel()
+        axes.set_xlabel(f"{below}\n{text}" if below else text, fontsize=7, labelpad=2)
+        return
+    axes.axhline(mean, color="white", linewidth=1.6)
+    axes.axhline(mean, color=COLOURS[1], linewidth=1.0)
+    figure: Any = axes.figure
+    tall = 72 * figure.get_size_inches()[1] * axes.get_position().height  # points
+    away = (mean - chance.mean().item()) / (top - bottom) * tall if len(chance) else tall
+    shift = max(0.0, 15 - abs(away)) * (1 if away >= 0 else -1)
+    axes.annotate(
+        text, (0, mean), xytext=(-3, shift), textcoords="offset points", ha="right", va="center", fontsize=7,
+        color=COLOURS[1],
+    )  # fmt: skip
