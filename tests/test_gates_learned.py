@@ -365,3 +365,15 @@ def test_gates_that_are_no_number_name_their_head():
 def test_penalties_that_cannot_work_are_refused(make):
     with pytest.raises(mhprobe.UserError, match=r"gates\.penalty"):
         make()
+
+
+def test_masking_a_head_leaves_the_learned_gates_of_the_others_as_they_are():
+    model = tiny_vit()
+    gates = mhprobe.attach(model, make=HardConcreteGates)
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.linspace(-1, 1, gates.layout.num_heads))
+    learned, mask = gates.effective().detach().clone(), gates.layout.mask([1])
+    with gates.masked(mask):
+        torch.testing.assert_close(gates.effective(), learned.masked_fill(mask, 0), rtol=0, atol=0)
+    assert torch.equal(gates.effective(), learned)
+    assert ((learned > 0) & (learned < 1)).sum() > 1  # gates that would show it

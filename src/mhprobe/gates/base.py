@@ -119,19 +119,18 @@ class HeadGates(nn.Module):
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out."""
-        mask = self.layout.mask(mask)
-        before = self.values.detach().clone()
-        with torch.no_grad():
-            self.values[mask.to(self.values.device)] = 0.0
-        try:
+        mask = self.layout.mask(mask).to(self.values.device)
+        with self._holding(self.values.detach().masked_fill(mask, 0.0)):  # learned gates go on multiplying
             yield
-        finally:
-            with torch.no_grad():
-                self.values.copy_(before)
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
         """For a while ``values`` (A,) are what multiplies every head, whatever was learned."""
+        with self._holding(values):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, values: Tensor) -> Iterator[None]:
         before = self.values.detach().clone()
         with torch.no_grad():
             self.values.copy_(values)

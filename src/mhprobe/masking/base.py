@@ -114,6 +114,15 @@ class Units:
     def __len__(self) -> int:
         return len(self.names)
 
+    def steps(self, wanted: int | None) -> int:
+        """How long a path is that takes one unit a step: ``wanted`` steps, None for all, at most all."""
+        return len(self) if wanted is None else min(wanted, len(self))
+
+    def path(self, order: Sequence[int], **more: Any) -> Path:
+        """The path that takes these units one by one. more: further fields of Path."""
+        order = list(order)
+        return Path(None, self.masks[order], tuple(self.names[unit] for unit in order), **more)
+
     def candidates(self, order: Sequence[int]) -> list[int]:
         """The units that may go next, lowest index first; none once the path that masked ``order`` is to end."""
         gone = set(order)

@@ -52,7 +52,7 @@ class Beam:
 
         start and on_step are not used: a shorter search's path need not be the start of a longer one's.
         """
-        length = len(units) if steps is None else min(steps, len(units))
+        length = units.steps(steps)
         ways = [_Way((), 0, 0)]
         for _ in range(length):
             longer: dict[frozenset[int], tuple[int, ...]] = {}
@@ -66,5 +66,4 @@ class Beam:
             correct = evaluate(torch.stack([units.masks[list(order)].any(0) for order in orders])).correct.tolist()
             found = [_Way(o, c, area[o[:-1]] + c) for o, c in zip(orders, correct, strict=True)]
             ways = sorted(found, key=lambda way: (-way.correct, -way.area, way.order))[: self.width]
-        order = list(ways[0].order)
-        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]
+        return [units.path(ways[0].order)]

@@ -69,7 +69,7 @@ class ByScore:
         on_step: Callable[[list[int]], None] | None = None,
     ) -> list[Path]:
         """The one path by score. Equal scores: lowest unit index first. UserError names a head without a score."""
-        length = len(units) if steps is None else min(steps, len(units))
+        length = units.steps(steps)
         order = [] if self.table else list(start)[:length]  # a table's numbers may have changed since
         scored_at, score = -1, torch.empty(0)
         sign = 1 if self.first == "lowest" else -1
@@ -80,7 +80,7 @@ class ByScore:
             order.append(min(left, key=lambda unit: sign * float(score[unit])))
             if on_step is not None:
                 on_step(order.copy())
-        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]
+        return [units.path(order)]
 
     def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
         """(U,) with the heads of the (A,) mask off."""

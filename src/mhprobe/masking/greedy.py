@@ -47,7 +47,7 @@ class GreedySearch:
         on_step: Callable[[list[int]], None] | None = None,
     ) -> list[Path]:
         """The one greedy path, searched from the end of ``start`` up to ``steps`` units."""
-        length = len(units) if steps is None else min(steps, len(units))
+        length = units.steps(steps)
         order = list(start)[:length]
         if len(set(order)) < len(order) or not set(order) <= set(range(len(units))):
             raise UserError(
@@ -72,5 +72,4 @@ class GreedySearch:
                 spent.append(evaluate.spent - paid)
                 if on_step is not None:
                     on_step(order.copy())
-        names = tuple(units.names[unit] for unit in order)
-        return [Path(None, units.masks[order], names, tuple(spent), tuple(exhaustive[: len(order)]))]
+        return [units.path(order, spent=tuple(spent), exhaustive=tuple(exhaustive[: len(order)]))]

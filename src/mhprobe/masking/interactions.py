@@ -49,7 +49,7 @@ class Interactions:
         on_step: Callable[[list[int]], None] | None = None,
     ) -> list[Path]:
         """The path of least predicted loss; ties go to the lowest unit index. ``start`` saves the measuring."""
-        length = len(units) if steps is None else min(steps, len(units))
+        length = units.steps(steps)
         order = list(start)[:length]
         if len(order) < length and units.candidates(order):
             nothing = torch.zeros(1, layout.num_heads, dtype=torch.bool)
@@ -66,4 +66,4 @@ class Interactions:
                 order.append(left[int(rise.argmin())])
                 if on_step is not None:
                     on_step(order.copy())
-        return [Path(None, units.masks[order], tuple(units.names[unit] for unit in order))]
+        return [units.path(order)]

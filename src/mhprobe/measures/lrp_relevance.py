@@ -19,6 +19,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
+from mhprobe.significance import Z95, standard_error
 
 Target = Literal["top1", "label"]
 
@@ -102,8 +103,7 @@ class LRPRelevance(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = self.share / self.images
-        variance = (self.square - self.images * value.square()).clamp(min=0) / (self.images - 1)  # NaN for one image
-        half = 1.959963984540054 * (variance / self.images).sqrt()  # 97.5 % quantile of the standard normal
+        half = Z95 * standard_error(self.share, self.square, self.images)
         attention, residual, error, mass = self.crossing / self.images
         return {
             "value": value,

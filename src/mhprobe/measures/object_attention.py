@@ -24,6 +24,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
+from mhprobe.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -33,7 +34,6 @@ RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ground to object": lambda query, key: (query == 0) & (key > 0),
 }
 _CHUNK = 2**25  # pairs of patches looked at together
-_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 
 class ObjectAttention(Measure):
@@ -145,9 +145,7 @@ class ObjectAttention(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = self.share / self.images
-        # 0 / 0 with a single image: NaN, an interval nobody knows
-        variance = (self.square - self.images * value.square()).clamp(min=0) / (self.images - 1)
-        half = _Z95 * (variance / self.images).sqrt()
+        half = Z95 * standard_error(self.share, self.square, self.images)
         has_class_token = torch.tensor([site.class_token for _, _, site in self.layout], device=value.device)
         site_of_head = torch.tensor([number for number, _, _ in self.layout], device=value.device)
         possible_SR = self.possible.double()

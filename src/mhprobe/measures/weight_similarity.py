@@ -25,13 +25,13 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
 from mhprobe.measures.base import Measure
 from mhprobe.measures.pairs import Pairs, groups, warn_duplicates
+from mhprobe.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
 By = Literal["cosine", "overlap"]
 
 KINDS = get_args(Of)
 
-_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 _RANK = 1e-12  # share of a matrix' squared norm below which a direction is rounding noise
 
 
@@ -104,7 +104,7 @@ class WeightSimilarity(Measure):
         every = dict(zip([f"{by}_{of}" for by in get_args(By) for of in KINDS], similarity, strict=True))
         value = every[f"{self.by}_{self.of}"].clone()
         warn_duplicates(self.name, self.layout, value, null, "a scale" if self.by == "cosine" else "a basis")
-        half = _Z95 * variance.sqrt()
+        half = Z95 * variance.sqrt()
         return {"value": value, "null": null, "null_low": null - half, "null_high": null + half, **every}
 
     def _stacked(self, weights: tuple[HeadWeights, ...], sites: tuple[int, ...]) -> tuple[Tensor, ...]:
