@@ -24,6 +24,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
+from mhprobe.measures.places import attention_of, places_of
 from mhprobe.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
@@ -83,12 +84,11 @@ class ObjectAttention(Measure):
                 "object_attention: the data set has no object masks, expected them beside the images. Use data=scenes, "
                 "data=pets or leave the measure out."
             )
-        if batch.attn is None:
-            raise UserError('object_attention: the batch has no attention weights; record it with needs={"attn"}.')
         if not batch.valid.any():
             return
         objects = batch.objects[batch.valid]
-        for number, (site, attn) in enumerate(zip(self.layout.sites, batch.attn, strict=True)):
+        for number, site in enumerate(self.layout.sites):
+            attn = attention_of(self.name, self.layout, batch, number)
             key = ("patches", site.token_grid, site.pixels)
             shown_BT = batch.derive(key, functools.partial(patches, objects, site))
             if batch.valid.all():
@@ -99,9 +99,8 @@ class ObjectAttention(Measure):
 
     def _site(self, number: int, site: HeadSite, attn_BWHQK: Tensor, shown_BT: Tensor) -> None:
         """Add one site's counts."""
-        places_WK = site.places().to(attn_BWHQK.device)
-        grid_WK = places_WK >= site.prefix_tokens  # neither prefix nor padding
-        pairs_WQK = site.support().to(attn_BWHQK.device) & grid_WK[:, :, None] & grid_WK[:, None, :]
+        places = places_of(site, attn_BWHQK.device)
+        places_WK, grid_WK, pairs_WQK = places.token, places.patch, places.patch_pairs
         shown_BWK = shown_BT[:, (places_WK - site.prefix_tokens).clamp(min=0)]
         span = self.layout.span(number)
         self._overall(span, site, attn_BWHQK, shown_BWK, grid_WK, pairs_WQK)
