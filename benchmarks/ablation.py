@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mhprobe
 from benchmarks.gates import small_vit
 from benchmarks.timing import Ratio, compare
-from mhprobe.replay import masked_logits
+from mhprobe.recording.replay import masked_logits
 
 BATCH = 16
 

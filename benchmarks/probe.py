@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 import mhprobe
 from benchmarks.gates import small_vit
 from benchmarks.timing import Ratio
-from mhprobe.cost import forward_equivalents
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.observe import needs_of
+from mhprobe.recording.cost import forward_equivalents
+from mhprobe.recording.measuring import needs_of
 
 YAMLS = sorted((Path(__file__).parents[1] / "conf" / "measure").glob("*.yaml"))
 FEW, MANY, BATCH = 1_000, 10_000, 100

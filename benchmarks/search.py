@@ -24,12 +24,12 @@ from benchmarks.ablation import whole_model
 from benchmarks.timing import Ratio
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.cifar10 import Cifar10
-from mhprobe.evaluate import evaluator
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 from mhprobe.masking.units import make_units
+from mhprobe.scoring.evaluate import evaluator
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "cifar10_vit_scratch.safetensors"
 BATCH = 100

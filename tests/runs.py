@@ -97,7 +97,7 @@ class Command(NamedTuple):
 # Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
 _DRIVER = """
 import itertools, json, os, signal, sys, tempfile
-import hydra, lightning, mhprobe.cli, timm, torch, mhprobe.data.base, mhprobe.classifier
+import hydra, lightning, mhprobe.run.cli, timm, torch, mhprobe.data.base, mhprobe.classifier
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
 
 def send_after(number, save):
@@ -118,7 +118,7 @@ for task, overrides, number, save in json.loads(sys.argv[1]):
             if number:
                 send_after(number, save)
             sys.argv = [f"python -m mhprobe.{task}", *overrides]
-            mhprobe.cli.main(task)
+            mhprobe.run.cli.main('maps.__main__' if task == 'maps' else task)
             sys.exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0), err.seek(0)

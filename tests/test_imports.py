@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -11,44 +12,59 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 
-# module or package -> top-level names and mhprobe modules that it must not import, anywhere in its files
+# From the ground up: a room (a folder or a loose module) imports only rooms that stand before it.
+FLOORS = (
+    "errors",
+    "stats", "heads",
+    "measures", "gates", "io", "data",
+    "backbones", "masking",
+    "recording", "report",
+    "surgery", "scoring",
+    "weights",
+    "classifier",
+    "api", "callbacks",
+    "run",
+    "maps", "mask", "probe", "prune", "train", "studies", "causal", "sweep", "voita",
+)  # fmt: skip
+# What a room must not import although it stands higher: a library, or a room it has no business with.
 FORBIDDEN = {
-    "heads.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "numpy"},
+    "heads": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "numpy"},
+    "stats": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.heads"},
+    "io": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics"},
     "gates": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
-    "taps.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures"},
-    "backbones": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.measures", "mhprobe.masking", "mhprobe.report"},
-    "measures": {
-        "lightning", "timm", "hydra", "omegaconf", "wandb", "matplotlib",
-        "mhprobe.gates", "mhprobe.taps", "mhprobe.backbones", "mhprobe.report", "mhprobe.classifier",
-    },
-    "lrp.py": {"lightning", "timm", "hydra", "wandb", "matplotlib", "torchmetrics", "mhprobe.measures", "mhprobe.taps"},
+    "recording": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.masking", "mhprobe.report"},
+    "scoring": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.report"},
+    "backbones": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.measures"},
+    "measures": {"lightning", "timm", "hydra", "omegaconf", "wandb", "matplotlib", "mhprobe.io", "mhprobe.data"},
     "maps": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.measures", "mhprobe.masking"},
-    "masking": {
-        "lightning", "timm", "hydra", "wandb", "matplotlib",
-        "mhprobe.gates", "mhprobe.taps", "mhprobe.backbones", "mhprobe.measures", "mhprobe.evaluate", "mhprobe.report",
-    },
-    "surgery": {
-        "lightning", "hydra", "wandb", "matplotlib", "mhprobe.app", "mhprobe.callbacks", "mhprobe.classifier",
-    },
-    "classifier.py": {"hydra", "wandb", "mhprobe.measures", "mhprobe.masking", "mhprobe.callbacks", "mhprobe.report"},
-    "data": {"timm", "hydra", "wandb", "mhprobe.gates", "mhprobe.measures", "mhprobe.masking", "mhprobe.backbones"},
-    "report": {"hydra", "timm", "mhprobe.gates", "mhprobe.measures", "mhprobe.backbones", "mhprobe.callbacks"},
-    "callbacks": {"hydra", "timm", "wandb", "mhprobe.measures.gate_importance", "mhprobe.measures.svcca"},
-}  # fmt: skip
-ONLY = {"hydra": {"app.py", "cli.py"}, "wandb": {"report/wandb.py"}}
+    "masking": {"lightning", "timm", "hydra", "wandb", "matplotlib", "mhprobe.gates", "mhprobe.data"},
+    "surgery": {"lightning", "hydra", "wandb", "matplotlib", "mhprobe.report"},
+    "classifier": {"hydra", "wandb", "mhprobe.measures", "mhprobe.masking", "mhprobe.report"},
+    "data": {"timm", "hydra", "wandb", "mhprobe.gates", "mhprobe.measures"},
+    "report": {"hydra", "timm", "mhprobe.gates", "mhprobe.measures", "mhprobe.backbones"},
+    "callbacks": {"hydra", "timm", "wandb"},
+    "api": {"lightning", "hydra", "wandb", "matplotlib"},
+}
+# Some libraries stop at one door: room -> the only rooms or files that may import it.
+DOORS = {"hydra": {"run"}, "wandb": {"report/wandb.py"}}
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        found[".".join([package.name, *(part for part in parts if part != "__init__")])] = path
+    return found
 
 
 def imports(path: Path) -> set[str]:
-    """Every module named in an import statement, also inside functions; ``from a import b`` counts as a and a.b.
+    """Every module named in an import statement, in functions and under TYPE_CHECKING too.
 
-    ``if TYPE_CHECKING`` blocks are left out: they run for nobody.
+    ``from a import b`` counts as a and a.b.
     """
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,36 +76,110 @@ def reaches(name: str, forbidden: str) -> bool:
     return name == forbidden or name.startswith(forbidden + ".")
 
 
-@pytest.mark.parametrize("place", FORBIDDEN)
-def test_arrows_point_one_way(place):
-    files = [PACKAGE / place] if place.endswith(".py") else sorted((PACKAGE / place).glob("*.py"))
-    assert files
-    wrong = {
-        f"{file.relative_to(PACKAGE)} imports {name}"
-        for file in files
-        for name in imports(file)
-        for forbidden in FORBIDDEN[place]
-        if reaches(name, forbidden) and str(file.relative_to(PACKAGE)) not in ONLY.get(forbidden, ())
-    }
-    assert not wrong
+def rooms(package: Path) -> set[str]:
+    return {path.stem if path.is_file() else path.name for path in package.iterdir()} - {"__init__", "__pycache__"}
 
 
-@pytest.mark.parametrize("library", ONLY)
-def test_some_libraries_stop_at_one_door(library):
-    users = {
-        str(file.relative_to(PACKAGE))
-        for file in PACKAGE.rglob("*.py")
-        if any(reaches(name, library) for name in imports(file))
-    }
-    assert users <= ONLY[library]
-    assert users  # the rule still has a subject
+def room_of(module: str) -> str:
+    """'mhprobe.masking.search.exact' -> 'masking'; '' for the package itself, which names everything for users."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def wrong_arrows(package: Path) -> list[str]:
+    """What is against the rules above, one line each; empty in a house that is in order."""
+    known, wrong, files, packages = modules(package), [], {}, {}
+    for module, path in known.items():
+        room, names = room_of(module), imports(path)
+        arrows = {name for name in names if name in known and name not in (module, package.name)}
+        files[module] = {name for name in arrows if not names_a_room_only(name, names, known)}
+        if not room:
+            continue
+        if room not in FLOORS:
+            wrong.append(f"{module}: the room {room} has no floor in this test")
+            continue
+        packages.setdefault(room, set()).update({room_of(name) for name in arrows} - {room})
+        for name in sorted(arrows):
+            if room_of(name) != room and room_of(name) in FLOORS and FLOORS.index(room_of(name)) > FLOORS.index(room):
+                wrong.append(f"{module} imports {name}, which stands above it")
+        wrong += [f"{module} imports {n}" for n in sorted(names) for no in FORBIDDEN.get(room, ()) if reaches(n, no)]
+        where = str(path.relative_to(package))
+        wrong += [
+            f"{module} imports {name}: only {', '.join(sorted(doors))} may"
+            for name in sorted(names)
+            for library, doors in DOORS.items()
+            if reaches(name, library) and room not in doors and where not in doors
+        ]
+    for what, graph in (("files", files), ("rooms", packages)):
+        try:
+            list(graphlib.TopologicalSorter(graph).static_order())
+        except graphlib.CycleError as error:
+            wrong.append(f"a circle of {what}: {' -> '.join(error.args[1])}")
+    return wrong
+
+
+def names_a_room_only(name: str, names: set[str], known: dict[str, Path]) -> bool:
+    """``from mhprobe.gates.base import X`` is an arrow to that file, not also to the file of mhprobe.gates."""
+    inside = any(other in known and reaches(other, name) for other in names - {name})
+    return known[name].name == "__init__.py" and inside
+
+
+def test_every_room_has_its_floor():
+    assert rooms(PACKAGE) - {"conf"} == set(FLOORS)
+    assert set(FORBIDDEN) <= set(FLOORS)
+
+
+def test_arrows_point_one_way():
+    assert wrong_arrows(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "complaint"),
+    [
+        ("masking/search/planted.py", "from mhprobe.classifier import GatedClassifier", "stands above it"),
+        ("measures/planted.py", "import timm", "imports timm"),
+        ("report/figures/planted.py", "def f():\n    from mhprobe.gates import gates_of", "imports mhprobe.gates"),
+        (
+            "surgery/planted.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mhprobe.run.cli import main",
+            "stands above it",
+        ),
+        ("maps/planted.py", "import hydra", "only run may"),
+        ("annexe/planted.py", "", "has no floor"),
+        ("planted.py", "", "has no floor"),
+    ],
+)
+def test_a_planted_arrow_is_found(tmp_path, where, line, complaint):
+    copy = tmp_path / "mhprobe"
+    for path in PACKAGE.rglob("*.py"):
+        target = copy / path.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(path.read_text())
+    (copy / where).parent.mkdir(exist_ok=True)
+    (copy / where).write_text(line)
+    wrong = wrong_arrows(copy)
+    assert wrong and all("planted" in found for found in wrong if not found.startswith("a circle"))
+    assert any(complaint in found for found in wrong)
+
+
+def test_a_planted_circle_of_files_is_found(tmp_path):
+    copy = tmp_path / "mhprobe"
+    (copy / "stats").mkdir(parents=True)
+    (copy / "stats" / "one.py").write_text("from mhprobe.stats import two")
+    (copy / "stats" / "two.py").write_text("from mhprobe.stats.one import thing")
+    (wrong,) = wrong_arrows(copy)
+    assert wrong.startswith("a circle of files: ")
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_every_door_is_used(library):
+    assert any(reaches(name, library) for path in PACKAGE.rglob("*.py") for name in imports(path))
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
         ("mhprobe", {"torch", "lightning", "timm", "hydra", "wandb", "matplotlib"}),
-        ("mhprobe.cli", {"torch", "lightning", "timm", "wandb", "matplotlib", "sklearn"}),
+        ("mhprobe.run.cli", {"torch", "lightning", "timm", "wandb", "matplotlib", "sklearn"}),
         ("mhprobe.measures.gate_importance", {"lightning", "timm", "hydra", "wandb", "sklearn"}),
         ("mhprobe.masking.curve", {"lightning", "timm", "hydra", "wandb", "matplotlib", "sklearn"}),
     ],

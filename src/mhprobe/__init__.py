@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from mhprobe.api import measure as measure
     from mhprobe.backbones import attach as attach
     from mhprobe.errors import UserError as UserError
+    from mhprobe.recording.record import record as record
     from mhprobe.surgery.removal import prune_heads as prune_heads
-    from mhprobe.surgery.saving import load_pruned as load_pruned
-    from mhprobe.taps import record as record
+    from mhprobe.weights.pruned import load_pruned as load_pruned
 
 __version__ = "0.1.0"
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",
     "load": "api",
-    "load_pruned": "surgery.saving",
+    "load_pruned": "weights.pruned",
     "masking_curve": "api",
     "measure": "api",
     "prune_heads": "surgery.removal",
-    "record": "taps",
+    "record": "recording.record",
 }
 __all__ = [
     "UserError",

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.evaluate import evaluator
 from mhprobe.heads import HeadLayout
+from mhprobe.io.progress import progress
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure
-from mhprobe.observe import show
-from mhprobe.progress import progress
+from mhprobe.recording.measuring import show
+from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.left import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
@@ -123,7 +123,7 @@ def masking_curve(
 
 def load(path: str | Path) -> nn.Module:
     """The timm model in a .safetensors + .json pair or a training checkpoint, in eval mode."""
-    from mhprobe.weights import load_weights
+    from mhprobe.weights.checkpoint import load_weights
 
     return load_weights(path)[0]
 

@@ -1,23 +1,5 @@
-"""python -m mhprobe.causal: which heads of trained weights are necessary, sufficient or interfering (no training)."""
+"""``python -m mhprobe.causal`` has moved to mhprobe.studies."""
 
-from __future__ import annotations
+from mhprobe.run.cli import fail
 
-from pathlib import Path
-from typing import Any
-
-
-def run(cfg: dict[str, Any], folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.app import Session
-    from mhprobe.callbacks.causal import CausalRoles
-
-    session = Session("causal", cfg, folder)
-    session.trainer.callbacks.append(CausalRoles(session.report, cfg["seed"], **cfg["causal"]))
-    session.test()
-    session.close()
-
-
-if __name__ == "__main__":
-    from mhprobe.cli import main
-
-    main("causal")
+fail("mhprobe.causal is a study now: python -m mhprobe.studies.causal, with the same options.")

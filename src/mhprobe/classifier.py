@@ -15,14 +15,14 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout
-from mhprobe.tally import Tally
+from mhprobe.scoring.tally import Tally
 
 
 class GatedClassifier(L.LightningModule):
     """Backbone, gates, loss and optimizer.
 
-    description: what rebuilds the backbone (see mhprobe.weights), kept in every checkpoint beside plain timm keys
-        (``backbone.*``) and the gates (``gates.*``).
+    description: what rebuilds the backbone (see mhprobe.weights.checkpoint), kept in every checkpoint beside plain timm
+        keys (``backbone.*``) and the gates (``gates.*``).
     lr, weight_decay: AdamW. layer_decay: factor on the learning rate per layer below the head (fine-tuning), None
         for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
     make_gates: makes the gates from (model, layout); fixed ones by default. Those that are learned are trained at

@@ -8,7 +8,7 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.app import Session
+    from mhprobe.run.session import Session
 
     session = Session("mask", cfg, folder, curves=True)
     session.test()
@@ -16,6 +16,6 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.cli import main
+    from mhprobe.run.cli import main
 
     main("mask")

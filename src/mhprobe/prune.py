@@ -8,8 +8,8 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
-    from mhprobe.app import Session
-    from mhprobe.surgery.pruning import Pruning, refuse
+    from mhprobe.run.pruning import Pruning, refuse
+    from mhprobe.run.session import Session
 
     refuse(cfg)
     session = Session("prune", cfg, folder)
@@ -21,6 +21,6 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.cli import main
+    from mhprobe.run.cli import main
 
     main("prune")

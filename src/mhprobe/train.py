@@ -8,7 +8,7 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.app import Session
+    from mhprobe.run.session import Session
 
     session = Session("train", cfg, folder, measures=True, curves=True)
     session.fit()
@@ -18,6 +18,6 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from mhprobe.cli import main
+    from mhprobe.run.cli import main
 
     main("train")

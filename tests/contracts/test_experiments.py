@@ -15,9 +15,9 @@ from hydra.utils import get_class
 from omegaconf import DictConfig
 
 import mhprobe.train
-from mhprobe.cli import CONF
-from mhprobe.schema import check
-from mhprobe.weights import load_checkpoint, load_weights
+from mhprobe.run.cli import CONF
+from mhprobe.run.schema import check
+from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
 

@@ -17,7 +17,7 @@ from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.schema import check
+from mhprobe.run.schema import check
 
 CONF = Path(__file__).parents[2] / "conf" / "masking"
 

@@ -21,7 +21,7 @@ from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
-from mhprobe.significance import wilson
+from mhprobe.stats.significance import wilson
 from oracles import masking as oracle
 
 IMAGES = 1000

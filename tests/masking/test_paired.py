@@ -9,10 +9,10 @@ from scipy import stats
 
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.bootstrap import bootstrap
 from mhprobe.masking.curve import CurveSpec, masking_curve
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
+from mhprobe.stats.bootstrap import bootstrap
 
 IMAGES = 300
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 4, 4) for i in range(2)))

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Relevance
-from mhprobe.lrp import _Rules, patch_relevances, relevances
 from mhprobe.measures.lrp_relevance import LRPRelevance
+from mhprobe.recording.lrp import _Rules, patch_relevances, relevances
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles.lrp_relevance import Books
 

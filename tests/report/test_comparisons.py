@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mhprobe.agreement import agreement, pearson
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
 from mhprobe.report.figures import agreement as agreement_figure
 from mhprobe.report.figures import by_class, few_heads, history, pairwise, scatter, sufficiency
 from mhprobe.report.report import Report
+from mhprobe.stats.agreement import agreement, pearson
 
 
 def layout_of(heads: list[int]) -> HeadLayout:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mhprobe.gates.causal import ROLES, roles
 from mhprobe.report.figures import causal, gate_history, retained, survival, voita
-from mhprobe.survival import LABELS, survivors
+from mhprobe.stats.survival import LABELS, survivors
+from mhprobe.studies.causal_gates import ROLES, roles
 from report.test_figures import LAYOUTS, assert_nothing_is_clipped
 
 

@@ -14,8 +14,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
-from mhprobe.files import replacing, write
-from mhprobe.weights import load_checkpoint
+from mhprobe.io.files import replacing, write
+from mhprobe.weights.checkpoint import load_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

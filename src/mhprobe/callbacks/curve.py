@@ -19,16 +19,16 @@ import torch
 
 from mhprobe.callbacks.maskable import Maskable
 from mhprobe.data.base import ImageData
-from mhprobe.evaluate import evaluator
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.cache import MaskCache
-from mhprobe.masking.constraints import Cost
 from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary, totals
+from mhprobe.masking.limits import Cost
 from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
 from mhprobe.report.report import Report
 from mhprobe.report.tables import as_text, curves
+from mhprobe.scoring.evaluate import evaluator
 
 T = TypeVar("T")
 

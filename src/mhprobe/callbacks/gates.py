@@ -12,7 +12,7 @@ from mhprobe.gates import gates_of
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_history
 from mhprobe.report.report import Report
-from mhprobe.tally import Tally
+from mhprobe.scoring.tally import Tally
 
 ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
 

@@ -14,7 +14,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.curve import Row
 from mhprobe.masking.join import INERT, REDUNDANT, Similarity, join
 from mhprobe.measures.base import Measure
-from mhprobe.observe import show
+from mhprobe.recording.measuring import show
 from mhprobe.report.report import Report
 
 MakeMeasure = Callable[[HeadLayout], Measure]

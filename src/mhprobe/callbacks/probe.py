@@ -13,13 +13,13 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from mhprobe.cost import forward_equivalents
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
+from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure
-from mhprobe.observe import needs_of, show
-from mhprobe.progress import progress
+from mhprobe.recording.cost import forward_equivalents
+from mhprobe.recording.measuring import needs_of, show
 from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
 from mhprobe.report.report import Report
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.evaluate import evaluator
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.report import Report
+from mhprobe.scoring.evaluate import evaluator
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 10))
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError
-from mhprobe.progress import progress
+from mhprobe.io.progress import progress
 
 FORMAT = 1
 

@@ -10,20 +10,7 @@ python -m mhprobe.maps weights=FILE images=[0,5,9] draws them for images of the 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
-
-
-def run(cfg: dict[str, Any], folder: Path) -> None:
-    """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.app import Session
-    from mhprobe.maps.gallery import hang
-
-    session = Session("maps", cfg, folder)
-    kinds = {name: session.make(part, f"maps.{name}") for name, part in (cfg["maps"] or {}).items()}
-    if session.trainer.is_global_zero:  # a few images are no work to share
-        model = session.classifier.backbone.to(session.trainer.strategy.root_device)
-        hang(session.report, model, session.data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
 
 
 def __getattr__(name: str) -> Any:

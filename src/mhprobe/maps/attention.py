@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
 from mhprobe.maps.base import MapKind, as_grid, choose_block
-from mhprobe.taps import record
+from mhprobe.recording.record import record
 
 
 class Attention(MapKind):

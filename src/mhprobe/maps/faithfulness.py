@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.inspecting import inspecting, usable
+from mhprobe.recording.state import inspecting, usable
 
 Baseline = Literal["mean", "blur"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mhprobe.data.base import ImageData
 from mhprobe.data.loader import Picks
 from mhprobe.errors import UserError
-from mhprobe.files import write
+from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.report.figures import maps as figures

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.gates import gates_of
-from mhprobe.inspecting import inspecting, prefix_of, unfused, usable
-from mhprobe.lrp import explained_logit
 from mhprobe.maps.base import MapKind, as_grid, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
+from mhprobe.recording.lrp import explained_logit
+from mhprobe.recording.state import inspecting, prefix_of, unfused, usable
 
 
 class GradientRollout(MapKind):

@@ -13,7 +13,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadWeights, wide
 from mhprobe.maps.base import MapKind, as_grid, choose_block, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
-from mhprobe.taps import record
+from mhprobe.recording.record import record
 
 
 class HeadRollout(MapKind):

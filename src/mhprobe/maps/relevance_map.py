@@ -1,4 +1,4 @@
-"""Which patches the explained logit came from, by layer-wise relevance propagation (see mhprobe/lrp.py)."""
+"""Which patches the explained logit came from, by layer-wise relevance propagation (see recording/lrp.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.lrp import patch_relevances
 from mhprobe.maps.base import MapKind
+from mhprobe.recording.lrp import patch_relevances
 
 
 class RelevanceMap(MapKind):

@@ -23,7 +23,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, as_grid, readout
-from mhprobe.taps import record
+from mhprobe.recording.record import record
 
 Fusion = Literal["mean", "max", "min"]
 

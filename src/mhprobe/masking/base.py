@@ -12,18 +12,16 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.bootstrap import bootstrap
-from mhprobe.significance import mcnemar, wilson
-
-if TYPE_CHECKING:
-    from mhprobe.masking.constraints import Limits
+from mhprobe.masking.limits import Limits
+from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.significance import mcnemar, wilson
 
 
 class Scores(NamedTuple):
@@ -191,7 +189,7 @@ class Order(Protocol):
 class Curve:
     """Scores along a path, at K of its steps; low and high bound the accuracy (Wilson, 95 %).
 
-    Against the unmasked model on the same images (significance.py): p of the accuracies (McNemar), delta of
+    Against the unmasked model on the same images (stats/significance.py): p of the accuracies (McNemar), delta of
     the losses with its 95 % interval (bootstrap).
     """
 

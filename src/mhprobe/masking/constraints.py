@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,42 +19,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Units
-
-_ROUNDING = 1e-9  # of shares that are sums over heads
-
-Cost = Callable[[Tensor], Tensor]
-"""(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """unit: heads, flops or latency. value: at most so much shall be left, by ``cost``."""
-
-    unit: str
-    value: float
-    cost: Cost
-
-    def left(self, mask: Tensor) -> float:
-        """What the (A,) mask leaves."""
-        return float(self.cost(mask[None])[0])
-
-
-@dataclass(frozen=True)
-class Limits:
-    """min_heads_per_layer: of every layer so many heads stay. target: where to stop, None for nowhere."""
-
-    layout: HeadLayout
-    min_heads_per_layer: int = 0
-    target: Target | None = None
-
-    def reached(self, off: Tensor) -> bool:
-        """Whether the (A,) mask meets the target."""
-        return self.target is not None and self.target.left(off) <= self.target.value + _ROUNDING
-
-    def permits(self, off: Tensor, after: Tensor) -> Tensor:
-        """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
-        kept_ML = _heads_left(self.layout, after)
-        return ((kept_ML >= self.min_heads_per_layer) | (kept_ML == _heads_left(self.layout, off))).all(-1)
+from mhprobe.masking.limits import ROUNDING, Cost, Limits, Target
 
 
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
@@ -95,7 +59,7 @@ def check_reached(limits: Limits, off: Tensor, curve: str) -> None:
     target = limits.target
     if target is None or limits.reached(off):
         return
-    nearest = math.ceil((target.left(off) - _ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
+    nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
     raise UserError(
         f"masking.curves.{curve}.target: {target.unit}={target.value:g} can't be met: with every unit masked that may "
         f"be (min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least "
@@ -109,8 +73,3 @@ def _farthest(units: Units) -> Tensor:
     while left := units.candidates(order):
         order.append(left[0])
     return units.masks[order].any(0)
-
-
-def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:
-    """(..., A) masks -> (..., L)."""
-    return torch.stack([part.sum(-1) for part in layout.split(~masks)], -1)

@@ -21,10 +21,11 @@ import mhprobe.masking
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Curve, Evaluate, Order, Units, t_interval, trace
-from mhprobe.masking.constraints import Cost, Limits, check_reached, constrain, target_of
+from mhprobe.masking.constraints import check_reached, constrain, target_of
+from mhprobe.masking.limits import Cost, Limits
 from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
-from mhprobe.significance import holm
+from mhprobe.stats.significance import holm
 
 Row = dict[str, Any]
 COLUMNS = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhprobe.files import write
+from mhprobe.io.files import write
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.outcomes import labels_of, outcomes
-from mhprobe.significance import Z95, holm, mcnemar, paired_difference, standard_error
+from mhprobe.stats.significance import Z95, holm, mcnemar, paired_difference, standard_error
 
 
 class AblationDelta(Measure):

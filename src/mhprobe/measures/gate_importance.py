@@ -18,7 +18,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.slopes import gate_slopes, token_slopes
-from mhprobe.significance import Z95, standard_error
+from mhprobe.stats.significance import Z95, standard_error
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]

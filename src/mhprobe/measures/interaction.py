@@ -21,7 +21,7 @@ from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure, all_reduce
 from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
-from mhprobe.significance import Z95, holm, standard_error, two_sided
+from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
 
 Which = Literal["most", "least"]
 

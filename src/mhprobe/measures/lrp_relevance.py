@@ -1,7 +1,7 @@
 """Which share of a prediction came through each head of its layer, by layer-wise relevance propagation.
 
 Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the propagation rules are those of Achtibat et
-al. 2024 (see mhprobe/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides
+al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides
 by the sum of R over the layer's heads, which is a share where relevance has one sign; in a vision transformer heads of
 both signs cancel, and an image where they nearly do would decide the mean. So here |R_h| is divided by the sum of |R|,
 and the signed version by the same; Voita's ratio is a column too.
@@ -19,7 +19,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
-from mhprobe.significance import Z95, standard_error
+from mhprobe.stats.significance import Z95, standard_error
 
 Target = Literal["top1", "label"]
 

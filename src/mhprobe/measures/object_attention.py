@@ -25,7 +25,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.places import attention_of, places_of
-from mhprobe.significance import Z95, standard_error
+from mhprobe.stats.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
 RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

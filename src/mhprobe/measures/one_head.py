@@ -16,7 +16,7 @@ from torch import Tensor
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.outcomes import outcomes
-from mhprobe.significance import Z95, mcnemar, paired_difference, standard_error, wilson
+from mhprobe.stats.significance import Z95, mcnemar, paired_difference, standard_error, wilson
 
 
 class OneHead(Measure):

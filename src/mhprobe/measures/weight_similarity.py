@@ -25,7 +25,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
 from mhprobe.measures.base import Measure
 from mhprobe.measures.pairs import Pairs, groups, warn_duplicates
-from mhprobe.significance import Z95
+from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
 By = Literal["cosine", "overlap"]

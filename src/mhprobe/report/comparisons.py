@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.agreement import agreement, correlation, pearson, ranks
 from mhprobe.report.figures import agreement as agreement_figure
 from mhprobe.report.figures import history as history_figure
 from mhprobe.report.figures import scatter
 from mhprobe.report.report import Report
 from mhprobe.report.tables import Table, per_head
+from mhprobe.stats.agreement import agreement, correlation, pearson, ranks
 
 
 class Point(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.files import write
 from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
 from mhprobe.report import figures, tables
 from mhprobe.report.figures import curves, maskable, settling, style
 

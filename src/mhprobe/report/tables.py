@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.files import write
 from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
 
 
 class Table(NamedTuple):

@@ -26,7 +26,7 @@ from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, wide
-from mhprobe.taps import record
+from mhprobe.recording.record import record
 
 
 def gate_fisher(model: nn.Module, batches: Iterable[Batch]) -> Tensor:

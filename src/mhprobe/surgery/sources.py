@@ -24,11 +24,11 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout
-from mhprobe.kept import read_kept
+from mhprobe.io.head_tables import read_kept
 from mhprobe.measures.base import Measure
+from mhprobe.recording.record import record
 from mhprobe.surgery.cost import count_flops, head_flops
 from mhprobe.surgery.fisher import gate_fisher, rearrange, search, search_flops
-from mhprobe.taps import record
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from mhprobe.agreement import Agreement
+    from mhprobe.stats.agreement import Agreement
 
 
 def draw(found: Agreement, control: Agreement | None = None) -> Figure:

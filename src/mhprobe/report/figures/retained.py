@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mhprobe.report.figures.style import STYLE, blank, colour, place
-from mhprobe.significance import wilson
+from mhprobe.stats.significance import wilson
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

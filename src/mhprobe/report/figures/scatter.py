@@ -15,7 +15,7 @@ from mhprobe.report.figures.style import STYLE, blank, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mhprobe.agreement import Pearson
+    from mhprobe.stats.agreement import Pearson
 
 
 def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str) -> Figure:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mhprobe.files import write
 from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

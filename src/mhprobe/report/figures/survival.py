@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
-from mhprobe.survival import LABELS, Survivors
+from mhprobe.stats.survival import LABELS, Survivors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

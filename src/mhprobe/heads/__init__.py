@@ -1,0 +1,13 @@
+"""A head: where it sits (layout.py), and what it did on a batch (batch.py)."""
+
+from mhprobe.heads.batch import Ablation as Ablation
+from mhprobe.heads.batch import HeadBatch as HeadBatch
+from mhprobe.heads.batch import HeadWeights as HeadWeights
+from mhprobe.heads.batch import Need as Need
+from mhprobe.heads.batch import Relevance as Relevance
+from mhprobe.heads.batch import Stream as Stream
+from mhprobe.heads.batch import wide as wide
+from mhprobe.heads.layout import Block as Block
+from mhprobe.heads.layout import HeadLayout as HeadLayout
+from mhprobe.heads.layout import HeadSite as HeadSite
+from mhprobe.heads.layout import Windows as Windows

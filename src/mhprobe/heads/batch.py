@@ -1,0 +1,112 @@
+"""What the heads did on a batch, and what may be asked about them.
+
+Shapes: B images, T tokens (prefix tokens first, then the grid in raster order), H heads of one site, D head width,
+C classes, M masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A need: what the logits are under these masks. masks: M tuples of flat indices of the heads that are off."""
+
+    masks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """A need: how much of a logit came through each head's output, by layer-wise relevance propagation (recording/lrp.py).
+
+    target: "top1" for the largest logit, "label" for the label's. gamma, epsilon: of the rules for linear layers.
+    """
+
+    target: str = "top1"
+    gamma: float = 0.25
+    epsilon: float = 1e-9
+
+
+Need = str | Ablation | Relevance
+"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", an Ablation or a Relevance."""
+
+
+class Stream(NamedTuple):
+    """The residual stream before a block, after its attention, after its MLP: each (B, T, C), in raster order."""
+
+    before: Tensor
+    middle: Tensor
+    after: Tensor
+
+
+class HeadWeights(NamedTuple):
+    """The weights that belong to each head of one site.
+
+    query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale in it where it has one:
+    head h writes z_h @ output[h] (and a share of the bias) into the residual stream.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HeadBatch:
+    """What the heads did in one forward pass, and one backward pass where it was asked for.
+
+    z: per site (B, T, H, D), the heads' outputs before the gate. Windowed sites are put back in raster order.
+    grad: per site (B, T, H, D), d(loss of the image)/d(gated z); taken after the gate, so that a masked head
+        keeps its slope. sum over T, D of z * grad is d(loss of the image)/d(gate).
+    attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention. Which token
+        stands where: ``site.places()`` and ``site.support()``.
+    attn_grad: per site d(loss of the image)/d(attn), like attn.
+    stream: per block of the layout the residual stream. weights: per site.
+    ablated: per Ablation (M, B, C) logits under its masks.
+    relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
+    explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
+    logits: (B, C). labels: (B,). loss: (B,) cross-entropy per image, in nats.
+    images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
+        background, where the data set tells. index: (B,) the image's position in its split.
+    valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
+    """
+
+    z: tuple[Tensor, ...]
+    logits: Tensor
+    valid: Tensor
+    labels: Tensor | None = None
+    loss: Tensor | None = None
+    grad: tuple[Tensor, ...] | None = None
+    attn: tuple[Tensor, ...] | None = None
+    attn_grad: tuple[Tensor, ...] | None = None
+    stream: tuple[Stream, ...] | None = None
+    weights: tuple[HeadWeights, ...] | None = None
+    ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
+    relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
+    explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
+    skipped: Mapping[Relevance, Tensor] = field(default_factory=dict)
+    images: Tensor | None = None
+    objects: Tensor | None = None
+    index: Tensor | None = None
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def derive(self, key: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, once per batch and key: what several measures need is computed by the first that asks."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """At least float32: products of bfloat16 or half features keep too few digits to be summed."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

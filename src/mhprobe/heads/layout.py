@@ -1,0 +1,216 @@
+"""What a head is and where it sits.
+
+A head is a declared set of input channels of its block's output projection ``proj``: head h of a site owns
+channels ``h * head_dim ... (h + 1) * head_dim - 1``. ``HeadLayout`` is the one place that converts between
+(site, head) and the flat index that gates, masks, measures and tables share. Layouts are ragged: Swin-T has
+3, 6, 12, 24 heads in its stages, 138 in all.
+
+Shapes: T tokens (prefix tokens first, then the grid in raster order), K places of a window, H heads of one site,
+A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a windowed site cuts its (height, width) grid: ``size`` per window, after a roll by ``-shift``."""
+
+    grid: tuple[int, int]
+    size: tuple[int, int]
+    shift: tuple[int, int]
+
+    def rows(self) -> Tensor:
+        """(T,) position of raster token t among one image's windowed rows (windows x tokens per window).
+
+        Found by moving an image of raster indices the way the block moves its tokens: roll, pad, partition.
+        Padding rows hold no token and are dropped.
+        """
+        (height, width), (win_h, win_w) = self.grid, self.size
+        index = torch.arange(height * width).view(height, width)
+        index = torch.roll(index, (-self.shift[0], -self.shift[1]), (0, 1))
+        pad_h, pad_w = -height % win_h, -width % win_w
+        index = torch.nn.functional.pad(index, (0, pad_w, 0, pad_h), value=-1)
+        index = index.view((height + pad_h) // win_h, win_h, (width + pad_w) // win_w, win_w)
+        token_of_row = index.permute(0, 2, 1, 3).flatten()
+        rows = torch.empty(height * width, dtype=torch.long)
+        (occupied,) = torch.nonzero(token_of_row >= 0, as_tuple=True)
+        rows[token_of_row[occupied]] = occupied
+        return rows
+
+    def places(self) -> Tensor:
+        """(windows, K) raster token at each of a window's K places, -1 where there is only padding."""
+        rows = self.rows()
+        count = math.prod(-(-side // win) for side, win in zip(self.grid, self.size, strict=True))
+        token_of_row = torch.full((count * math.prod(self.size),), -1)
+        token_of_row[rows] = torch.arange(len(rows))
+        return token_of_row.view(count, -1)
+
+    def regions(self) -> Tensor:
+        """(windows, K) label of the region each place belongs to: a shifted window attends within regions only.
+
+        A roll brings rows (columns) from the far side next to each other; attention between them is masked.
+        """
+        (height, width), (win_h, win_w) = self.grid, self.size
+        pad_h, pad_w = height + -height % win_h, width + -width % win_w
+        sides = []
+        for length, win, shift in ((pad_h, win_h, self.shift[0]), (pad_w, win_w, self.shift[1])):
+            place = torch.arange(length)
+            # before the last window, in it but not rolled, rolled
+            sides.append((place >= length - win).long() + (place >= length - shift).long() if shift else place * 0)
+        label = 3 * sides[0][:, None] + sides[1] if any(self.shift) else torch.zeros(pad_h, pad_w, dtype=torch.long)
+        label = label.view(pad_h // win_h, win_h, pad_w // win_w, win_w)
+        return label.permute(0, 2, 1, 3).reshape(-1, win_h * win_w)
+
+
+@dataclass(frozen=True)
+class HeadSite:
+    """The heads of one attention module.
+
+    name: the attention module's name in the model, e.g. ``blocks.0.attn``; its projection is ``<name>.proj``.
+    stage, block: position in the network; ``block`` counts from 0 through all stages.
+    windows: None for global attention.
+    prefix_tokens: class, distillation and register tokens that stand before the grid.
+    grid: (rows, columns) of the other tokens; None where it depends on the image.
+    pixels: (down, across) input pixels from one token of the grid to the next.
+    class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
+    """
+
+    name: str
+    stage: int
+    block: int
+    num_heads: int
+    head_dim: int
+    prefix_tokens: int = 0
+    windows: Windows | None = None
+    grid: tuple[int, int] | None = None
+    pixels: tuple[float, float] = (1.0, 1.0)
+    class_token: bool = False
+
+    def places(self) -> Tensor:
+        """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.
+
+        -1 for padding. One window for global attention.
+        """
+        if self.windows is not None:
+            return self.windows.places()
+        return torch.arange(self.prefix_tokens + math.prod(self.token_grid))[None]
+
+    def support(self) -> Tensor:
+        """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
+        places = self.places()
+        real = places >= 0
+        pairs = real[:, :, None] & real[:, None, :]
+        if self.windows is None:
+            return pairs
+        regions = self.windows.regions()
+        return pairs & (regions[:, :, None] == regions[:, None, :])
+
+    def positions(self) -> Tensor:
+        """(T, 2) float64 (down, across) of each token in input pixels from the first of the grid; NaN for prefix."""
+        height, width = self.token_grid
+        down, across = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        grid = torch.stack([down, across], -1).flatten(0, 1).double() * torch.tensor(self.pixels, dtype=torch.float64)
+        return torch.cat([grid.new_full((self.prefix_tokens, 2), torch.nan), grid])
+
+    @property
+    def token_grid(self) -> tuple[int, int]:
+        """``grid``, or an error where the model does not fix it."""
+        if self.grid is None:
+            raise UserError(
+                f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "
+                f"size: backbone.img_size=<pixels>."
+            )
+        return self.grid
+
+    @property
+    def channels(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Block:
+    """One residual block: attention, then MLP.
+
+    name: the block's module; its input and output are the residual stream before and after it.
+    middle: the module, inside the block, whose input is the stream between attention and MLP.
+    """
+
+    name: str
+    stage: int
+    middle: str
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """The heads of a model: an ordered tuple of sites, and the flat numbering over all of them.
+
+    blocks: the residual blocks from input to output; ``site.block`` counts them.
+    """
+
+    sites: tuple[HeadSite, ...]
+    blocks: tuple[Block, ...] = ()
+
+    @functools.cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Flat index of each site's head 0, with the total appended: length ``len(sites) + 1``."""
+        return tuple(sum(site.num_heads for site in self.sites[:i]) for i in range(len(self.sites) + 1))
+
+    @property
+    def num_heads(self) -> int:
+        """A, the number of heads of all sites."""
+        return self.offsets[-1]
+
+    @property
+    def num_stages(self) -> int:
+        return 1 + max(site.stage for site in self.sites)
+
+    def span(self, site: int) -> slice:
+        """The flat indices of one site's heads."""
+        return slice(self.offsets[site], self.offsets[site + 1])
+
+    def flat(self, site: int, head: int) -> int:
+        """Flat index of head ``head`` of site number ``site``."""
+        num_heads = self.sites[site].num_heads
+        if not 0 <= head < num_heads:
+            raise UserError(f"{self.sites[site].name} has heads 0 to {num_heads - 1}, got {head}.")
+        return self.offsets[site] + head
+
+    def __iter__(self) -> Iterator[tuple[int, int, HeadSite]]:
+        """(site number, head within the site, site) for each flat index in turn."""
+        for number, site in enumerate(self.sites):
+            for head in range(site.num_heads):
+                yield number, head, site
+
+    def split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """(..., A) -> one (..., H) view per site."""
+        return values.split([site.num_heads for site in self.sites], dim=-1)
+
+    def mask(self, heads: Sequence[int] | Tensor) -> Tensor:
+        """(A,) bool mask from flat indices, or a checked copy of a mask. True means: this head is off."""
+        heads = torch.as_tensor(heads)
+        if heads.dtype == torch.bool:
+            if heads.shape != (self.num_heads,):
+                raise UserError(
+                    f"mask: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
+                    f"got {tuple(heads.shape)}. Was it made for another model?"
+                )
+            return heads.clone()
+        mask = torch.zeros(self.num_heads, dtype=torch.bool)
+        if heads.numel():
+            if heads.is_floating_point() or heads.min() < 0 or heads.max() >= self.num_heads:
+                raise UserError(
+                    f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, got {heads.tolist()}."
+                )
+            mask[heads.long()] = True
+        return mask

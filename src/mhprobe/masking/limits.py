@@ -1,0 +1,55 @@
+"""A floor under every layer, and a target: which masks may follow a mask, and when a path has arrived.
+
+Shapes: A heads, L layers, M masks. In every mask True means: head off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+
+ROUNDING = 1e-9  # of shares that are sums over heads
+
+Cost = Callable[[Tensor], Tensor]
+"""(M, A) bool masks -> (M,) float64, what is left. It never grows as heads are masked."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """unit: heads, flops or latency. value: at most so much shall be left, by ``cost``."""
+
+    unit: str
+    value: float
+    cost: Cost
+
+    def left(self, mask: Tensor) -> float:
+        """What the (A,) mask leaves."""
+        return float(self.cost(mask[None])[0])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_heads_per_layer: of every layer so many heads stay. target: where to stop, None for nowhere."""
+
+    layout: HeadLayout
+    min_heads_per_layer: int = 0
+    target: Target | None = None
+
+    def reached(self, off: Tensor) -> bool:
+        """Whether the (A,) mask meets the target."""
+        return self.target is not None and self.target.left(off) <= self.target.value + ROUNDING
+
+    def permits(self, off: Tensor, after: Tensor) -> Tensor:
+        """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
+        kept_ML = _heads_left(self.layout, after)
+        return ((kept_ML >= self.min_heads_per_layer) | (kept_ML == _heads_left(self.layout, off))).all(-1)
+
+
+def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:
+    """(..., A) masks -> (..., L)."""
+    return torch.stack([part.sum(-1) for part in layout.split(~masks)], -1)

@@ -1,0 +1,52 @@
+"""What a recorded pass costs: floating-point operations, in units of one plain forward pass of the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from mhprobe.data.batch import Batch
+from mhprobe.heads import Need
+from mhprobe.recording.record import record
+
+IMAGES = 4  # enough to count: operations are proportional to images
+
+
+def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need]) -> float:
+    """Operations of ``record(needs)`` / operations of ``model(images)``, counted on a few images of the batch.
+
+    Counted are matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not what the
+    measures compute from what was recorded.
+    """
+    images, labels = batch.images[:IMAGES], batch.labels[:IMAGES]
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            plain = _operations(lambda: model(images))
+    finally:
+        model.train(training)
+    return _operations(lambda: record(model, images, labels, needs)) / plain
+
+
+class _Counter(TorchDispatchMode):
+    """torch's own FlopCounterMode also follows modules, with hooks that fail where a graph begins inside one."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def _operations(work: Callable[[], object]) -> int:
+    with _Counter() as counter:
+        work()
+    return counter.total

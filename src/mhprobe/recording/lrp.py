@@ -1,0 +1,256 @@
+"""Layer-wise relevance propagation: how much of a logit came through each neuron of the heads' outputs.
+
+Achtibat et al. 2024 (AttnLRP), arXiv 2402.05602; Bach et al. 2015. A neuron's relevance is written R = a * c: its
+activation times a modified gradient. Then every rule is a change of some operation's backward pass, and one ordinary
+forward of the real modules and one backward give all relevances. Here
+
+    linear layer     gamma rule: input i of output j gets the share of its contribution a_i w_ij, where contributions
+                     of the output's own sign count 1 + gamma times; the bias is one more input, which keeps its share
+    normalisation    standard deviation constant
+    GELU, SiLU, ...  f(x) = x * gate, gate constant
+    A @ V, Q @ K.T   half to each factor (so do gates that multiply activations)
+    softmax          its first-order term; the remainder keeps its share
+    sums, residual   in proportion to the terms: nothing to change
+
+so relevance is conserved up to what biases, softmax remainders and epsilon keep. Where we differ from the paper's
+code: gamma is one number for all linear layers, and the patch embedding is not propagated through.
+
+Shapes: B images, T tokens, I inputs and O outputs of a linear layer, C classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import Relevance
+from mhprobe.recording.state import inspecting, prefix_of, usable
+
+
+class Relevances(NamedTuple):
+    """What ``relevances`` finds.
+
+    explained: (B,) the logit that was shared out.
+    heads: per site the relevance of the projection's input rows, (B * windows, tokens, H * D).
+    skipped: (B, blocks) relevance that went past the block's attention, along the residual stream. At each block
+        heads + skipped = explained, up to what biases, softmax remainders and epsilon kept further up.
+    """
+
+    explained: Tensor
+    heads: tuple[Tensor, ...]
+    skipped: Tensor
+
+
+def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> Relevances:
+    """Share each image's logit out to the heads' outputs. labels: needed for ``rule.target == "label"``."""
+    layout = gates_of(model).layout
+    modules = dict(model.named_modules())
+    prefix = prefix_of(modules, layout.sites[0])
+    inputs: dict[str, Tensor] = {}
+
+    def tap(name: str) -> Any:
+        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            inputs[name] = args[0]
+
+        return modules[prefix + name].register_forward_pre_hook(keep)
+
+    with inspecting(model, gradients=True), contextlib.ExitStack() as stack:
+        for site in layout.sites:
+            stack.callback(tap(f"{site.name}.proj").remove)
+        for block in layout.blocks:
+            stack.callback(tap(block.name).remove)
+            stack.callback(tap(block.middle).remove)
+        explained, _ = _explained(model, modules[prefix + "patch_embed"], images, labels, rule)
+        heads = [inputs[f"{site.name}.proj"] for site in layout.sites]
+        middles = [inputs[block.middle] for block in layout.blocks]
+        slopes = torch.autograd.grad(explained.sum(), [*heads, *middles])
+        skipped = [
+            (inputs[block.name].reshape(slope.shape) * slope).flatten(1).sum(1)
+            for block, slope in zip(layout.blocks, slopes[len(heads) :], strict=True)
+        ]
+        return Relevances(
+            explained.detach(),
+            tuple((z * slope).detach() for z, slope in zip(heads, slopes, strict=False)),
+            torch.stack(skipped, 1).detach(),
+        )
+
+
+def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> tuple[Tensor, Tensor]:
+    """(B,) the explained logit, and (B, tokens) the relevance of each patch's embedding, in raster order."""
+    modules = dict(model.named_modules())
+    prefix = prefix_of(modules, gates_of(model).layout.sites[0])
+    with inspecting(model, gradients=True):
+        explained, patches = _explained(model, modules[prefix + "patch_embed"], images, labels, rule)
+        (slope,) = torch.autograd.grad(explained.sum(), patches)
+        return explained.detach(), (patches * slope).sum(-1).flatten(1).detach()
+
+
+def explained_logit(logits: Tensor, labels: Tensor | None, target: str) -> Tensor:
+    """(B, C) -> (B,) the logit to explain: the largest for "top1", the label's for "label"."""
+    if target == "top1":
+        return logits.amax(1)
+    if target != "label":
+        raise UserError(f"relevance: target is top1 or label, got {target!r}.")
+    if labels is None:
+        raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
+    return logits.gather(1, usable(labels)[:, None]).squeeze(1)
+
+
+def _explained(
+    model: nn.Module, patch_embed: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
+) -> tuple[Tensor, Tensor]:
+    """The logit to explain, and the patch embeddings, where the graph under the rules begins."""
+    start: list[Tensor] = []
+
+    def begin(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
+        start.append(out.detach().requires_grad_())
+        return start[0]
+
+    handle = patch_embed.register_forward_hook(begin)
+    try:
+        with _materialised(model), _Rules(rule):
+            logits = model(usable(images))
+    finally:
+        handle.remove()
+    # outside the rules: backward passes call torch functions too
+    return explained_logit(logits, labels, rule.target), start[0]
+
+
+@contextlib.contextmanager
+def _materialised(model: nn.Module) -> Iterator[None]:
+    """Fused attention hides its two products from the rules."""
+    fused: list[Any] = [module for module in model.modules() if getattr(module, "fused_attn", False)]
+    for module in fused:
+        module.fused_attn = False
+    try:
+        yield
+    finally:
+        for module in fused:
+            module.fused_attn = True
+
+
+class _Rules(TorchFunctionMode):
+    """While it is on, some operations get another backward pass; their values stay."""
+
+    def __init__(self, rule: Relevance) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return _linear(self.rule, *args, **kwargs)
+        return _CHANGED.get(func, _unchanged)(func, *args, **kwargs)
+
+
+def _unchanged(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _linear(rule: Relevance, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _Linear.apply(x, weight, bias, rule.gamma, rule.epsilon)
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b, where output j hands to input i the share of x_i w_ji (1 + gamma, where its sign is y's).
+
+    With P the sum of contributions of y's own sign: share = contribution / (y + gamma P + epsilon sign y).
+    P = (y + sign(y) (|x| |W|^T + |b|)) / 2, so two products forward and two backward are all it takes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float, epsilon: float) -> Tensor:
+        y = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, weight, bias, y)
+        ctx.gamma, ctx.epsilon = gamma, epsilon
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, y = ctx.saved_tensors
+        sign = torch.where(y >= 0, 1.0, -1.0).to(y.dtype)
+        shared = y + ctx.epsilon * sign
+        if not ctx.gamma:
+            return (slope * (y / shared)) @ weight, None, None, None, None
+        # only now: below the first heads nobody asks for it
+        size = F.linear(x.abs(), weight.abs(), None if bias is None else bias.abs())
+        slope = slope * (y / (shared + ctx.gamma / 2 * (y + sign * size)))
+        favoured = x.sign() * ((slope * sign) @ weight.abs())
+        return (1 + ctx.gamma / 2) * (slope @ weight) + ctx.gamma / 2 * favoured, None, None, None, None
+
+
+def _layer_norm(
+    _func: Any,
+    x: Tensor,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    dims = tuple(range(-len(shape), 0))
+    return _scaled(x - x.mean(dims, keepdim=True), dims, weight, bias, eps)
+
+
+def _rms_norm(_func: Any, x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    return _scaled(x, tuple(range(-len(shape), 0)), weight, None, torch.finfo(x.dtype).eps if eps is None else eps)
+
+
+def _scaled(x: Tensor, dims: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    x = x * (x.detach().square().mean(dims, keepdim=True) + eps).rsqrt()
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _gated(func: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """f(x) = x * gate; the gate at 0 is f's slope there, one half for GELU and SiLU."""
+    kwargs.pop("inplace", None)
+    with torch.no_grad():
+        gate = torch.where(x == 0, 0.5, func(x, *args, **kwargs) / x)
+    return x * gate
+
+
+def _constant(func: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """A gate that was written out, as in x * sigmoid(1.702 x)."""
+    return func(x.detach())
+
+
+def _product(func: Callable[..., Tensor], a: Any, b: Any) -> Tensor:
+    """Of two activations, each gets half; a weight or a number is no activation."""
+    both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.requires_grad and b.requires_grad
+    return _Half.apply(func(a, b)) if both else func(a, b)
+
+
+class _Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope / 2
+
+
+_CHANGED: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.gelu: _gated,
+    F.silu: _gated,
+    torch.sigmoid: _constant,
+    Tensor.sigmoid: _constant,
+    torch.matmul: _product,
+    Tensor.matmul: _product,
+    Tensor.__matmul__: _product,
+    torch.mul: _product,
+    Tensor.mul: _product,
+    Tensor.__mul__: _product,
+}

@@ -1,0 +1,226 @@
+"""Logits under many head masks, without computing twice what the masks leave as it is.
+
+Masks that agree on the first blocks share what these blocks compute, so a batch is walked down a tree of masks: a run
+of common blocks is computed once, and where masks part, each goes on from there. At such a fork the block's attention
+is still common, up to the gates on its heads: the first branch computes it, the others start at the projection.
+
+Nothing of a block's forward is repeated here. At a fork the attention modules answer from memory for as long as the
+fork is open; the rest is the model's own code, in the pieces that its family declares (``Family.segments``).
+
+Shapes: M masks, A heads, B images, C classes, R masks that go through a block side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import family_of
+from mhprobe.backbones.base import Segments
+from mhprobe.gates import HeadGates, gates_of
+from mhprobe.heads import HeadLayout
+from mhprobe.recording.state import inspecting, prefix_of
+
+_FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side
+
+
+def masked_logits(
+    model: nn.Module, images: Tensor, masks: Tensor, side_by_side: int | None = None, rescale: bool = False
+) -> Tensor:
+    """(M, B, C) logits of ``model`` in eval mode under ``masks`` (M, A) bool, True = head off.
+
+    Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
+
+    model: may wrap the timm model that carries the gates.
+    side_by_side: how many masks, at most, share one batch once they have parted from all others; None for as many as
+        fill the device. With 1 every product is of the same numbers as in the whole model.
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps.
+    """
+    gates = gates_of(model)
+    modules = dict(model.named_modules())
+    backbone = modules[prefix_of(modules, gates.layout.sites[0]).rstrip(".")]
+    with inspecting(model, gradients=False):
+        masks, place = torch.unique(masks, dim=0, return_inverse=True)
+        values = gate_values(gates, masks, rescale)
+        segments = family_of(backbone).segments(backbone)
+        logits = None
+        if segments is not None:
+            if side_by_side is None:
+                side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
+            logits = _around(model, backbone, images, _Tree(backbone, gates, segments, values, side_by_side))
+        if logits is None:
+            logits = _whole(model, gates, images, values)
+        return torch.stack(logits)[place]
+
+
+def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
+    """(M, A) what multiplies each head under ``masks``; ``rescale`` as for ``masked_logits``."""
+    masks = masks.to(gates.values.device)
+    values = gates.effective().masked_fill(masks, 0)
+    if not rescale:
+        return values
+    factors = [
+        site.num_heads / (~part).sum(1, keepdim=True).clamp(min=1).expand_as(part)
+        for site, part in zip(gates.layout.sites, gates.layout.split(masks), strict=True)
+    ]
+    return values * torch.cat(factors, 1)
+
+
+def forwards(layout: HeadLayout, masks: Tensor) -> float:
+    """How many whole forward passes ``masked_logits`` does for one image, counting blocks; a fork's block counts whole.
+
+    One mask after the other would be as many as there are masks.
+    """
+    blocks = len(layout.blocks)
+    ends = [_heads_up_to(layout, block).stop for block in range(blocks)]
+    return sum(len(torch.unique(masks[:, :end], dim=0)) if end else 1 for end in ends) / blocks
+
+
+def _whole(model: nn.Module, gates: HeadGates, images: Tensor, values: Tensor) -> list[Tensor]:
+    logits = []
+    for row in values:
+        with gates.side_by_side(row[None]):
+            logits.append(model(images))
+    return logits
+
+
+def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) -> list[Tensor] | None:
+    """What a wrapper makes of the backbone's logits under each mask; None if it never calls the backbone's forward.
+
+    The wrapper runs once per mask, and wherever it calls the backbone it is told the answer.
+    """
+    answers: list[list[Tensor]] = []  # per call of the backbone within one run of the wrapper
+    mask = call = 0
+
+    def answer(x: Tensor) -> Tensor:
+        nonlocal call
+        if call == len(answers):
+            answers.append(tree.logits(x))
+        call += 1
+        return answers[call - 1][mask]
+
+    logits = []
+    with _instead(backbone, answer):
+        for mask in range(len(tree.values)):  # noqa: B007  # answer() reads it
+            call = 0
+            logits.append(model(images))
+            if not answers:
+                return None
+    return logits
+
+
+class _Tree:
+    """The walk of one batch through the blocks. values: (M, A) gates, no two rows alike."""
+
+    def __init__(
+        self, backbone: nn.Module, gates: HeadGates, segments: Segments, values: Tensor, side_by_side: int
+    ) -> None:
+        self.gates, self.segments, self.values, self.widest = gates, segments, values, side_by_side
+        self.spans = [_heads_up_to(gates.layout, block) for block in range(len(segments.blocks))]
+        self.attentions = [
+            [backbone.get_submodule(site.name) for site in gates.layout.sites if site.block == block]
+            for block in range(len(segments.blocks))
+        ]
+        self.keys = [[bytes(row[span].view(torch.uint8).tolist()) for span in self.spans] for row in values.cpu()]
+
+    def logits(self, images: Tensor) -> list[Tensor]:
+        """Per mask, (B, C)."""
+        self.found: dict[int, Tensor] = {}
+        self._walk(0, self.segments.stem(images), range(len(self.values)))
+        return [self.found[mask] for mask in range(len(self.values))]
+
+    def _walk(self, block: int, x: Tensor, masks: Sequence[int]) -> None:
+        """From ``block`` to the end, for masks that agree on all blocks before: ``x`` is what those computed."""
+        for number in range(block, len(self.segments.blocks)):
+            branches: dict[bytes, list[int]] = {}
+            for mask in masks:
+                branches.setdefault(self.keys[mask][number], []).append(mask)
+            if len(branches) > 1:
+                self._fork(number, x, sorted(branches.values(), key=len, reverse=True))
+                return
+            x = self._run(number, x, masks[:1])
+        self.found[masks[0]] = self.segments.tail(x)
+
+    def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
+        with contextlib.ExitStack() as stack:
+            for attention in self.attentions[block]:
+                stack.enter_context(_instead(attention, _Remembering(attention)))
+            for masks in self._beside(branches):
+                y = self._run(block, _copies(x, len(masks)), [rows[0] for rows in masks])
+                if len(masks) == 1:
+                    self._walk(block + 1, y, masks[0])
+                else:
+                    self._straight(block + 1, y, [rows[0] for rows in masks])
+
+    def _beside(self, branches: list[list[int]]) -> Iterator[list[list[int]]]:
+        """Which branches go together: those of a single mask, which never part again; the very first goes alone.
+
+        What it computes is what the attentions remember.
+        """
+        alone = max(1, sum(len(masks) > 1 for masks in branches))
+        yield from ([masks] for masks in branches[:alone])
+        for start in range(alone, len(branches), self.widest):
+            yield branches[start : start + self.widest]
+
+    def _straight(self, block: int, x: Tensor, masks: list[int]) -> None:
+        for number in range(block, len(self.segments.blocks)):
+            x = self._run(number, x, masks)
+        self.found.update(zip(masks, self.segments.tail(x).chunk(len(masks)), strict=True))
+
+    def _run(self, block: int, x: Tensor, masks: Sequence[int]) -> Tensor:
+        with self.gates.side_by_side(self.values[list(masks)]):
+            return self.segments.blocks[block](x)
+
+
+class _Remembering:
+    """Stands in for an attention's forward: computes its heads once, and from then on only projects them.
+
+    What timm does behind the projection is dropout, which is nothing in eval mode.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        self.proj, self.forward = attention.proj, attention.forward
+        self.heads: Tensor | None = None
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.heads is not None:
+            return self.proj(_copies(self.heads, len(x) // len(self.heads)))
+        # in front of the gates: each branch applies its own
+        handle = self.proj.register_forward_pre_hook(self._keep, prepend=True)
+        try:
+            return self.forward(x, *args, **kwargs)
+        finally:
+            handle.remove()
+
+    def _keep(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self.heads = args[0]
+
+
+def _copies(x: Tensor, count: int) -> Tensor:
+    """(B, ...) -> (count * B, ...)."""
+    return x if count == 1 else x.repeat(count, *[1] * (x.dim() - 1))
+
+
+@contextlib.contextmanager
+def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
+    """``forward`` in place of the module's own, for a while."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+@functools.lru_cache(maxsize=4096)
+def _heads_up_to(layout: HeadLayout, block: int) -> slice:
+    """The flat indices of the heads of ``block``; ``stop`` counts those of all blocks up to it."""
+    first = sum(site.num_heads for site in layout.sites if site.block < block)
+    return slice(first, first + sum(site.num_heads for site in layout.sites if site.block == block))

@@ -1,0 +1,196 @@
+"""Scores of many head masks on one split, walking the data once: what masking searches and curves stand on.
+
+Every number is kept per image: masks can then be compared in pairs, and ranks add up exactly, since each image is
+nonzero on one of them only. All ranks get the same numbers, so that a search decides the same on each.
+
+Shapes: M masks, A heads, N images of the split, n of them asked for, B images of a batch, C classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadLayout, wide
+from mhprobe.io.progress import Advance, progress
+from mhprobe.masking.base import Evaluate, Scores
+from mhprobe.masking.cache import MaskCache
+from mhprobe.recording.record import record
+from mhprobe.recording.replay import forwards, gate_values, masked_logits
+
+T = TypeVar("T")
+
+
+def evaluator(
+    model: nn.Module,
+    batches: Callable[[], Iterable[Batch]],
+    num_images: int,
+    label: str = "",
+    show: bool = False,
+    *,
+    pick: Callable[[Tensor], Iterable[Batch]] | None = None,
+    rescale: bool = False,
+    cache: MaskCache | None = None,
+) -> Evaluate:
+    """A function from masks (M, A) bool, True = off, to their Scores on the split.
+
+    batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share.
+    label, show: the progress bar's text, and whether to draw one.
+    pick: starts a walk over the images at these positions only; without it all batches are walked and only the images
+        that were asked for go through the model.
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps.
+    cache: where scores are looked up, and kept.
+    """
+    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache)
+
+
+class _Evaluator(Evaluate):
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Callable[[], Iterable[Batch]],
+        num_images: int,
+        label: str,
+        show: bool,
+        pick: Callable[[Tensor], Iterable[Batch]] | None,
+        rescale: bool,
+        cache: MaskCache | None,
+    ) -> None:
+        self.model, self.gates = model, gates_of(model)
+        self.batches, self.pick, self.images = batches, pick, num_images
+        self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
+        self.spent, self.saved = 0, 0.0
+        self.advance: Advance | None = None
+
+    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
+        if self.cache is None:
+            return self._score(masks, images)
+        # one look for all ranks: they may see the file in different states
+        known, right, losses = _from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
+        if not known.all():
+            fresh = self._score(masks[~known], images)
+            right[~known], losses[~known] = fresh
+            if _rank() == 0:
+                self.cache.save(masks[~known], images, fresh)
+        return Scores(right, losses)
+
+    def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
+        chosen = torch.arange(self.images) if images is None else images
+        device = self.gates.values.device
+        right_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.uint8, device=device)
+        losses_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.float64, device=device)
+        seen_n = torch.zeros(len(chosen), dtype=torch.long, device=device)
+        place = torch.full((self.images,), -1, device=device)
+        place[chosen.to(device)] = torch.arange(len(chosen), device=device)
+
+        show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
+        with torch.inference_mode(), show:
+            for batch in self._walk(images):
+                wanted = batch.valid & (place[batch.index] >= 0)
+                if not wanted.any():
+                    continue
+                at, labels = place[batch.index[wanted]], batch.labels[wanted]
+                logits_MBC = wide(masked_logits(self.model, batch.images[wanted], masks, rescale=self.rescale))
+                right_Mn[:, at] = (logits_MBC.argmax(-1) == labels).to(torch.uint8)
+                losses_Mn[:, at] = nn.functional.cross_entropy(
+                    logits_MBC.flatten(0, 1), labels.repeat(len(masks)), reduction="none"
+                ).double().view(len(masks), -1)  # fmt: skip
+                seen_n.index_add_(0, at, torch.ones_like(at))
+                self._done(len(masks) * len(at))
+        for part in (right_Mn, losses_Mn, seen_n):
+            _add_up(part)
+        if not bool((seen_n == 1).all()):
+            raise RuntimeError(
+                f"evaluation saw {int((seen_n > 0).sum())} of {len(chosen)} images, {int((seen_n > 1).sum())} of them "
+                f"more than once: the numbers would be wrong. The sampler does not cover the split exactly."
+            )
+        self.spent += len(masks) * len(chosen)
+        self.saved += (len(masks) - forwards(self.gates.layout, masks)) * len(chosen)
+        return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
+
+    def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        values = self._values(mask)
+        sums = torch.zeros(2, len(mask), dtype=torch.float64, device=values.device)
+        with self.gates.fixed(values):
+            for batch in self.batches():
+                heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index)
+                assert heads.grad is not None
+                slope_BA = torch.cat(
+                    [(wide(z) * wide(grad)).sum((1, 3)) for z, grad in zip(heads.z, heads.grad, strict=True)], dim=1
+                )
+                share_BA = (slope_BA * values)[batch.valid].double()
+                sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
+                self._done(2 * len(share_BA))
+        _add_up(sums)
+        self.spent += 2 * self.images
+        mean, square = sums.cpu() / self.images
+        return mean, square
+
+    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+        measure = make(self.gates.layout).to(self.gates.values.device)
+        with self.gates.fixed(self._values(mask)):
+            if measure.select_needs is not None:
+                for batch in self.batches():
+                    measure.select(self._record(batch, measure.select_needs))
+                measure.end_select()
+            for batch in self.batches():
+                measure.update(self._record(batch, measure.needs))
+            columns = measure.columns()
+        if column not in columns or columns[column].shape != (len(mask),):
+            known = [name for name, values in columns.items() if values.shape == (len(mask),)]
+            raise UserError(
+                f"{measure.name}: expected one of its columns per head, {', '.join(known)}, got {column!r}."
+            )
+        return columns[column].cpu()
+
+    @contextlib.contextmanager
+    def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
+        with progress(self.label, total, "image-forwards", self.show) as advance:
+            self.advance = advance
+            try:
+                yield lambda text, done: advance(0, f"{self.label} {text}", done)
+            finally:
+                self.advance = None
+
+    def _walk(self, images: Tensor | None) -> Iterable[Batch]:
+        return self.batches() if images is None or self.pick is None else self.pick(images)
+
+    def _record(self, batch: Batch, needs: Any) -> Any:
+        return record(self.model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
+
+    def _values(self, mask: Tensor) -> Tensor:
+        return gate_values(self.gates, mask[None], self.rescale)[0]
+
+    def _done(self, pieces: int) -> None:
+        if self.advance is not None:
+            self.advance(pieces * (dist.get_world_size() if _several() else 1))
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _rank() -> int:
+    return dist.get_rank() if _several() else 0
+
+
+def _add_up(part: Tensor) -> None:
+    """Sum over ranks, in place."""
+    if _several():
+        dist.all_reduce(part)
+
+
+def _from_rank_zero(find: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank."""
+    found = [find() if _rank() == 0 else None]
+    if _several():
+        dist.broadcast_object_list(found, src=0)
+    return found[0]  # type: ignore[return-value]

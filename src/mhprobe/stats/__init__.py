@@ -1,0 +1,1 @@
+"""Statistics of scores and ranks. Plain numbers in, plain numbers out."""

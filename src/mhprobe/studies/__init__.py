@@ -1,0 +1,1 @@
+"""What one paper does. Each study is a command of its own; nothing imports a study."""

@@ -1,0 +1,143 @@
+"""Which heads does the task need, and which get in its way? Gates fitted twice on a frozen model, pulled both ways.
+
+Causal head gating: Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. From gates that were
+fitted to the loss alone, two fits go on: with a price on every open head (+L1), and with a reward for it (-L1).
+
+    necessary     open although it costs (paper: facilitating)
+    sufficient    open only while it is rewarded: it neither helps nor harms (paper: irrelevant)
+    interfering   closed although being open is rewarded
+
+As in the paper the logits of the gates are trained, and the penalty is weight * sum of logits, clipped to [-4, 4]: the
+nearer a gate is to an end, the harder it is pulled there, so that gates come out near 0 or 1. (A price on the gates
+themselves leaves them in between: shrunken heads, not fewer.) A head resists where its slope is above about 4 weight.
+The paper starts at random gates and its authors' code averages the penalty over heads; here all gates begin open,
+since the model was trained with all heads on, and weight is per head.
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates.base import HeadGates, gates_of
+from mhprobe.heads import wide
+from mhprobe.recording.state import inspecting
+
+BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
+ROLES = ("necessary", "sufficient", "interfering", "unsettled")
+
+
+def causal_gates(
+    model: nn.Module,
+    batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
+    weight: float = 0.002,
+    steps: int = 200,
+    start_steps: int = 50,
+    lr: float = 0.2,
+    threshold: float = 0.5,
+    step: Callable[[], None] = lambda: None,
+) -> dict[str, Tensor]:
+    """Fit the gates of a frozen model three times. The model, its gates and its mode are left as they were.
+
+    batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch.
+    weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the one before them. lr:
+    Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step.
+
+    Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward, so the fits have
+    not settled); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the paper's scores
+    facilitation = plus, irrelevance = minus (1 - plus), interference = 1 - minus.
+    Under several processes each fits on its own batches with averaged gradients, and all get the same gates.
+    """
+    for name, value, least in [
+        ("weight", weight, 0),
+        ("lr", lr, 0),
+        ("steps", steps, 0),
+        ("start_steps", start_steps, -1),
+    ]:
+        if not value > least:
+            raise UserError(f"causal.{name}: expected more than {least}, got {value}.")
+    gates = gates_of(model)
+    stream = _endless(batches)
+
+    def fit(logits: Tensor, price: float, count: int) -> Tensor:
+        return _fit(model, gates, logits, itertools.islice(stream, count), price, lr, count, step)
+
+    with inspecting(model, gradients=True), gates.fixed(gates.effective()):
+        begin = fit(torch.full_like(gates.values, BEGIN), 0.0, start_steps)
+        start, plus, minus = (x.sigmoid() for x in (begin, fit(begin, weight, steps), fit(begin, -weight, steps)))
+    return {
+        "role": roles(plus, minus, threshold),
+        "plus": plus,
+        "minus": minus,
+        "start": start,
+        "facilitation": plus,
+        "irrelevance": minus * (1 - plus),
+        "interference": 1 - minus,
+    }
+
+
+def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
+    """(A,) int64, index into ROLES, from the gates under +L1 and under -L1."""
+    needed, tolerated = plus > threshold, minus > threshold
+    role = torch.full(plus.shape, ROLES.index("sufficient"), device=plus.device)
+    role[needed & tolerated] = ROLES.index("necessary")
+    role[~needed & ~tolerated] = ROLES.index("interfering")
+    role[needed & ~tolerated] = ROLES.index("unsettled")
+    return role
+
+
+def _fit(
+    model: nn.Module,
+    gates: HeadGates,
+    begin: Tensor,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    price: float,
+    lr: float,
+    count: int,
+    step: Callable[[], None],
+) -> Tensor:
+    """(A,) logits after ``count`` steps from ``begin``."""
+    logits = begin.detach().clone()
+    optimizer = torch.optim.Adam([logits], lr=lr)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1 / max(1, count), total_iters=count)
+    values, learnable = gates.values, gates.values.requires_grad
+    values.requires_grad_(True)
+    try:
+        for images, labels in batches:
+            gate = logits.sigmoid()
+            with torch.no_grad():
+                values.copy_(gate)
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(wide(model(images)), labels), [values])
+            logits.grad = _mean_over_ranks(slope) * gate * (1 - gate) + price * (logits.abs() < CLIP)
+            optimizer.step()
+            schedule.step()
+            if not logits.isfinite().all():
+                raise UserError("causal: the gates became NaN. Check the weights and the normalisation of the images.")
+            step()
+    finally:
+        values.requires_grad_(learnable)
+    return logits
+
+
+def _mean_over_ranks(slope: Tensor) -> Tensor:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(slope)
+        slope /= torch.distributed.get_world_size()
+    return slope
+
+
+def _endless(batches: Callable[[int], Iterable[Any]]) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in itertools.count():
+        empty = True
+        for images, labels in batches(epoch):
+            empty = False
+            yield images, labels
+        if empty:
+            raise UserError("causal: there are no images to fit gates on.")

@@ -1,0 +1,141 @@
+"""python -m mhprobe.studies.sweep FOLDER [--probe RUN]: the runs of a sweep over gates, side by side.
+
+FOLDER is where ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1`` wrote its runs. Reads each run's
+metrics.json, tables/gates.csv and config; writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
+heads kept. Also which heads survive, by stage and block: tables/survivors.csv, figures/survivors.png; and by what
+they do, where RUN is a probed run of the whole model with the measures that ``survival`` takes (position, token_kinds,
+entropy, attention_distance). No torch, no training: seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mhprobe.errors import UserError
+from mhprobe.report.tables import Table, write_csv
+from mhprobe.stats.survival import labels, read_columns, survivors
+
+METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
+
+
+class Run(NamedTuple):
+    """One finished run: its folder's name, what tells it from the others, its numbers and its gates' rows."""
+
+    name: str
+    settings: dict[str, str]
+    metrics: dict[str, float]
+    gates: list[dict[str, str]]
+    description: dict[str, Any]
+    whole: float | None  # test accuracy of the weights it began with, if they say so
+
+
+def collect(folder: Path) -> list[Run]:
+    """The finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
+    runs = [_read(path.parent) for path in sorted(folder.glob("*/metrics.json"))]
+    runs = [run for run in runs if run.gates and set(METRICS) <= set(run.metrics)]
+    if not runs:
+        raise UserError(
+            f"sweep: {folder} has no finished run with learned gates. Give the sweep's folder, as in "
+            f"outputs/<name>/sweep_<time>."
+        )
+    shared = set.intersection(*(set(run.settings.items()) for run in runs)) if len(runs) > 1 else set()
+    runs = [run._replace(settings={k: v for k, v in run.settings.items() if (k, v) not in shared}) for run in runs]
+    return sorted(runs, key=lambda run: run.metrics["gates/kept"])
+
+
+def table(runs: Sequence[Run]) -> Table:
+    """run, the settings that differ, then the metrics, without their group's name for gates."""
+    settings = list(dict.fromkeys(key for run in runs for key in run.settings))
+    columns = ["run", *settings, *(name.removeprefix("gates/") for name in METRICS), "test/images"]
+    rows = [
+        [
+            run.name,
+            *(run.settings.get(key, "") for key in settings),
+            *(run.metrics[name] for name in METRICS),
+            run.metrics["test/images"],
+        ]
+        for run in runs
+    ]
+    return Table(columns, rows)
+
+
+def write(folder: Path, probe: Path | None = None) -> list[Path]:
+    """Tables and figures of the sweep in ``folder``. probe: the run that measured the heads of the whole model."""
+    from mhprobe.report.figures import retained, style, survival
+
+    runs = collect(folder)
+    chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
+    paths = [write_csv(folder / "tables" / "sweep.csv", table(runs))]
+    drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
+    points = [tuple(run.metrics[name] for name in drawn) for run in runs]
+    images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
+    paths += style.save(retained.draw(points, images, heads, runs[0].whole, chance), folder / "figures" / "sweep")
+
+    heads_of = runs[0].gates
+    groups = {
+        "stage": [f"stage {row['stage']}" for row in heads_of],
+        "block": [f"block {row['block']}" for row in heads_of],
+    }
+    if probe is not None:
+        groups["label"] = labels(read_columns(probe), len(heads_of))
+    rows = [row for run in runs for row in survivors(run.name, [gate["kept"] == "1" for gate in run.gates], groups)]
+    paths.append(write_csv(folder / "tables" / "survivors.csv", Table(list(rows[0]._fields), [list(r) for r in rows])))
+    return paths + style.save(survival.draw(rows), folder / "figures" / "survivors")
+
+
+def _read(folder: Path) -> Run:
+    try:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        settings = _overrides(folder / "config" / "overrides.yaml")
+        description_file, gates_file = folder / "model.json", folder / "tables" / "gates.csv"
+        description = json.loads(description_file.read_text()) if description_file.is_file() else {}
+        gates: list[dict[str, str]] = []
+        if gates_file.is_file():
+            with gates_file.open(newline="") as file:
+                gates = list(csv.DictReader(file))
+    except (OSError, ValueError) as error:
+        raise UserError(f"sweep: {folder} is damaged ({error}). Take it out of the sweep's folder.") from error
+    return Run(folder.name, settings, metrics, gates, description, _whole(settings.get("weights"), description))
+
+
+def _overrides(path: Path) -> dict[str, str]:
+    """What Hydra was told on the command line: a list of key=value."""
+    if not path.is_file():
+        return {}
+    lines = [line.removeprefix("- ").strip("'\"") for line in path.read_text().splitlines() if line.startswith("- ")]
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
+    """The accuracy that ``weights`` report, where it is of the same images."""
+    beside = Path(weights).with_suffix(".json") if weights else None
+    if beside is None or not beside.is_file():
+        return None
+    made = json.loads(beside.read_text()).get("made", {})
+    same = made.get("data") is not None and made["data"] == description.get("made", {}).get("data")
+    return made.get("test/accuracy") if same else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m mhprobe.studies.sweep", description=(__doc__ or "").partition(":")[2]
+    )
+    parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
+    parser.add_argument("--probe", type=Path, help="a probed run of the whole model, for labels of heads")
+    arguments = parser.parse_args()
+    from mhprobe.run.cli import fail
+
+    try:
+        for path in write(arguments.folder, arguments.probe):
+            print(path)
+    except UserError as error:
+        fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Weights in files: trained ones and pruned ones."""

@@ -1,0 +1,256 @@
+"""A probing run: selection on validation, the control, a second data set, histories, and what it costs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+import mhprobe
+import mhprobe.probe
+import runs
+from mhprobe.callbacks.probe import Probe
+from mhprobe.data.batch import Batch
+from mhprobe.heads import Ablation
+from mhprobe.measures.gate_importance import GateImportance
+from mhprobe.recording.cost import forward_equivalents
+from mhprobe.run.cli import CONF
+from mhprobe.run.schema import check
+from mhprobe.run.session import Session
+from mhprobe.weights.checkpoint import load_checkpoint
+from models import BUILDERS, images_for, labels_for
+
+CORRUPTED = (
+    "+data@probe.also_on=digits",
+    "++probe.also_on.source={_target_: mhprobe.data.corrupted.Corrupted, "
+    "source: {_target_: mhprobe.data.digits.Digits}}",
+    "probe.also_on.limit_test=40",
+)
+
+
+def config(folder: Path, *overrides: str):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        small = ["data.limit_test=40", "data.limit_val=23", "data.eval_batch_size=16", "data.batch_size=32"]
+        everything = [
+            *runs.TINY,
+            *small,
+            "trainer.precision=32-true",
+            f"cache_dir={folder}",
+            "masking=none",
+            *overrides,
+        ]
+        return check(compose("config", everything))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(path: Path, name: str = "value") -> list[float]:
+    return [float(row[name]) for row in rows(path)]
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """A run with everything, on fresh weights, and what it printed."""
+    import contextlib
+    import io
+
+    folder = tmp_path_factory.mktemp("probed")
+    said = io.StringIO()
+    measures = "measure=[gate_importance,fisher,one_head,interaction,svcca]"
+    with contextlib.redirect_stdout(said):
+        mhprobe.probe.run(config(folder, measures, "probe.control=random_init", *CORRUPTED), folder / "run")
+    return folder / "run", said.getvalue()
+
+
+@pytest.mark.slow
+def test_every_measure_is_there_for_the_model_its_control_and_the_second_data_set(probed):
+    folder, _ = probed
+    for name in ("gate_importance", "fisher", "one_head", "interaction", "svcca"):
+        values = [
+            column(folder / "tables" / f"{name}{suffix}.csv") for suffix in ("", "_random_init", "_digits_corrupted")
+        ]
+        assert values[0] != values[1] != values[2] != values[0]
+        assert (folder / "figures" / f"{name}_random_init.png").is_file()
+    beside = column(folder / "tables" / "gate_importance.csv", "random_init")
+    assert beside == column(folder / "tables" / "gate_importance_random_init.csv")
+    # the pairs' coefficients are in a table, and their mean is the value
+    value = column(folder / "tables" / "svcca.csv")
+    for row, mean in zip(rows(folder / "tables" / "svcca_rho.csv"), value, strict=True):
+        rho = [float(row[name]) for name in row if name.startswith("rho_") and row[name] != "nan"]
+        assert sum(rho) / len(rho) == pytest.approx(mean)
+    # pairs too: those of heads of one layer are the same for both
+    beside = column(folder / "tables" / "svcca.csv", "random_init")
+    assert beside == column(folder / "tables" / "svcca_random_init.csv")
+
+
+@pytest.mark.slow
+def test_agreement_and_the_two_data_sets_follow_from_the_tables(probed):
+    from scipy import stats
+
+    folder, _ = probed
+    tables = folder / "tables"
+    for row in rows(tables / "agreement.csv"):
+        for suffix in ("", "_random_init"):
+            a, b = (column(tables / f"{row[key]}{suffix}.csv") for key in ("measure_a", "measure_b"))
+            assert float(row[f"spearman{suffix}"]) == pytest.approx(stats.spearmanr(a, b).statistic, nan_ok=True)
+        assert float(row["chance"]) == 0.5 and row["k"] == "3"  # half of six heads
+    assert len(rows(tables / "agreement.csv")) == 3  # pairwise measures rank no heads
+    for row in rows(tables / "digits_corrupted_against_digits.csv"):
+        a, b = (column(tables / f"{row['measure']}{suffix}.csv") for suffix in ("", "_digits_corrupted"))
+        assert float(row["pearson"]) == pytest.approx(stats.pearsonr(a, b).statistic)
+    for figure in ("agreement", "digits_corrupted_against_digits"):
+        assert (folder / "figures" / f"{figure}.png").is_file()
+
+
+@pytest.mark.slow
+def test_choices_are_made_on_validation_images(probed, tmp_path):
+    folder, _ = probed
+    table = rows(folder / "tables" / "one_head.csv")
+    assert sum(int(row["chosen"]) for row in table) == 2 and all(row["validation"] != "nan" for row in table)
+    for site in ("blocks.0.attn", "blocks.1.attn"):
+        own = [row for row in table if row["site"] == site]
+        [chosen] = [row for row in own if row["chosen"] == "1"]
+        assert float(chosen["validation"]) == max(float(row["validation"]) for row in own)
+    # with 23 validation images shares are in 23rds, with 40 test images they would not be
+    assert all(math.isclose(float(row["validation"]) * 23 % 1, 0, abs_tol=1e-9) or
+               math.isclose(float(row["validation"]) * 23 % 1, 1, abs_tol=1e-9) for row in table)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_it_says_what_it_costs(probed):
+    folder, said = probed
+    [line] = [line for line in said.splitlines() if "forward-equivalents" in line]
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert f"{metrics['probe/forward_equivalents']:.1f} forward-equivalents per image" in line
+    assert 1.5 < metrics["probe/forward_equivalents"] < 2.1  # one forward, and a backward without weight gradients
+    assert metrics["probe/forward_equivalents_ablation"] > 5
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_cost_counts_passes(build):
+    model = build()
+    mhprobe.attach(model)
+    batch = Batch(images_for(model, 5), labels_for(5), torch.arange(5), torch.ones(5, dtype=torch.bool))
+    plain = forward_equivalents(model, batch, set())
+    assert plain == 1
+    # two products per product of attention in the backward pass, one per product with weights, which are frozen
+    assert 1.5 < forward_equivalents(model, batch, {"grad"}) < 2.1
+    masked = forward_equivalents(model, batch, {Ablation(((0,), (1,)))})
+    assert 2 < masked <= 3  # two more passes at most: what lies before a mask may be shared
+
+
+@pytest.mark.slow
+def test_a_measure_that_cannot_be_built_holds_up_a_training_but_no_probe(tmp_path):
+    wrong = config(tmp_path, "measure=[gate_importance,fisher]", "measure.fisher.normalize=l3")
+    with pytest.raises(mhprobe.UserError, match="normalize is one of"):
+        mhprobe.probe.run(wrong, tmp_path / "run")
+    assert (tmp_path / "run" / "tables" / "gate_importance.csv").is_file()
+    assert not (tmp_path / "run" / "tables" / "fisher.csv").exists()
+    with pytest.raises(mhprobe.UserError, match="normalize is one of"):
+        Session("train", wrong, tmp_path / "train", measures=True)
+
+
+@pytest.mark.slow
+def test_a_measure_that_refuses_a_batch_is_left_out_and_named(tmp_path, monkeypatch):
+    def refuse(self, batch):
+        raise mhprobe.UserError("fisher: not this batch.")
+
+    from mhprobe.measures.fisher import Fisher
+
+    monkeypatch.setattr(Fisher, "update", refuse)
+    with pytest.raises(mhprobe.UserError, match="not this batch"):
+        mhprobe.probe.run(config(tmp_path, "measure=[gate_importance,fisher]"), tmp_path / "run")
+    assert (tmp_path / "run" / "tables" / "gate_importance.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("probe.control=shuffled", "probe.control"),
+        ("probe.every_n_steps=0", "probe.every_n_steps"),
+        ("probe.top_k=0", "probe.top_k"),
+        ("+probe.every=3", "probe.every"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(tmp_path, override, words):
+    with pytest.raises(mhprobe.UserError, match=words) as error:
+        config(tmp_path, override)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_second_data_set_of_other_classes_or_the_same_one_is_refused(tmp_path, cifar):
+    other = ["+data@probe.also_on=image_folder", f"probe.also_on.source.root={cifar}"]
+    with pytest.raises(mhprobe.UserError, match=r"probe.also_on.*airplane"):
+        Session("probe", config(tmp_path, *other), tmp_path / "run", measures=True)
+    with pytest.raises(mhprobe.UserError, match="digits twice"):
+        Session("probe", config(tmp_path, "+data@probe.also_on=digits"), tmp_path / "run", measures=True)
+
+
+STEPS = ("measure=[gate_importance,svcca]", "probe.every_n_steps=2", "data.limit_train=96")
+
+
+@pytest.mark.slow
+def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
+    def train(folder: str, *overrides: str) -> Session:
+        session = Session("train", config(tmp_path, *STEPS, *overrides), tmp_path / folder, measures=True)
+        session.fit()
+        return session
+
+    whole = train("whole")  # two epochs of three steps
+    table = rows(tmp_path / "whole" / "tables" / "gate_importance_history.csv")
+    assert [row["step"] for row in table[::6]] == ["0", "2", "4", "6"] and len(table) == 24
+    assert [row["epoch"] for row in table[::6]] == ["0", "0", "1", "1"]
+    assert (tmp_path / "whole" / "figures" / "gate_importance_history.png").is_file()
+    assert (tmp_path / "whole" / "tables" / "svcca_step_000004.csv").is_file()  # no value per head, so no history
+    history = load_checkpoint(tmp_path / "whole" / "checkpoints" / "last.ckpt")["callbacks"]["Probe"]["history"]
+    assert len(history["gate_importance"]) == 4
+
+    class Stop(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                raise InterruptedError
+
+    first = Session("train", config(tmp_path, *STEPS), tmp_path / "first", measures=True)
+    first.trainer.callbacks.append(Stop())
+    with pytest.raises(InterruptedError):
+        first.fit()
+    assert len(rows(tmp_path / "first" / "tables" / "gate_importance_history.csv")) == 12  # what it had seen is there
+    train("resumed", f"ckpt_path={tmp_path / 'first' / 'checkpoints' / 'last.ckpt'}")
+    resumed = rows(tmp_path / "resumed" / "tables" / "gate_importance_history.csv")
+    assert [row["step"] for row in resumed[::6]] == ["0", "2", "4", "6"]
+    assert [row["value"] for row in resumed] == [row["value"] for row in table]
+
+    # the points are the measure on the validation images, nothing else
+    model = whole.classifier
+    batches = list(whole.data.batches("val"))
+    expected = mhprobe.measure(model.backbone, batches, [GateImportance])["gate_importance"]
+    assert [float(row["value"]) for row in table[-6:]] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_probing_along_the_way_changes_no_weight(tmp_path):
+    def weights(folder: str, *overrides: str) -> dict[str, torch.Tensor]:
+        session = Session("train", config(tmp_path, *overrides), tmp_path / folder, measures=True)
+        session.fit()
+        return session.classifier.backbone.state_dict()
+
+    dropping = "+backbone.proj_drop_rate=0.2"
+    with_probe = weights("a", *STEPS, dropping, "probe.every_n_epochs=1")
+    without = weights("b", "measure=[gate_importance]", "data.limit_train=96", dropping)
+    assert all(torch.equal(with_probe[key], without[key]) for key in without)
+
+
+def test_a_history_of_measures_that_are_gone_is_forgotten():
+    probe = Probe({}, report=None)
+    probe.load_state_dict({"history": {"gone": [[0, 1, [1.0]]]}, "last_step": 1})
+    assert probe.history == {} and probe.last_step == 1

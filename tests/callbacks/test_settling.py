@@ -1,0 +1,99 @@
+"""The settling callback: what it removes, what it says, and that a resumed run still has it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from mhprobe.callbacks.settling import Settling, agreement, lowest
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.measures.gate_importance import GateImportance
+from mhprobe.recording.replay import masked_logits
+from mhprobe.report.report import Report
+from models import images_for, labels_for, tiny_vit
+
+
+def test_the_lowest_heads_go_ties_by_index():
+    score = torch.tensor([3.0, 1.0, 1.0, 0.0])
+    masks = lowest(score, [0.0, 0.25, 0.5, 0.75, 1.0])
+    assert [torch.nonzero(mask).flatten().tolist() for mask in masks] == [[], [3], [1, 3], [1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_agreement_is_spearmans():
+    generator = torch.Generator().manual_seed(0)
+    scores = {epoch: torch.randint(0, 6, (12,), generator=generator).tolist() for epoch in (4, 0, 9)}
+    rows = agreement(scores)
+    assert [(row["epoch_a"], row["epoch_b"]) for row in rows] == [(0, 4), (0, 9), (4, 9)]
+    for row in rows:
+        expected = spearmanr(scores[row["epoch_a"]], scores[row["epoch_b"]]).statistic  # with ties
+        assert row["spearman"] == pytest.approx(expected, rel=1e-9)
+    assert agreement({0: [1.0, 1.0], 1: [1.0, 2.0]})[0]["spearman"] == 0
+
+
+class Data:
+    """15 images in batches of 6, the last one padded."""
+
+    def __init__(self, model) -> None:
+        self.images, self.labels = images_for(model, 15), labels_for(15)
+        self.sizes, self.num_classes = {"val": 15}, 5
+
+    def batches(self, split, device="cpu", images=None):
+        for start in range(0, 15, 6):
+            index = torch.arange(start, start + 6)
+            valid = index < 15
+            index = index.clamp(max=14)
+            yield Batch(self.images[index], self.labels[index], index, valid)
+
+
+@pytest.fixture
+def run(tmp_path):
+    import mhprobe
+
+    model = tiny_vit()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)  # heads of a fresh timm model are nearly silent
+    layout = mhprobe.attach(model).layout
+    model.device = torch.device("cpu")
+    data = Data(model)
+    trainer = SimpleNamespace(current_epoch=0, sanity_checking=False, is_global_zero=True, datamodule=data)
+    return SimpleNamespace(model=model, data=data, trainer=trainer, report=Report(tmp_path, layout), folder=tmp_path)
+
+
+def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
+    callback = Settling(run.report, GateImportance, shares=[0.5, 1.0])
+    callback.on_validation_end(run.trainer, run.model)
+    import mhprobe
+
+    score = mhprobe.measure(run.model, [(run.data.images, run.data.labels)], [GateImportance])["gate_importance"]
+    torch.testing.assert_close(torch.tensor(callback.scores[0]), score, check_dtype=False, rtol=1e-5, atol=0)
+    for row, count in zip(callback.rows, (0, 3, 6), strict=True):
+        mask = torch.zeros(6, dtype=torch.bool)
+        mask[score.argsort()[:count]] = True
+        right = masked_logits(run.model, run.data.images, mask[None])[0].argmax(1) == run.data.labels
+        assert row == {**row, "heads_masked": count, "accuracy": pytest.approx(right.double().mean().item())}
+    assert (run.folder / "tables" / "settling.csv").is_file() and (run.folder / "figures" / "settling.png").is_file()
+
+
+def test_only_every_nth_epoch_and_a_resumed_run_goes_on(run):
+    callback = Settling(run.report, GateImportance, every_n_epochs=2, shares=[0.5])
+    for epoch in range(4):
+        run.trainer.current_epoch = epoch
+        callback.on_validation_end(run.trainer, run.model)
+    assert [row["epoch"] for row in callback.rows] == [1, 1, 3, 3]
+    resumed = Settling(run.report, GateImportance, every_n_epochs=2, shares=[0.5])
+    resumed.load_state_dict(callback.state_dict())
+    resumed.on_validation_end(run.trainer, run.model)  # epoch 3 is there already
+    run.trainer.current_epoch = 5
+    resumed.on_validation_end(run.trainer, run.model)
+    assert [row["epoch"] for row in resumed.rows] == [1, 1, 3, 3, 5, 5]
+    assert resumed.rows[:4] == callback.rows[:4]
+
+
+@pytest.mark.parametrize("shares", [[], [0.0], [1.1]])
+def test_impossible_shares_are_refused(run, shares):
+    with pytest.raises(UserError, match="above 0 and up to 1"):
+        Settling(run.report, GateImportance, shares=shares)

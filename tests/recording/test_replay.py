@@ -1,0 +1,239 @@
+"""Many masks on one batch give what the whole model gives under each of them, for less."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mhprobe
+from mhprobe.backbones import family_of
+from mhprobe.recording.replay import forwards, masked_logits
+from models import BUILDERS, images_for, tiny_swin, tiny_vit
+
+MORE = {
+    "deep": lambda: tiny_vit(depth=4),
+    "parallel": lambda: timm.create_model(
+        "vit_small_patch16_18x2_224", img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5
+    ),
+    "post_norm": lambda: tiny_vit(block_fn=ResPostBlock, init_values=0.1, global_pool="avg", class_token=False),
+    "padded_swin": lambda: tiny_swin(depths=(2, 2, 2), num_heads=(1, 2, 4)),
+}
+
+
+@pytest.fixture(params=[*BUILDERS, *MORE])
+def model(request) -> nn.Module:
+    """A model whose heads matter, with gates that are not one."""
+    model = {**BUILDERS, **MORE}[request.param]().eval()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def masks_for(model: nn.Module, seed: int = 0) -> Tensor:
+    """Single heads, pairs of layers, half of all, one twice, none and all."""
+    layout = mhprobe.attach(model).layout
+    heads = layout.num_heads
+    some = torch.rand(8, heads, generator=torch.Generator().manual_seed(seed)) < 0.4
+    base = some[0] & (torch.arange(heads) < heads // 2)
+    single = torch.eye(heads, dtype=torch.bool)
+    none = torch.zeros(1, heads, dtype=torch.bool)
+    return torch.cat([single, base | single, some, some[:1], none, ~none])
+
+
+def one_by_one(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
+    gates, logits = mhprobe.attach(model), []
+    with torch.no_grad():
+        for mask in masks:
+            before = gates.values.clone()
+            gates.values[mask] = 0
+            logits.append(model(images))
+            gates.values.copy_(before)
+    return torch.stack(logits)
+
+
+def test_segments_put_together_are_the_models_forward(model):
+    segments = family_of(model).segments(model)
+    images = images_for(model, 3)
+    with torch.no_grad():
+        x = segments.stem(images)
+        for block in segments.blocks:
+            x = block(x)
+        assert torch.equal(segments.tail(x), model(images))
+    assert len(segments.blocks) == len(mhprobe.attach(model).layout.blocks)
+
+
+def same(logits: Tensor, expected: Tensor) -> bool:
+    """The same predictions, and logits that differ by no more than where in memory a matrix lies can make."""
+    return torch.equal(logits.argmax(-1), expected.argmax(-1)) and torch.allclose(logits, expected, 1e-5, 1e-6)
+
+
+def test_logits_are_those_of_the_whole_model(model):
+    masks, images = masks_for(model), images_for(model, 3)
+    expected = one_by_one(model, images, masks)
+    logits = masked_logits(model, images, masks, side_by_side=1)
+    assert same(logits, expected)
+    assert (logits.std(0) > 1e-3).any()  # masks do differ
+
+
+@pytest.mark.parametrize("side_by_side", [2, 5, 1000])
+def test_masks_may_share_a_batch(model, side_by_side):
+    masks, images = masks_for(model), images_for(model, 2)
+    # matrix products of another size may add in another order: float32 roundings
+    torch.testing.assert_close(
+        masked_logits(model, images, masks, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_kept_heads_can_be_rescaled(model):
+    layout, images = mhprobe.attach(model).layout, images_for(model, 2)
+    gates, masks = mhprobe.attach(model), masks_for(model)[-6:]
+    expected = []
+    for mask in masks:
+        before = gates.values.detach().clone()
+        with torch.no_grad():
+            for span in map(layout.span, range(len(layout.sites))):
+                kept = int((~mask[span]).sum())
+                gates.values[span] *= len(mask[span]) / max(1, kept)
+            gates.values[mask] = 0
+            expected.append(model(images))
+            gates.values.copy_(before)
+    logits = masked_logits(model, images, masks, 1, rescale=True)
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(logits, masked_logits(model, images, masks, 1))
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    model.train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    values, forwards_before = gates.values.detach().clone(), [vars(m).get("forward") for m in model.modules()]
+    masked_logits(model, images_for(model, 2), masks_for(model))
+    assert [module.training for module in model.modules()] == modes
+    assert [vars(m).get("forward") for m in model.modules()] == forwards_before
+    assert torch.equal(gates.values, values) and gates.beside is None
+    assert all(parameter.requires_grad for name, parameter in model.named_parameters() if "gates" not in name)
+
+
+def test_an_error_on_the_way_leaves_the_model_as_it_was(monkeypatch):
+    model = tiny_vit()
+    mhprobe.attach(model)
+    monkeypatch.setattr(model.blocks[1].mlp, "forward", lambda x: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        masked_logits(model, images_for(model, 2), masks_for(model))
+    monkeypatch.undo()
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert mhprobe.attach(model).beside is None
+
+
+class Wrapper(nn.Module):
+    """Looks at the image and its mirror, and changes what goes in and what comes out."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = 2 * images - 0.5
+        return (self.backbone(images) + self.backbone(images.flip(-1))).log_softmax(-1)
+
+
+class Bypass(Wrapper):
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone.forward_head(self.backbone.forward_features(images))
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Bypass])
+def test_a_wrapper_has_its_say(model, wrap):
+    wrapped, masks, images = wrap(model), masks_for(model)[::3], images_for(model, 2)
+    assert same(masked_logits(wrapped, images, masks, 1), one_by_one(wrapped, images, masks))
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_run_whole():
+    class Other(VisionTransformer):
+        def forward_features(self, x, **kwargs):
+            return super().forward_features(x.flip(-1), **kwargs)
+
+    torch.manual_seed(0)
+    model = Other(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5).eval()
+    mhprobe.attach(model)
+    assert family_of(model).segments(model) is None
+    masks, images = masks_for(model), images_for(model, 2)
+    assert same(masked_logits(model, images, masks), one_by_one(model, images, masks))
+
+
+def test_inference_mode_and_inference_tensors_are_fine():
+    model = tiny_vit()
+    mhprobe.attach(model)
+    with torch.inference_mode():
+        images = images_for(model, 2)
+        logits = masked_logits(model, images, masks_for(model))
+    assert same(logits, one_by_one(model, images_for(model, 2), masks_for(model)))
+
+
+def test_copies_of_a_model_walk_on_their_own():
+    import copy
+
+    model = tiny_vit()
+    mhprobe.attach(model)
+    twin, masks, images = copy.deepcopy(model), masks_for(model), images_for(model, 2)
+    with torch.no_grad():
+        model.head.weight.zero_()
+    assert same(masked_logits(twin, images, masks), one_by_one(twin, images, masks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_compiled_models_are_run_eager(how):
+    model = tiny_vit()
+    mhprobe.attach(model)
+    masks, images = masks_for(model), images_for(model, 2)
+    expected = one_by_one(model, images, masks)
+    if how == "in place":
+        model.compile(backend="eager")
+        compiled = model
+    else:
+        compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        compiled(images)
+    assert same(masked_logits(compiled, images, masks, 1), expected)
+
+
+def flops(work) -> int:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def test_single_heads_of_a_deep_model_take_about_half_the_flops():
+    model = tiny_vit(depth=6, embed_dim=48, num_heads=12, mlp_ratio=2)
+    mhprobe.attach(model)
+    masks, images = torch.eye(72, dtype=torch.bool), images_for(model, 4)
+    whole = flops(lambda: one_by_one(model, images, masks))
+    shared = flops(lambda: masked_logits(model, images, masks, 1))
+    assert whole / shared >= 1.8
+
+
+def test_forwards_counts_the_blocks_that_are_run(monkeypatch):
+    model = tiny_vit(depth=4)
+    layout = mhprobe.attach(model).layout
+    masks = masks_for(model)
+    run = 0
+    for block in model.blocks:
+        block.register_forward_hook(lambda *_: count())
+
+    def count() -> None:
+        nonlocal run
+        run += 1
+
+    masked_logits(model, images_for(model, 2), masks, 1)
+    assert forwards(layout, masks) == run / 4
+    assert forwards(layout, torch.eye(12, dtype=torch.bool)) == (4 + 7 + 10 + 12) / 4

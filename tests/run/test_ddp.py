@@ -1,0 +1,118 @@
+"""Two processes give the numbers of one, on sets that do not divide by two."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import mhprobe.run.launch
+import runs
+from mhprobe.errors import UserError
+from mhprobe.weights.checkpoint import load_checkpoint
+
+slow = pytest.mark.slow
+
+TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+EXACT = {"head", "head_a", "head_b", "site", "curve", "split", "step", "heads_masked", "masked", "seed", "accuracy"}
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_numbers(one: dict, two: dict, where: str) -> None:
+    """Counts, names and accuracies alike; sums of floats in another order to 1e-6."""
+    assert one.keys() == two.keys()
+    for column, value in one.items():
+        if column in EXACT or value == two[column]:
+            assert value == two[column], (where, column)
+        else:
+            assert math.isclose(float(value), float(two[column]), rel_tol=1e-6, abs_tol=1e-6), (where, column)
+
+
+@slow
+@pytest.mark.parametrize("task", ["probe", "mask"])
+def test_two_processes_give_the_numbers_of_one(task, trained, tmp_path):
+    # 101 test and 51 validation images in batches of 16: other batches on every rank, and one image of padding
+    command = [*runs.TINY, f"weights={trained.folder / 'model.safetensors'}"]
+    command += ["trainer.precision=32-true", "data.eval_batch_size=16"]
+    folders = []
+    for name, more in (("one", ()), ("two", TWO)):
+        (tmp_path / name).mkdir()  # a cache of its own: the second must not read the first one's orders
+        result = runs.run(task, *command, *more, cwd=tmp_path / name)
+        assert result.code == 0, result.err
+        folders.append(result.folder)
+    tables = sorted(path.name for path in (folders[0] / "tables").iterdir())
+    expected = {
+        "probe": ["gate_importance.csv", "svcca.csv", "svcca_blocks.csv"],
+        "mask": ["maskable_heads.csv", "masking_curves.csv", "masking_totals.csv"],
+    }
+    assert set(expected[task]) <= set(tables)
+    for table in tables:
+        pairs = zip(*(rows(folder / "tables" / table) for folder in folders), strict=True)
+        for number, (one, two) in enumerate(pairs):
+            assert_same_numbers(one, two, f"{table} row {number}")
+    one, two = (json.loads((folder / "metrics.json").read_text()) for folder in folders)
+    assert one["test/images"] == two["test/images"] == 101
+    assert one["test/accuracy"] == two["test/accuracy"]
+    assert_same_numbers(one, two, "metrics.json")
+
+
+@slow
+def test_a_mistake_that_every_rank_finds_is_said_once(tmp_path):
+    result = runs.run("train", *runs.TINY, *TWO, "+trainer.wings=2", cwd=tmp_path)
+    assert "wings" in result.answer
+    assert not (result.folder / "job.yaml").exists() and not (result.folder / mhprobe.run.launch.MISTAKE).exists()
+
+
+def test_a_mistake_that_one_rank_finds_is_the_only_one(tmp_path, monkeypatch):
+    """The second rank's broken collective says nothing; without a mistake before it, it would."""
+    job = tmp_path / "job.yaml"
+    job.write_text("{}")
+
+    def fails(error):
+        def run(*_):
+            raise error
+
+        monkeypatch.setattr(mhprobe.run.launch, "run", run)
+
+    fails(RuntimeError("connection closed by peer"))
+    with pytest.raises(RuntimeError):
+        mhprobe.run.launch._rank("train", str(job), tmp_path)
+    for error in (UserError("the first line"), UserError("another line"), RuntimeError("connection closed by peer")):
+        fails(error)
+        with pytest.raises(SystemExit) as leaves:
+            mhprobe.run.launch._rank("train", str(job), tmp_path)
+        assert leaves.value.code == 2
+    assert (tmp_path / mhprobe.run.launch.MISTAKE).read_text() == "the first line"
+
+
+@slow
+def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
+    command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "data.batch_size=12", "checkpoint.every_n_steps=1"]
+    process = runs.start("train", *command, "trainer.max_epochs=1000", "hydra.run.dir=stopped", cwd=tmp_path)
+    last = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + runs.TIMEOUT
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    stopped = runs.finish(process, tmp_path)
+    assert stopped.code == 143, stopped.err
+    assert "Traceback" not in stopped.err
+    checkpoint = load_checkpoint(last)
+    assert checkpoint["global_step"] >= 1
+    epochs = f"trainer.max_epochs={checkpoint['epoch'] + 2}"
+    result = runs.run("train", *command, epochs, f"ckpt_path={last}", "hydra.run.dir=resumed", cwd=tmp_path)
+    assert result.code == 0, result.err
+    metrics = json.loads((tmp_path / "resumed" / "metrics.json").read_text())
+    assert metrics["test/images"] == 101 and math.isfinite(metrics["test/loss"])
+
+    result = runs.run("train", *runs.TINY, "data.batch_size=12", f"ckpt_path={last}", cwd=tmp_path)
+    assert "'processes': 2" in result.answer and "'processes': 1" in result.answer

@@ -1,0 +1,199 @@
+"""Scores of masks on a split: per image, each image once, whatever was cached, picked or shared."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mhprobe
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.masking.cache import MaskCache
+from mhprobe.measures import GateImportance
+from mhprobe.scoring.evaluate import evaluator
+from models import images_for, labels_for, tiny_vit
+
+N = 23
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    model = tiny_vit()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def images(model) -> Tensor:
+    return images_for(model, N)
+
+
+LABELS = labels_for(N)
+MASKS = torch.cat([torch.zeros(1, 6, dtype=torch.bool), torch.eye(6, dtype=torch.bool)])
+
+
+def walk(images: Tensor, chosen: Tensor | None = None, size: int = 5):
+    """Batches of the chosen images, each with one that does not count."""
+    chosen = torch.arange(N) if chosen is None else chosen
+    for index in chosen.split(size):
+        index = torch.cat([index, index[:1]])
+        yield Batch(images[index], LABELS[index], index, torch.arange(len(index)) < len(index) - 1)
+
+
+def make(model: nn.Module, images: Tensor, **options):
+    return evaluator(model, lambda: walk(images), N, **options)
+
+
+def expected(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Image by image, mask by mask."""
+    gates, right, losses = mhprobe.attach(model), [], []
+    with torch.no_grad():
+        for mask in masks:
+            before = gates.values.clone()
+            gates.values[mask] = 0
+            logits = [model(image[None])[0].double() for image in images]
+            gates.values.copy_(before)
+            right.append([int(row.argmax()) == int(label) for row, label in zip(logits, LABELS, strict=True)])
+            losses.append([float(-row.log_softmax(0)[label]) for row, label in zip(logits, LABELS, strict=True)])
+    return torch.tensor(right), torch.tensor(losses, dtype=torch.float64)
+
+
+def test_every_image_is_scored_under_every_mask(model, images):
+    evaluate = make(model, images)
+    scores = evaluate(MASKS)
+    right, losses = expected(model, images, MASKS)
+    assert torch.equal(scores.right, right) and 0 < int(right.sum()) < right.numel()
+    torch.testing.assert_close(scores.losses, losses, rtol=1e-4, atol=1e-5)  # float32 against a float64 softmax
+    assert torch.equal(scores.correct, right.sum(1)) and scores.images == N
+    assert evaluate.spent == 7 * N
+    assert evaluate.saved == (7 - (4 + 7) / 2) * N  # 4 and 7 different beginnings, in two blocks
+
+
+@pytest.mark.parametrize("picks", [False, True])
+def test_some_images_in_the_order_they_are_asked_for(model, images, picks):
+    pick = (lambda chosen: walk(images, chosen)) if picks else None
+    evaluate = make(model, images, pick=pick)
+    chosen = torch.tensor([7, 2, 22, 3])
+    right, losses = expected(model, images, MASKS)
+    scores = evaluate(MASKS, chosen)
+    assert torch.equal(scores.right, right[:, chosen]) and evaluate.spent == 7 * 4
+    torch.testing.assert_close(scores.losses, losses[:, chosen], rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_that_is_missed_gives_no_number(model, images):
+    evaluate = evaluator(model, lambda: list(walk(images))[:-1], N)
+    with pytest.raises(RuntimeError, match="saw 20 of 23 images"):
+        evaluate(MASKS)
+    evaluate = evaluator(model, lambda: [*walk(images), *walk(images, torch.tensor([3]))], N)
+    with pytest.raises(RuntimeError, match="1 of them more than once"):
+        evaluate(MASKS)
+
+
+def test_slopes_are_those_of_the_share_of_a_head(model, images):
+    wide, off, step = copy.deepcopy(model).double(), MASKS[2], 1e-4
+    gates, images = mhprobe.attach(wide).double(), images.double()
+    mean, square = make(wide, images).slopes(off)
+    per_image = torch.zeros(N, 6, dtype=torch.float64)
+    with torch.no_grad():
+        for head in torch.nonzero(~off).flatten().tolist():
+            losses = []
+            for share in (1 + step, 1 - step):
+                before = gates.values.clone()
+                gates.values[off] = 0
+                gates.values[head] *= share
+                losses.append(nn.functional.cross_entropy(wide(images), LABELS, reduction="none"))
+                gates.values.copy_(before)
+            per_image[:, head] = (losses[0] - losses[1]) / (2 * step)
+    # what a difference quotient leaves out is of the order of step squared
+    torch.testing.assert_close(mean, per_image.mean(0), rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(square, per_image.square().mean(0), rtol=1e-5, atol=1e-8)
+    assert mean[off].abs().sum() == 0 and mean.abs().max() > 1e-3
+
+
+def test_a_measure_is_shown_the_masked_model(model, images):
+    evaluate = make(model, images)
+    importance = evaluate.measure(GateImportance, MASKS[0])
+    gates = mhprobe.attach(model)
+    measured = GateImportance(gates.layout)
+    for batch in walk(images):
+        measured.update(mhprobe.record(model, batch.images, batch.labels, {"grad"}, batch.valid))
+    torch.testing.assert_close(importance, measured.compute())
+    assert not torch.allclose(evaluate.measure(GateImportance, MASKS[1]), importance)
+    torch.testing.assert_close(evaluate.measure(GateImportance, MASKS[0], "signed"), measured.columns()["signed"])
+    with pytest.raises(UserError, match="signed"):
+        evaluate.measure(GateImportance, MASKS[0], "colour")
+
+
+# --- the cache
+
+
+def test_what_was_scored_once_is_not_scored_again(model, images, tmp_path):
+    first, again = (make(model, images, cache=MaskCache(tmp_path, "key")) for _ in range(2))
+    some = torch.tensor([5, 1, 9])
+    scores, part = first(MASKS[:4]), first(MASKS[5:], some)
+    assert torch.equal(again(MASKS[:4]).losses, scores.losses) and torch.equal(again(MASKS[:4]).right, scores.right)
+    assert torch.equal(again(MASKS[5:], some).losses, part.losses)
+    assert torch.equal(again(MASKS[:4], some).losses, scores.losses[:, some])  # all images hold some
+    assert again.spent == 0
+    mixed = again(MASKS)
+    assert again.spent == 3 * N  # the other masks, on all images
+    torch.testing.assert_close(mixed.losses[:4], scores.losses, rtol=0, atol=0)
+    assert make(model, images, cache=MaskCache(tmp_path, "other"))(MASKS[:4]) and again.spent == 3 * N
+
+
+def test_jobs_see_what_others_append(tmp_path, model, images):
+    a, b = (make(model, images, cache=MaskCache(tmp_path, "key")) for _ in range(2))
+    a(MASKS[:2])
+    b(MASKS[:2])
+    b(MASKS[2:4])
+    a(MASKS[:4])
+    assert (a.spent, b.spent) == (2 * N, 2 * N)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "noise", "empty"])
+def test_damaged_records_are_scored_again_and_the_others_are_not(tmp_path, model, images, caplog, damage):
+    whole = make(model, images, cache=MaskCache(tmp_path, "key"))(MASKS)
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    record = len(data) // 7
+    if damage == "cut":
+        data = data[: 6 * record + 20]
+    elif damage == "flip":
+        data[2 * record + 60] ^= 1
+    elif damage == "noise":
+        data[2 * record : 3 * record] = bytes(range(256)) * 10
+    else:
+        data = bytearray()
+    file.write_bytes(data)
+    evaluate = make(model, images, cache=MaskCache(tmp_path, "key"))
+    scores = evaluate(MASKS)
+    torch.testing.assert_close(scores.losses, whole.losses, rtol=1e-5, atol=1e-6)
+    assert evaluate.spent == {"empty": 7 * N}.get(damage, N)
+    assert ("damaged in part" in caplog.text) == (damage in ("flip", "noise"))
+    # what was scored again is found the next time, behind the damage
+    after = make(model, images, cache=MaskCache(tmp_path, "key"))
+    after(MASKS)
+    assert after.spent == 0
+
+
+def test_float64_losses_keep_their_digits(tmp_path, model, images):
+    wide = tiny_vit().double()
+    mhprobe.attach(wide)
+    batches = [batch._replace(images=batch.images.double()) for batch in walk(images)]
+    scores = [evaluator(wide, lambda: batches, N, cache=MaskCache(tmp_path, "key"))(MASKS) for _ in range(2)]
+    assert torch.equal(scores[0].losses, scores[1].losses)
+    assert not torch.equal(scores[0].losses, scores[0].losses.float().double())
+
+
+def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, model, images, caplog):
+    (tmp_path / "file").write_text("")
+    scores = make(model, images, cache=MaskCache(tmp_path / "file" / "cache", "key"))(MASKS)
+    assert torch.equal(scores.right, make(model, images)(MASKS).right)
+    assert "is not kept" in caplog.text

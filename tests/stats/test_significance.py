@@ -1,0 +1,84 @@
+"""Tests and intervals against scipy, published numbers and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error, two_sided, wilson
+
+
+def test_mcnemar_is_the_exact_binomial_test():
+    pairs = [(0, 0), (1, 0), (0, 5), (3, 9), (40, 60), (7, 7), (500, 431)]
+    lost, won = torch.tensor(pairs).unbind(1)
+    expected = [stats.binomtest(b, b + c).pvalue if b + c else 1.0 for b, c in pairs]
+    torch.testing.assert_close(mcnemar(lost, won), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(mcnemar(won, lost), mcnemar(lost, won))
+
+
+def test_holm_by_hand():
+    p = torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64)
+    torch.testing.assert_close(holm(p), torch.tensor([0.03, 0.06, 0.06, 0.02], dtype=torch.float64))
+    with_gap = torch.tensor([0.01, torch.nan, 0.04, 0.03, 0.005], dtype=torch.float64)
+    torch.testing.assert_close(holm(with_gap)[[0, 2, 3, 4]], holm(p))  # NaN is no test, so it costs nothing
+    assert holm(with_gap)[1].isnan()
+    assert (holm(torch.tensor([0.5, 0.9])) == 1).all()
+
+
+def test_holm_keeps_the_chance_of_any_false_alarm():
+    p = torch.rand(4000, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alarms = sum(bool((holm(row) < 0.05).any()) for row in p) / len(p)
+    assert abs(alarms - 0.05) < 3.5 * math.sqrt(0.05 * 0.95 / len(p))
+    assert (p < 0.05).any(1).double().mean() > 0.5  # without it there would be one in most families
+
+
+@pytest.mark.parametrize(
+    ("table", "low", "high"),
+    # Newcombe 1998, table II, method 10 with the continuity-corrected phi: (both, lost, won, neither)
+    [((36, 12, 2, 0), 0.0569, 0.3404), ((20, 12, 2, 16), 0.0562, 0.3290), ((29, 1, 0, 0), -0.0832, 0.1667)],
+)
+def test_the_interval_of_a_paired_difference_is_the_published_one(table, low, high):
+    both, lost, won, neither = torch.tensor(table)
+    got = paired_difference(both, lost, won, both + lost + won + neither)
+    assert got[0].item() == pytest.approx(low, abs=6e-4) and got[1].item() == pytest.approx(high, abs=6e-4)
+
+
+def test_the_interval_covers_and_stays_within_its_range():
+    generator = torch.Generator().manual_seed(1)
+    p = torch.tensor([0.6, 0.07, 0.04, 0.29])  # a difference of 0.03
+    images, repeats = 300, 4000
+    drawn = torch.multinomial(p, images * repeats, replacement=True, generator=generator).view(repeats, images)
+    both, lost, won = ((drawn == kind).sum(1) for kind in range(3))
+    low, high = paired_difference(both, lost, won, torch.tensor(images))
+    covered = ((low <= 0.03) & (high >= 0.03)).double().mean().item()
+    assert 0.94 < covered < 0.975  # his own simulations: 0.95 to 0.97
+    for table in ((0, 0, 0), (10, 0, 0), (0, 10, 0), (0, 0, 10)):
+        low, high = paired_difference(*map(torch.tensor, table), torch.tensor(10))
+        assert -1 <= low <= high <= 1 and high > low
+
+
+def test_wilson_is_scipys():
+    for count, images in ((0, 10), (3, 10), (10, 10), (68, 100)):
+        low, high = wilson(torch.tensor(count), torch.tensor(images))
+        expected = stats.binomtest(count, images).proportion_ci(method="wilson")
+        assert (low.item(), high.item()) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_standard_errors_and_normal_tests_are_those_of_the_sample():
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.2
+    error = standard_error(x.sum(0), x.square().sum(0), torch.tensor(50))
+    torch.testing.assert_close(error, x.std(0) / 50**0.5)
+    p = two_sided(x.mean(0), error)
+    torch.testing.assert_close(p, torch.from_numpy(2 * stats.norm.sf((x.mean(0) / error).abs().numpy())))
+    assert two_sided(torch.zeros(1), torch.zeros(1)) == 1
+    assert standard_error(x[:1].sum(0), x[:1].square().sum(0), torch.tensor(1)).isnan().all()
+
+
+@pytest.mark.peer
+def test_holm_is_that_of_statsmodels():
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    p = torch.rand(30, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3
+    torch.testing.assert_close(holm(p), torch.from_numpy(multitest.multipletests(p.numpy(), method="holm")[1]))

@@ -1,0 +1,83 @@
+"""Heads whose part is known are found: needed, idle, harmful; and the model is left as it was."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.studies.causal_gates import ROLES, causal_gates, roles
+from models import BUILDERS, images_for, labels_for, tiny_vit
+
+
+class Toy(torch.nn.Module):
+    """A ViT whose two logits depend on its gates alone, head by head, as told."""
+
+    def __init__(self, worth: list[float]) -> None:
+        super().__init__()
+        self.vit = tiny_vit()
+        self.gates = [mhprobe.attach(self.vit)]  # in a list: no child
+        self.worth = torch.tensor(worth)
+
+    def forward(self, images):
+        margin = (self.gates[0].values * self.worth).sum().expand(len(images))
+        return torch.stack([margin, torch.zeros_like(margin)], 1)
+
+
+def test_known_parts_are_found():
+    toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
+    images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
+    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20)
+    assert [ROLES[i] for i in found["role"]] == ["necessary", "sufficient", "interfering"] * 2
+    assert torch.equal(found["facilitation"], found["plus"])
+    torch.testing.assert_close(found["interference"], 1 - found["minus"])
+    torch.testing.assert_close(found["irrelevance"], found["minus"] * (1 - found["plus"]))
+
+
+def test_without_a_price_nothing_is_told_apart():
+    """Negative control: an idle head stays where it began, so the penalty is what moves it."""
+    toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
+    images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
+    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=1e-12, steps=60, start_steps=20)
+    torch.testing.assert_close(found["plus"], found["minus"], atol=0.02, rtol=0)
+    assert found["plus"][1] > 0.8
+
+
+def test_roles_from_the_two_gates():
+    plus, minus = torch.tensor([0.9, 0.1, 0.1, 0.9]), torch.tensor([0.9, 0.9, 0.1, 0.1])
+    assert roles(plus, minus).tolist() == [0, 1, 2, 3]
+    assert roles(plus, minus, threshold=0.95).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
+    model = build()
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        gates.values[1] = 0.5
+    model.train()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    values = gates.values.clone()
+    batch = (images_for(model, 4), labels_for(4))
+    options = dict(weight=0.01, steps=4, start_steps=2)
+    with torch.inference_mode():  # as Lightning tests
+        found = [causal_gates(model, lambda epoch: [batch], **options) for _ in range(2)]
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+    assert torch.equal(gates.values, values) and not gates.values.requires_grad and model.training
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight": 0}, {"weight": math.nan}, {"lr": -1}, {"steps": 0}, {"start_steps": -1}]
+)
+def test_options_that_cannot_work_are_refused(options):
+    with pytest.raises(mhprobe.UserError, match=rf"causal\.{next(iter(options))}"):
+        causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], **options)
+
+
+def test_no_images_are_refused():
+    with pytest.raises(mhprobe.UserError, match="no images"):
+        causal_gates(Toy([0.0] * 6).vit, lambda epoch: [])

@@ -1,0 +1,105 @@
+"""Labels follow the stated rules in their order, survivors are counted, and a sweep's runs come side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mhprobe.errors import UserError
+from mhprobe.report.tables import Table, write_csv
+from mhprobe.stats.survival import LABELS, Thresholds, labels, read_columns, survivors
+from mhprobe.studies import sweep
+
+NAN = math.nan
+COLUMNS = {
+    #                            positional CLS  reg. diff local glob mixed unkn
+    "position.positional": [1, 0, 0, 0, 0, 0, 0, NAN],
+    "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
+    "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, NAN],
+    "entropy.share": [0.99, 0.99, 0.99, 0.95, 0.5, 0.5, 0.5, NAN],
+    "attention_distance.value": [1, 1, 1, 1, 5, 9, 7, NAN],
+    "attention_distance.uniform": [10, 10, 10, 10, 10, 10, 10, NAN],
+}
+
+
+def test_the_first_rule_that_holds_gives_the_label():
+    assert tuple(labels(COLUMNS, 8)) == LABELS
+    without = {key: value for key, value in COLUMNS.items() if not key.startswith("position")}
+    assert labels(without, 8)[0] == "CLS"
+    assert labels({}, 3) == ["unknown"] * 3
+    assert labels({"token_kinds.cls": [0.3, 0.29]}, 2) == ["CLS", "mixed"]
+    assert labels({"token_kinds.cls": [0.3, 0.29]}, 2, Thresholds(prefix=0.2)) == ["CLS", "CLS"]
+    assert labels({"attention_distance.value": [1.0], "attention_distance.uniform": [0.0]}, 1) == ["unknown"]
+
+
+def test_survivors_are_counted_by_every_division():
+    rows = survivors("a", [True, False, True], {"stage": ["0", "0", "1"], "label": ["local", "CLS", "local"]})
+    assert [(r.by, r.group, r.kept, r.of, r.heads) for r in rows] == [
+        ("stage", "0", 1, 2, 2), ("stage", "1", 1, 1, 2), ("label", "local", 2, 2, 2), ("label", "CLS", 0, 1, 2),
+    ]  # fmt: skip
+
+
+def make_run(folder: Path, weight: float, kept: list[int], accuracy: float) -> None:
+    metrics = {"gates/kept": sum(kept), "gates/heads": len(kept), "gates/binary_accuracy": accuracy - 0.01,
+               "test/accuracy": accuracy, "gates/binary_loss": 0.6, "test/loss": 0.5, "test/images": 100}  # fmt: skip
+    rows = [[head, f"blocks.{head // 2}.attn", 0, head // 2, head % 2, 1.0, 1.0, on] for head, on in enumerate(kept)]
+    columns = ["head", "site", "stage", "block", "index", "gate", "open", "kept"]
+    write_csv(folder / "tables" / "gates.csv", Table(columns, rows))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "model.json").write_text(json.dumps({"class_names": ["a", "b"], "made": {"data": "x"}}))
+    (folder / "config").mkdir()
+    (folder / "config" / "overrides.yaml").write_text(
+        f"- +experiment=digits_vit\n- weights={folder.parent / 'whole.safetensors'}\n- gates.penalty.weight={weight}\n"
+    )
+
+
+@pytest.fixture
+def swept(tmp_path) -> Path:
+    make_run(tmp_path / "0", 0.01, [1, 1, 1, 0], 0.9)
+    make_run(tmp_path / "1", 0.1, [1, 0, 0, 0], 0.7)
+    (tmp_path / "2").mkdir()  # a job that failed
+    (tmp_path / "whole.json").write_text(json.dumps({"made": {"data": "x", "test/accuracy": 0.93}}))
+    return tmp_path
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
+    assert [run.whole for run in sweep.collect(swept)] == [0.93, 0.93]
+    paths = sweep.write(swept)
+    assert {path.name for path in paths} >= {"sweep.csv", "sweep.png", "survivors.csv", "survivors.png"}
+    rows = read(swept / "tables" / "sweep.csv")
+    assert [(row["run"], row["gates.penalty.weight"], row["kept"]) for row in rows] == [
+        ("1", "0.1", "1"),
+        ("0", "0.01", "3"),
+    ]
+    assert "weights" not in rows[0]  # all runs share it
+    kept = {(row["run"], row["group"]): (row["kept"], row["of"]) for row in read(swept / "tables" / "survivors.csv")}
+    assert kept["0", "block 1"] == ("1", "2") and kept["1", "block 1"] == ("0", "2")
+
+
+def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
+    probed = tmp_path / "probed"
+    table = Table(["head", "site", "value", "uniform"], [[h, "s", d, 10.0] for h, d in enumerate([1.0, 5.0, 9.5, 7.0])])
+    write_csv(probed / "tables" / "attention_distance.csv", table)
+    assert labels(read_columns(probed), 4) == ["local", "local", "global", "mixed"]
+    sweep.write(swept, probed)
+    found = {(r["run"], r["group"]): r["kept"] for r in read(swept / "tables" / "survivors.csv") if r["by"] == "label"}
+    assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
+    with pytest.raises(UserError, match="none of the tables"):
+        read_columns(swept / "0")
+
+
+def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_path):
+    with pytest.raises(UserError, match="no finished run"):
+        sweep.write(tmp_path / "0")
+    (swept / "0" / "metrics.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        sweep.write(swept)
