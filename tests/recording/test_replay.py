@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mhprobe
 from mhprobe.backbones import family_of
-from mhprobe.recording.replay import forwards, masked_logits
+from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.recording.replay import forwards, gate_values, masked_logits
 from models import BUILDERS, images_for, tiny_swin, tiny_vit
 
 MORE = {
@@ -58,6 +59,53 @@ def one_by_one(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
     return torch.stack(logits)
 
 
+def closed(model: nn.Module) -> None:
+    """A head, a pair and a whole layer are off already; another head is at half."""
+    gates = mhprobe.attach(model)
+    mask = torch.zeros(gates.layout.num_heads, dtype=torch.bool)
+    mask[gates.layout.span(1)] = True
+    mask[0] = True
+    gates.close(mask)
+    with torch.no_grad():
+        gates.values[1] = 0.5
+
+
+def learned(model: nn.Module) -> None:
+    """Hard-concrete gates, some of which have come to exactly 0, some of which are fractions."""
+    gates = mhprobe.backbones.attach(model, make=HardConcreteGates)
+    with torch.no_grad():
+        gates.log_alpha.copy_(torch.linspace(-4, 4, gates.layout.num_heads))
+    assert (gates.effective() == 0).sum() > 1 and (gates.effective() % 1 != 0).any()
+
+
+GATES = {"open": mhprobe.attach, "closed": closed, "learned": learned}
+gated = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+
+
+@gated
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_masks_replay_whatever_the_gates_are(build, gate):
+    model = build()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(0))
+    gate(model)
+    masks, images = masks_for(model), images_for(model, 2)
+    assert same(masked_logits(model, images, masks, 1), one_by_one(model, images, masks))
+
+
+@gated
+def test_masks_that_differ_in_closed_heads_alone_are_one_forward(gate):
+    model = tiny_vit()
+    gate(model)
+    values = mhprobe.attach(model).effective()
+    masks = torch.eye(6, dtype=torch.bool)
+    run = []
+    model.blocks[0].register_forward_hook(lambda *_: run.append(1))
+    masked_logits(model, images_for(model, 2), masks, 1)
+    different = 3 - int((values[:3] == 0).sum()) + 1  # each open head of the block, and none of them
+    assert len(run) == different
+
+
 def test_segments_put_together_are_the_models_forward(model):
     segments = family_of(model).segments(model)
     images = images_for(model, 3)
@@ -89,6 +137,15 @@ def test_masks_may_share_a_batch(model, side_by_side):
     torch.testing.assert_close(
         masked_logits(model, images, masks, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
     )
+
+
+def test_rescaling_counts_open_heads_only():
+    """One of three heads is closed: a mask of the next leaves one of two, not two of three."""
+    gates = mhprobe.attach(tiny_vit())
+    gates.close(gates.layout.mask([0]))
+    masks = torch.stack([gates.layout.mask(heads) for heads in ([], [0], [1], [1, 2])])
+    factors = gate_values(gates, masks, rescale=True)[:, :3]
+    assert factors.tolist() == [[0, 1, 1], [0, 1, 1], [0, 0, 2], [0, 0, 0]]
 
 
 def test_kept_heads_can_be_rescaled(model):

@@ -23,7 +23,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Relevance:
-    """A need: how much of a logit came through each head's output, by layer-wise relevance propagation (recording/lrp.py).
+    """A need: how much of a logit came through each head's output, by layer-wise relevance propagation.
 
     target: "top1" for the largest logit, "label" for the label's. gamma, epsilon: of the rules for linear layers.
     """

@@ -39,14 +39,14 @@ def masked_logits(
     model: may wrap the timm model that carries the gates.
     side_by_side: how many masks, at most, share one batch once they have parted from all others; None for as many as
         fill the device. With 1 every product is of the same numbers as in the whole model.
-    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps.
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps; heads that the gates
+        had closed before count neither time.
     """
     gates = gates_of(model)
     modules = dict(model.named_modules())
     backbone = modules[prefix_of(modules, gates.layout.sites[0]).rstrip(".")]
     with inspecting(model, gradients=False):
-        masks, place = torch.unique(masks, dim=0, return_inverse=True)
-        values = gate_values(gates, masks, rescale)
+        values, place = _unlike(gate_values(gates, masks, rescale))
         segments = family_of(backbone).segments(backbone)
         logits = None
         if segments is not None:
@@ -60,25 +60,36 @@ def masked_logits(
 
 def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
     """(M, A) what multiplies each head under ``masks``; ``rescale`` as for ``masked_logits``."""
-    masks = masks.to(gates.values.device)
-    values = gates.effective().masked_fill(masks, 0)
+    present = gates.effective()
+    values = present.masked_fill(masks.to(present.device), 0)
     if not rescale:
         return values
     factors = [
-        site.num_heads / (~part).sum(1, keepdim=True).clamp(min=1).expand_as(part)
-        for site, part in zip(gates.layout.sites, gates.layout.split(masks), strict=True)
+        (before != 0).sum() / (after != 0).sum(1, keepdim=True).clamp(min=1).expand_as(after)
+        for before, after in zip(gates.layout.split(present), gates.layout.split(values), strict=True)
     ]
     return values * torch.cat(factors, 1)
 
 
-def forwards(layout: HeadLayout, masks: Tensor) -> float:
+def _unlike(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of ``values`` without repetition, and for each row where it is among them.
+
+    Two masks may give one row: where a gate is 0 it does not matter what the mask says. Compared bit by bit, as the
+    walk does.
+    """
+    rows, place = torch.unique(values.view(torch.uint8), dim=0, return_inverse=True)
+    return rows.view(values.dtype), place
+
+
+def forwards(layout: HeadLayout, values: Tensor) -> float:
     """How many whole forward passes ``masked_logits`` does for one image, counting blocks; a fork's block counts whole.
 
-    One mask after the other would be as many as there are masks.
+    values: (M, A) masks, or the gates under them where some are closed anyhow (see ``gate_values``). One mask after the
+    other would be M passes.
     """
     blocks = len(layout.blocks)
     ends = [_heads_up_to(layout, block).stop for block in range(blocks)]
-    return sum(len(torch.unique(masks[:, :end], dim=0)) if end else 1 for end in ends) / blocks
+    return sum(len(torch.unique(values[:, :end], dim=0)) if end else 1 for end in ends) / blocks
 
 
 def _whole(model: nn.Module, gates: HeadGates, images: Tensor, values: Tensor) -> list[Tensor]:

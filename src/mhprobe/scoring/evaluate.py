@@ -46,7 +46,7 @@ def evaluator(
     label, show: the progress bar's text, and whether to draw one.
     pick: starts a walk over the images at these positions only; without it all batches are walked and only the images
         that were asked for go through the model.
-    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps.
+    rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
     cache: where scores are looked up, and kept.
     """
     return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache)
@@ -113,7 +113,7 @@ class _Evaluator(Evaluate):
                 f"more than once: the numbers would be wrong. The sampler does not cover the split exactly."
             )
         self.spent += len(masks) * len(chosen)
-        self.saved += (len(masks) - forwards(self.gates.layout, masks)) * len(chosen)
+        self.saved += (len(masks) - forwards(self.gates.layout, gate_values(self.gates, masks))) * len(chosen)
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
