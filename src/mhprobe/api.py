@@ -23,7 +23,7 @@ from mhprobe.io.progress import progress
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import show
+from mhprobe.recording.measuring import measure as watch
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.left import costs, head_shares
 
@@ -49,23 +49,20 @@ def measure(
     """
     layout = attach(model).layout
     device = next(model.parameters()).device
-    built = [(item if isinstance(item, Measure) else item(layout)).to(device) for item in measures]
+    built = [item if isinstance(item, Measure) else item(layout) for item in measures]
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
     named = dict(zip(names, built, strict=True))
-    choosing = {name: item for name, item in named.items() if item.select_needs is not None}
-    if choosing:
-        if select_loader is None and iter(loader) is loader:
-            raise UserError(
-                f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
-                f"give a DataLoader, a list, or a select_loader."
-            )
-        selection = loader if select_loader is None else select_loader
-        _raise(show(model, _batches(selection, device), choosing, selecting=True))
-        for item in choosing.values():
-            item.end_select()
-    total = len(loader) if isinstance(loader, Sized) else 0
+    choosing = [name for name, item in named.items() if item.select_needs is not None]
+    if choosing and select_loader is None and iter(loader) is loader:
+        raise UserError(
+            f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
+            f"give a DataLoader, a list, or a select_loader."
+        )
+    selection = loader if select_loader is None else select_loader
+    walked = [selection, loader] if choosing else [loader]
+    total = sum(len(each) for each in walked if isinstance(each, Sized))
     images = 0
     with progress("measuring", total, "batches", show_progress) as done:
 
@@ -74,10 +71,14 @@ def measure(
             images += int(batch.valid.sum())
             done(1)
 
-        _raise(show(model, _batches(loader, device), named, done=count))
+        found, refused = watch(
+            model, named, lambda: _batches(loader, device), lambda: _batches(selection, device), done=count
+        )
     if not images:
         raise UserError(NO_IMAGES)
-    return {item.name: item.compute().cpu() for item in built}
+    for error in refused.values():
+        raise error
+    return {name: columns["value"] for name, columns in found.items()}
 
 
 def masking_curve(
@@ -126,11 +127,6 @@ def load(path: str | Path) -> nn.Module:
     from mhprobe.weights.checkpoint import load_weights
 
     return load_weights(path)[0]
-
-
-def _raise(refused: dict[str, UserError]) -> None:
-    for error in refused.values():
-        raise error
 
 
 def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:

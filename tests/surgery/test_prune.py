@@ -364,7 +364,7 @@ def test_a_measure_and_a_fisher_search_choose_by_looking(view):
         (sources.FisherSearch(flops=1.5), "share between 0 and 1, got 1.5"),
         (sources.FisherSearch(flops=0.01), "saves at most .* the nearest is"),
         (sources.FisherSearch(remove=6), "the nearest is 5"),
-        (sources.LowestScore(mhprobe.measures.GateImportance, 2, "images"), "no score per head called images"),
+        (sources.LowestScore(mhprobe.measures.GateImportance, 2, "images"), "columns per head, .* got 'images'"),
     ]:
         with pytest.raises(mhprobe.UserError, match=words):
             source.choose(view)

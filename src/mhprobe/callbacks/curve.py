@@ -12,11 +12,12 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import lightning as L
 import torch
 
+from mhprobe import ranks
 from mhprobe.callbacks.maskable import Maskable
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
@@ -29,8 +30,6 @@ from mhprobe.masking.units import make_units
 from mhprobe.report.report import Report
 from mhprobe.report.tables import as_text, curves
 from mhprobe.scoring.evaluate import evaluator
-
-T = TypeVar("T")
 
 SPLITS = {"validation": "val", "test": "test"}
 
@@ -63,7 +62,7 @@ class MaskingCurve(L.Callback):
         layout = gates_of(pl_module).layout
         data = _data(trainer)
         identity = {"weights": _digest(pl_module), "data": data.fingerprint}
-        store = OrderStore(self.store, share=_from_rank_zero if trainer.world_size > 1 else None)
+        store = OrderStore(self.store, share=lambda value: ranks.from_rank_zero(lambda: value))
         costs = self._costs(pl_module, data)
         rows: list[Row] = []
         for spec in self.specs:
@@ -123,7 +122,7 @@ class MaskingCurve(L.Callback):
         images = next(iter(data.batches("val", module.device))).images
         shares = head_shares(cast(torch.nn.Module, module.backbone), gates_of(module).layout, images, asked)
         # times differ from process to process, and all have to stop at the same step
-        return costs(_from_rank_zero(shares))
+        return costs(ranks.from_rank_zero(lambda: shares))
 
 
 def _data(trainer: L.Trainer) -> ImageData:
@@ -139,12 +138,3 @@ def _digest(module: L.LightningModule) -> str:
                 key.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
     return digest.hexdigest()
-
-
-def _from_rank_zero(value: T) -> T:
-    """Rank 0's value, on every rank."""
-    if not torch.distributed.is_initialized():
-        return value
-    shared = [value]
-    torch.distributed.broadcast_object_list(shared, src=0)
-    return shared[0]

@@ -14,7 +14,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.curve import Row
 from mhprobe.masking.join import INERT, REDUNDANT, Similarity, join
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import show
+from mhprobe.recording.measuring import measure
 from mhprobe.report.report import Report
 
 MakeMeasure = Callable[[HeadLayout], Measure]
@@ -68,17 +68,10 @@ class Maskable:
     ) -> tuple[dict[str, Similarity], Tensor | None]:
         layout = gates_of(module).layout
         makers = {"writes": self.writes, **self.similar, **self.distant}
-        measures = {name: make(layout).to(module.device) for name, make in makers.items()}
-        refused = show(module, batches(), measures)
-        columns: dict[str, Mapping[str, Tensor]] = {}
-        for name, measure in measures.items():
-            try:
-                if name in refused:
-                    raise refused[name]
-                columns[name] = {key: value.cpu() for key, value in measure.columns().items()}
-            except UserError as error:
-                if trainer.is_global_zero:
-                    print(f"maskable_heads without {name}: {error}")
+        columns, refused = measure(module, {name: make(layout) for name, make in makers.items()}, batches)
+        if trainer.is_global_zero:
+            for name, error in refused.items():
+                print(f"maskable_heads without {name}: {error}")
         similarities = {
             name: Similarity(found["value"], found.get("null"))
             for name, found in columns.items()

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
@@ -19,11 +18,11 @@ from mhprobe.heads import Ablation
 from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
-from mhprobe.recording.measuring import needs_of, show
+from mhprobe.recording.measuring import Columns, measure, needs_of
 from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
 from mhprobe.report.report import Report
 
-Results = dict[str, dict[str, Tensor]]  # by measure, its columns on the CPU
+Results = dict[str, Columns]  # by measure
 
 
 class Probe(L.Callback):
@@ -151,36 +150,17 @@ class Probe(L.Callback):
     def _look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, split: str, label: str) -> Results:
         """Every measure's columns on one split, the same on every rank; what it cannot say is kept in ``refused``."""
         device = next(model.parameters()).device
-        for measure in self.measures.values():
-            measure.reset()
-            measure.to(device)
-            measure.class_names = data.class_names
-
-        def walk(split: str, measures: dict[str, Measure], selecting: bool) -> dict[str, UserError]:
-            text = f"{label}{'choosing' if selecting else 'probing'} on {split}"
-            with progress(text, data.sizes[split], show=trainer.is_global_zero) as done:
-                batches = data.batches(split, device)
-                return _shared(show(model, batches, measures, selecting, lambda batch: done(int(batch.valid.sum()))))
-
-        refused: dict[str, UserError] = {}
-        choosing = {name: measure for name, measure in self.measures.items() if measure.select_needs is not None}
-        if choosing:
-            refused = walk("val", choosing, selecting=True)
-            for name, measure in choosing.items():
-                if name not in refused:
-                    measure.end_select()
-        willing = {name: measure for name, measure in self.measures.items() if name not in refused}
-        refused = {**refused, **walk(split, willing, selecting=False)}
-        found: Results = {}
-        for name, measure in willing.items():
-            if name in refused:
-                continue
-            try:
-                columns = measure.columns()  # a collective: on every rank, before any of them leaves
-            except UserError as error:
-                refused[name] = error
-                continue
-            found[name] = {column: value.cpu() for column, value in columns.items()}
+        chooses = any(each.select_needs is not None for each in self.measures.values())
+        total = data.sizes[split] + (data.sizes["val"] if chooses else 0)
+        with progress(f"{label}probing on {split}", total, show=trainer.is_global_zero) as done:
+            found, refused = measure(
+                model,
+                self.measures,
+                batches=lambda: data.batches(split, device),
+                select=lambda: data.batches("val", device),
+                class_names=data.class_names,
+                done=lambda batch: done(int(batch.valid.sum())),
+            )
         self.refused += refused.values()
         return found
 
@@ -193,17 +173,8 @@ class Probe(L.Callback):
             return {}
 
     def _write(self, name: str, columns: Mapping[str, Tensor], suffix: str = "") -> None:
-        measure = self.measures[name]
-        self.report.add_measure(name, measure.kind, columns, measure.label, measure.also, measure.axes, suffix)
+        about = self.measures[name]
+        self.report.add_measure(name, about.kind, columns, about.label, about.also, about.axes, suffix)
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}
-
-
-def _shared(refused: dict[str, UserError]) -> dict[str, UserError]:
-    """What was refused on any rank: all of them leave the same measures out of what comes next."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return refused
-    everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, {name: str(error) for name, error in refused.items()})
-    return {name: UserError(text) for part in everyone for name, text in part.items()}

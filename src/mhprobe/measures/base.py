@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
+from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, Need
 
@@ -152,6 +152,4 @@ class Measure(Metric):
 
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
     """The sum of ``state`` over ranks, as the one-element list that torchmetrics then adds up."""
-    total = state.clone()
-    dist.all_reduce(total, group=group)
-    return [total]
+    return [ranks.sum(state.clone(), group)]

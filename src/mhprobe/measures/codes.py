@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 
@@ -77,11 +77,7 @@ class Sample:
 
     def gather(self) -> None:
         """Merge what all ranks have. A collective."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        found: list[tuple[Tensor, Tensor]] = [(self.number, self.patch)] * dist.get_world_size()
-        dist.all_gather_object(found, (self.number, self.patch))
-        for number, patch in found:
+        for number, patch in ranks.gather((self.number, self.patch)):
             self.add(number, patch)
 
 

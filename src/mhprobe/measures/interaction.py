@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
-from mhprobe.measures.base import Measure, all_reduce
+from mhprobe.measures.base import Measure
 from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
 from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
@@ -84,8 +85,7 @@ class Interaction(Measure):
         self.importance += gate_slopes(batch, self.name)[batch.valid].abs().sum(0)
 
     def end_select(self) -> None:
-        alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
-        importance = self.importance if alone else all_reduce(self.importance)[0]
+        importance = ranks.sum(self.importance.clone())
         order = importance.argsort(descending=self.which == "most", stable=True)
         self._look_at(list(itertools.combinations(sorted(order[: len(self.heads)].tolist()), 2)))
 

@@ -59,6 +59,10 @@ class Rarity(Measure):
         for name in ("hits", "class_hits", "luck", "class_luck"):
             self.add_state(name, torch.zeros(layout.num_heads, 2, dtype=torch.float64))
 
+    def reset(self) -> None:
+        super().reset()
+        self.samples = {}
+
     def select(self, batch: HeadBatch) -> None:
         if batch.images is None:
             raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")

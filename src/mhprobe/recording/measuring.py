@@ -1,16 +1,67 @@
-"""Showing batches to measures: one recorded pass per batch, shared by all of them."""
+"""Showing batches to measures: one recorded pass per batch, shared by all of them, on every rank alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Need
 from mhprobe.measures.base import Measure
 from mhprobe.recording.record import record
+
+Columns = dict[str, Tensor]
+Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
+
+
+def measure(
+    model: nn.Module,
+    measures: Mapping[str, Measure],
+    batches: Walk,
+    select: Walk | None = None,
+    class_names: Sequence[str] = (),
+    done: Callable[[Batch], None] = lambda batch: None,
+) -> tuple[dict[str, Columns], dict[str, UserError]]:
+    """What measures say about ``model`` on these images, and why some of them say nothing.
+
+    model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
+    batches: starts a walk over the images. select: over those that measures choose on which have to choose something
+    first (e.g. Interaction its pairs); without it they choose on ``batches``, which flatters.
+    class_names: passed on to measures. done: called after each batch, also of ``select``.
+
+    Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
+    further, and does not hold up the others. A collective: every rank gets the same. What ``record`` refuses concerns
+    all measures, and is raised on every rank.
+    """
+    device = next(model.parameters()).device
+    for each in measures.values():
+        each.reset()
+        each.to(device)
+        each.class_names = tuple(class_names)
+    choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
+    refused = _feed(model, (select or batches)(), choosing, True, done) if choosing else {}
+    for key, each in choosing.items():
+        if key not in refused:
+            try:
+                each.end_select()  # a collective, as columns() below: it refuses on all ranks alike
+            except UserError as error:
+                refused[key] = error
+    willing = {key: each for key, each in measures.items() if key not in refused}
+    refused |= _feed(model, batches(), willing, False, done)
+    found: dict[str, Columns] = {}
+    for key, each in willing.items():
+        if key in refused:
+            continue
+        try:
+            columns = each.columns()
+        except UserError as error:
+            refused[key] = error
+            continue
+        found[key] = {name: values.cpu() for name, values in columns.items()}
+    return found, refused
 
 
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
@@ -18,29 +69,51 @@ def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[
     return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
 
 
-def show(
+def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value") -> Tensor:
+    """(A,) one column of one measure, which also chooses on these images if it has to. UserError if it refuses.
+
+    Or if that column is not one number per head.
+    """
+    found, refused = measure(model, {scores_by.name: scores_by}, batches)
+    for error in refused.values():
+        raise error
+    columns, shape = found[scores_by.name], (scores_by.layout.num_heads,)
+    if column not in columns or columns[column].shape != shape:
+        usable = [name for name, values in columns.items() if values.shape == shape]
+        raise UserError(
+            f"{scores_by.name}: expected one of its columns per head, {', '.join(usable) or 'of which it has none'}, "
+            f"got {column!r}."
+        )
+    return columns[column]
+
+
+def _feed(
     model: nn.Module,
     batches: Iterable[Batch],
     measures: Mapping[str, Measure],
-    selecting: bool = False,
-    done: Callable[[Batch], None] = lambda batch: None,
+    selecting: bool,
+    done: Callable[[Batch], None],
 ) -> dict[str, UserError]:
-    """Feed every batch to every measure; selecting: to its ``select`` instead of its ``update``.
-
-    done: called after each batch. Returns why measures refused, by their key: one that does is fed no further, and
-    does not hold up the others. What ``record`` refuses concerns them all and is raised.
-    """
-    refused: dict[str, UserError] = {}
-    for batch in batches:
-        active = {key: measure for key, measure in measures.items() if key not in refused}
-        if not active:
-            break
-        needs = needs_of(active.values(), selecting)
-        heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
-        for key, measure in active.items():
-            try:
-                (measure.select if selecting else measure.update)(heads)
-            except UserError as error:
-                refused[key] = error
-        done(batch)
-    return refused
+    """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
+    refused: dict[str | None, UserError] = {}
+    try:
+        for batch in batches:
+            active = {key: each for key, each in measures.items() if key not in refused}
+            if not active:
+                break
+            needs = needs_of(active.values(), selecting)
+            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
+            for key, each in active.items():
+                try:
+                    (each.select if selecting else each.update)(heads)
+                except UserError as error:
+                    refused[key] = error
+            done(batch)
+    except UserError as error:
+        refused[None] = error
+    # a rank that raised alone would leave the others waiting in the next collective
+    told = ranks.gather({key: str(error) for key, error in refused.items()})
+    shared = {key: UserError(text) for part in told for key, text in part.items()}
+    if None in shared:
+        raise shared[None]
+    return {key: error for key, error in shared.items() if key is not None}

@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, wide
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.cache import MaskCache
+from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import forwards, gate_values, masked_logits
-
-T = TypeVar("T")
 
 
 def evaluator(
@@ -74,11 +72,11 @@ class _Evaluator(Evaluate):
         if self.cache is None:
             return self._score(masks, images)
         # one look for all ranks: they may see the file in different states
-        known, right, losses = _from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
+        known, right, losses = ranks.from_rank_zero(lambda: self.cache.load(masks, images, self.images))  # type: ignore[union-attr]
         if not known.all():
             fresh = self._score(masks[~known], images)
             right[~known], losses[~known] = fresh
-            if _rank() == 0:
+            if ranks.rank() == 0:
                 self.cache.save(masks[~known], images, fresh)
         return Scores(right, losses)
 
@@ -106,7 +104,7 @@ class _Evaluator(Evaluate):
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))
         for part in (right_Mn, losses_Mn, seen_n):
-            _add_up(part)
+            ranks.sum(part)
         if not bool((seen_n == 1).all()):
             raise RuntimeError(
                 f"evaluation saw {int((seen_n > 0).sum())} of {len(chosen)} images, {int((seen_n > 1).sum())} of them "
@@ -129,27 +127,14 @@ class _Evaluator(Evaluate):
                 share_BA = (slope_BA * values)[batch.valid].double()
                 sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
                 self._done(2 * len(share_BA))
-        _add_up(sums)
+        ranks.sum(sums)
         self.spent += 2 * self.images
         mean, square = sums.cpu() / self.images
         return mean, square
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        measure = make(self.gates.layout).to(self.gates.values.device)
         with self.gates.fixed(self._values(mask)):
-            if measure.select_needs is not None:
-                for batch in self.batches():
-                    measure.select(self._record(batch, measure.select_needs))
-                measure.end_select()
-            for batch in self.batches():
-                measure.update(self._record(batch, measure.needs))
-            columns = measure.columns()
-        if column not in columns or columns[column].shape != (len(mask),):
-            known = [name for name, values in columns.items() if values.shape == (len(mask),)]
-            raise UserError(
-                f"{measure.name}: expected one of its columns per head, {', '.join(known)}, got {column!r}."
-            )
-        return columns[column].cpu()
+            return score_heads(self.model, make(self.gates.layout), self.batches, column)
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
@@ -163,34 +148,9 @@ class _Evaluator(Evaluate):
     def _walk(self, images: Tensor | None) -> Iterable[Batch]:
         return self.batches() if images is None or self.pick is None else self.pick(images)
 
-    def _record(self, batch: Batch, needs: Any) -> Any:
-        return record(self.model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
-
     def _values(self, mask: Tensor) -> Tensor:
         return gate_values(self.gates, mask[None], self.rescale)[0]
 
     def _done(self, pieces: int) -> None:
         if self.advance is not None:
-            self.advance(pieces * (dist.get_world_size() if _several() else 1))
-
-
-def _several() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _rank() -> int:
-    return dist.get_rank() if _several() else 0
-
-
-def _add_up(part: Tensor) -> None:
-    """Sum over ranks, in place."""
-    if _several():
-        dist.all_reduce(part)
-
-
-def _from_rank_zero(find: Callable[[], T]) -> T:
-    """What rank 0 finds, on every rank."""
-    found = [find() if _rank() == 0 else None]
-    if _several():
-        dist.broadcast_object_list(found, src=0)
-    return found[0]  # type: ignore[return-value]
+            self.advance(pieces * ranks.size())

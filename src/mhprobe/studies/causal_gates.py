@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.gates.base import HeadGates, gates_of
 from mhprobe.heads import wide
@@ -115,7 +116,7 @@ def _fit(
             with torch.no_grad():
                 values.copy_(gate)
             (slope,) = torch.autograd.grad(nn.functional.cross_entropy(wide(model(images)), labels), [values])
-            logits.grad = _mean_over_ranks(slope) * gate * (1 - gate) + price * (logits.abs() < CLIP)
+            logits.grad = ranks.sum(slope) / ranks.size() * gate * (1 - gate) + price * (logits.abs() < CLIP)
             optimizer.step()
             schedule.step()
             if not logits.isfinite().all():
@@ -124,13 +125,6 @@ def _fit(
     finally:
         values.requires_grad_(learnable)
     return logits
-
-
-def _mean_over_ranks(slope: Tensor) -> Tensor:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(slope)
-        slope /= torch.distributed.get_world_size()
-    return slope
 
 
 def _endless(batches: Callable[[int], Iterable[Any]]) -> Iterator[tuple[Tensor, Tensor]]:

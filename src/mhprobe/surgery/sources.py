@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.measures.base import Measure
-from mhprobe.recording.record import record
+from mhprobe.recording.measuring import score_heads
 from mhprobe.surgery.cost import count_flops, head_flops
 from mhprobe.surgery.fisher import gate_fisher, rearrange, search, search_flops
 
@@ -216,21 +216,10 @@ class LowestScore:
     looks_again: ClassVar[bool] = True
 
     def choose(self, view: View, remove: int | None = None) -> Tensor:
-        measure = self.measure(view.layout).to(next(view.model.parameters()).device)
-        if measure.select_needs is not None:
-            for batch in view.batches():
-                measure.select(_recorded(view, batch, measure.select_needs))
-            measure.end_select()
-        for batch in view.batches():
-            measure.update(_recorded(view, batch, measure.needs))
-        columns = measure.columns()
-        if measure.kind != "per_head" or columns.get(self.column, torch.empty(0)).shape != (view.layout.num_heads,):
-            usable = [name for name, values in columns.items() if values.shape == (view.layout.num_heads,)]
-            raise UserError(
-                f"prune.mask: {measure.name} has no score per head called {self.column}; it has "
-                f"{', '.join(usable) or 'none at all'}."
-            )
-        return lowest(view.layout, columns[self.column].cpu(), self.remove if remove is None else remove, measure.name)
+        attach(view.model)
+        measure = self.measure(view.layout)
+        scores = score_heads(view.model, measure, view.batches, self.column)
+        return lowest(view.layout, scores, self.remove if remove is None else remove, measure.name)
 
 
 @dataclass(frozen=True)
@@ -291,11 +280,6 @@ def _finite(layout: HeadLayout, scores_A: Tensor, where: str) -> None:
             f"prune.mask: {where} has the score {scores_A[bad[0]].item()} for head {head} of {site.name} (and "
             f"{len(bad) - 1} more that are not finite), expected a number for every head."
         )
-
-
-def _recorded(view: View, batch: Batch, needs: Any) -> Any:
-    attach(view.model)
-    return record(view.model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
 
 
 def _read(path: str) -> str:

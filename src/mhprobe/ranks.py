@@ -1,0 +1,49 @@
+"""What processes of one run tell each other. Alone, a process is rank 0 of 1 and nothing is sent.
+
+All but ``rank`` and ``size`` are collectives: every rank calls them, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def size() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if size() > 1 else 0
+
+
+def sum(part: Tensor, group: Any | None = None) -> Tensor:
+    """``part``, now the sum over ranks: added up in place."""
+    if size() > 1:
+        dist.all_reduce(part, group=group)
+    return part
+
+
+def from_rank_zero(find: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank; only rank 0 looks."""
+    if size() == 1:
+        return find()
+    found = [find() if rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]  # type: ignore[return-value]
+
+
+def gather(value: T) -> list[T]:
+    """What each rank has, in the order of the ranks, on every rank. For small things: they are pickled."""
+    if size() == 1:
+        return [value]
+    everyone: list[T] = [value] * size()
+    dist.all_gather_object(everyone, value)
+    return everyone

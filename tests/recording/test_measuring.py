@@ -1,0 +1,144 @@
+"""The one way measures get to see images: notebook, probe, join, search and pruning all go through here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe import ranks
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.measures.base import Measure
+from mhprobe.recording.measuring import measure, score_heads
+from models import images_for, labels_for, tiny_vit
+
+
+class Refuses(Measure):
+    """Gives up on the second batch it is shown."""
+
+    def __init__(self, layout, at="update", **kwargs):
+        super().__init__(layout, **kwargs)
+        self.at, self.shown = at, 0
+
+    def update(self, batch):
+        self.shown += 1
+        if self.shown == 2:
+            raise UserError("refuses: enough.")
+        self.images += batch.valid.sum()
+
+    def finish(self):
+        return {"value": torch.zeros(self.layout.num_heads)}
+
+
+def split(model, seed: int, count: int = 9) -> list[Batch]:
+    images, labels = images_for(model, count, seed=seed), labels_for(count, seed=seed)
+    index, valid = torch.arange(count), torch.ones(count, dtype=torch.bool)
+    return [Batch(*(t[i : i + 4] for t in (images, labels, index, valid))) for i in range(0, count, 4)]
+
+
+@pytest.fixture
+def model():
+    model = tiny_vit()
+    mhprobe.attach(model)
+    return model
+
+
+def test_what_chooses_is_shown_the_selection_images_first(model):
+    layout = mhprobe.attach(model).layout
+    test, val = split(model, 1), split(model, 7)
+    pairs = {}
+    for name, select in (("test", None), ("val", lambda: val)):
+        chooses = mhprobe.measures.Interaction(layout, top_k=3)
+        measure(model, {"interaction": chooses}, lambda: test, select)
+        pairs[name] = chooses.pairs
+    importance, _ = measure(model, {"i": mhprobe.measures.GateImportance(layout)}, lambda: val)
+    assert sorted({head for pair in pairs["val"] for head in pair}) == sorted(
+        importance["i"]["value"].topk(3).indices.tolist()
+    )
+    assert pairs["val"] != pairs["test"]  # the two splits do say different things
+
+
+def test_one_that_refuses_does_not_hold_up_the_others_and_is_fed_no_further(model):
+    layout = mhprobe.attach(model).layout
+    refusing = Refuses(layout)
+    measures = {"no": refusing, "yes": mhprobe.measures.GateImportance(layout)}
+    found, refused = measure(model, measures, lambda: split(model, 1))
+    assert set(found) == {"yes"} and int(found["yes"]["images"]) == 9
+    assert str(refused["no"]) == "refuses: enough." and refusing.shown == 2
+
+
+def test_what_a_measure_saw_before_is_forgotten(model):
+    layout = mhprobe.attach(model).layout
+    again = mhprobe.measures.GateImportance(layout)
+    (first, _), (second, _) = (measure(model, {"i": again}, lambda: split(model, 1)) for _ in range(2))
+    assert torch.equal(first["i"]["value"], second["i"]["value"])
+    assert int(second["i"]["images"]) == 9
+
+
+def test_classes_have_their_names_and_every_batch_is_counted(model):
+    layout = mhprobe.attach(model).layout
+    ablation, seen = mhprobe.measures.AblationDelta(layout), []
+    names = ["cat", "dog", "elk", "fox", "gnu"]
+    measure(
+        model, {"a": ablation}, lambda: split(model, 1), class_names=names, done=lambda b: seen.append(len(b.images))
+    )
+    assert ablation.axes["by_class"] == names
+    assert seen == [4, 4, 1]
+
+
+def test_scores_are_one_number_per_head(model):
+    layout = mhprobe.attach(model).layout
+    scores = score_heads(model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "signed")
+    assert scores.shape == (layout.num_heads,)
+    with pytest.raises(UserError, match=r"gate_importance: expected one of its columns per head, value, .*'images'"):
+        score_heads(model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "images")
+
+
+def one_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+    model = tiny_vit().double()
+    layout = mhprobe.attach(model).layout
+    batches = [b._replace(images=b.images.double()) for b in split(model, 1)][rank : rank + 1]
+    told = {
+        "gather": ranks.gather(rank),
+        "zero": ranks.from_rank_zero(lambda: rank + 10),
+        "sum": ranks.sum(torch.tensor(rank)),
+        "at": (ranks.rank(), ranks.size()),
+    }
+    # the third rank has nothing to show, and only the first is given a batch twice, at which Refuses gives up
+    mine = {0: batches * 2, 1: batches * 1, 2: []}[rank]
+    measures = {"no": Refuses(layout), "yes": mhprobe.measures.GateImportance(layout)}
+    found, refused = measure(model, measures, lambda: mine)
+    told["found"], told["refused"] = found["yes"]["value"], str(refused["no"])
+    broken = [b._replace(images=b.images * torch.nan) for b in mine] if rank == 1 else mine
+    try:
+        measure(model, {"yes": measures["yes"]}, lambda: broken)
+    except UserError as error:
+        told["raised"] = str(error)
+    torch.save(told, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
+    torch.multiprocessing.spawn(one_rank, args=(tmp_path,), nprocs=3)
+    told = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(3)]
+    for rank, mine in enumerate(told):
+        assert mine["gather"] == [0, 1, 2] and mine["zero"] == 10 and int(mine["sum"]) == 3
+        assert mine["at"] == (rank, 3)
+        assert mine["refused"] == "refuses: enough."
+        assert torch.equal(mine["found"], told[0]["found"])
+        assert "NaN or infinite" in mine["raised"]
+
+
+def test_alone_nothing_is_sent():
+    part = torch.ones(2)
+    assert ranks.sum(part) is part and torch.equal(part, torch.ones(2))
+    assert (ranks.rank(), ranks.size(), ranks.gather("a"), ranks.from_rank_zero(functools.partial(int, 3))) == (
+        0, 1, ["a"], 3,
+    )  # fmt: skip
