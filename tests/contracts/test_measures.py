@@ -275,7 +275,6 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
             explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},
             skipped={n: normal(len(LAYOUT.blocks)) for n in needs if isinstance(n, Relevance)},
             logits=normal(5),
-            loss=normal().abs()[:1],
             labels=torch.tensor([image % 5]),
             images=normal(3, 32, 16),
             objects=torch.randint(0, 3, (1, 32, 16), generator=generator),

@@ -118,8 +118,7 @@ def test_relations_match_a_count_patch_by_patch(build):
 
 def test_a_patch_shows_what_most_of_its_pixels_show():
     objects = torch.tensor([[[0, 0, 2, 2], [0, 1, 2, 1], [1, 1, 0, 3], [0, 0, 3, 0]]])
-    site = HeadSite("a", 0, 0, 1, 2, grid=(2, 2), pixels=(2.0, 2.0))
-    assert patches(objects, site).tolist() == [[0, 2, 0, 0]]  # equals: the lowest number
+    assert patches(objects, (2, 2), (2.0, 2.0)).tolist() == [[0, 2, 0, 0]]  # equals: the lowest number
 
 
 def test_without_masks_it_says_where_to_get_them():

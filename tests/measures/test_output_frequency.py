@@ -143,7 +143,7 @@ def test_spectra_match_fft2_of_heads_and_stream(build):
 def test_missing_material_is_named():
     layout = one_layer()
     batch = batch_of(layout, grating(1))
-    with pytest.raises(UserError, match="no stream or weights"):
+    with pytest.raises(UserError, match="no residual stream; record it with"):
         OutputFrequency(layout).update(HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid))
     with pytest.raises(UserError, match="images of any size"):
         OutputFrequency(HeadLayout((HeadSite("a.attn", 0, 0, 2, 3),)))

@@ -56,5 +56,5 @@ def test_a_head_with_no_weights_is_inert_and_twice_the_weights_write_twice(parts
 
 
 def test_a_batch_without_the_stream_is_refused():
-    with pytest.raises(UserError, match=r'needs=\{"stream", "weights"\}'):
+    with pytest.raises(UserError, match="write_norm: the batch has no residual stream; record it with"):
         WriteNorm(LAYOUT).update(HeadBatch(z=(), logits=torch.zeros(1, 5), valid=torch.ones(1, dtype=torch.bool)))

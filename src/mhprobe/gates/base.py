@@ -149,6 +149,11 @@ class HeadGates(nn.Module):
         finally:
             self.beside = before
 
+    def __repr__(self) -> str:
+        closed = int((self.effective() == 0).sum())
+        heads, sites = self.layout.num_heads, len(self.layout.sites)
+        return f"{type(self).__name__}({heads} heads in {sites} sites, {closed} closed)"
+
     def get_extra_state(self) -> dict[str, list]:
         """The layout in plain words, so that gates are never loaded into another model's heads."""
         return {"sites": [[site.name, site.num_heads, site.head_dim] for site in self.layout.sites]}

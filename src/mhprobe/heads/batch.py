@@ -7,11 +7,13 @@ C classes, M masks.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
+
+from mhprobe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class HeadWeights(NamedTuple):
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadBatch:
     """What the heads did in one forward pass, and one backward pass where it was asked for.
 
@@ -75,9 +77,9 @@ class HeadBatch:
     ablated: per Ablation (M, B, C) logits under its masks.
     relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
     explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
-    logits: (B, C). labels: (B,). loss: (B,) cross-entropy per image, in nats.
+    logits: (B, C). labels: (B,).
     images: (B, 3, height, width) as the model saw them. objects: (B, height, width) int64 what each pixel shows, 0 for
-        background, where the data set tells. index: (B,) the image's position in its split.
+        background, where the data set tells.
     valid: (B,) bool, False for images that only pad the batch: they never enter a sum.
     """
 
@@ -85,7 +87,6 @@ class HeadBatch:
     logits: Tensor
     valid: Tensor
     labels: Tensor | None = None
-    loss: Tensor | None = None
     grad: tuple[Tensor, ...] | None = None
     attn: tuple[Tensor, ...] | None = None
     attn_grad: tuple[Tensor, ...] | None = None
@@ -97,14 +98,45 @@ class HeadBatch:
     skipped: Mapping[Relevance, Tensor] = field(default_factory=dict)
     images: Tensor | None = None
     objects: Tensor | None = None
-    index: Tensor | None = None
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def derive(self, key: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, once per batch and key: what several measures need is computed by the first that asks."""
+    @overload
+    def need(self, what: Literal["grad", "attn", "attn_grad"], name: str) -> tuple[Tensor, ...]: ...
+    @overload
+    def need(self, what: Literal["stream"], name: str) -> tuple[Stream, ...]: ...
+    @overload
+    def need(self, what: Literal["weights"], name: str) -> tuple[HeadWeights, ...]: ...
+    @overload
+    def need(self, what: Literal["labels"], name: str) -> Tensor: ...
+    def need(self, what: str, name: str) -> Any:
+        """The field ``what``; UserError where it was not recorded. name: of the one who asks, for the error."""
+        found = getattr(self, what)
+        if found is None:
+            called, how = _RECORDED[what]
+            raise UserError(f"{name}: the batch has no {called}; record it with {how}.")
+        return found
+
+    def derive(self, make: Callable[..., T], *args: Hashable) -> T:
+        """``make(self, *args)``, once per batch: what several measures need is computed by the first that asks."""
+        key = (make, args)
         if key not in self._derived:
-            self._derived[key] = make()
+            self._derived[key] = make(self, *args)
         return self._derived[key]
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        there = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
+        return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(there)})"
+
+
+_RECORDED = {  # what a need is called, and how to get it
+    "grad": ("gradients", 'labels and needs={"grad"}'),
+    "attn": ("attention weights", 'needs={"attn"}'),
+    "attn_grad": ("slopes along attention", 'labels and needs={"attn_grad"}'),
+    "stream": ("residual stream", 'needs={"stream"}'),
+    "weights": ("weights", 'needs={"weights"}'),
+    "labels": ("labels", "labels"),
+}
 
 
 def wide(tensor: Tensor) -> Tensor:

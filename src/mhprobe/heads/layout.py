@@ -12,6 +12,8 @@ A heads of all sites.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -181,6 +183,8 @@ class HeadLayout:
 
     def flat(self, site: int, head: int) -> int:
         """Flat index of head ``head`` of site number ``site``."""
+        if not 0 <= site < len(self.sites):
+            raise UserError(f"the model has sites 0 to {len(self.sites) - 1}, got {site}.")
         num_heads = self.sites[site].num_heads
         if not 0 <= head < num_heads:
             raise UserError(f"{self.sites[site].name} has heads 0 to {num_heads - 1}, got {head}.")
@@ -196,21 +200,42 @@ class HeadLayout:
         """(..., A) -> one (..., H) view per site."""
         return values.split([site.num_heads for site in self.sites], dim=-1)
 
-    def mask(self, heads: Sequence[int] | Tensor) -> Tensor:
-        """(A,) bool mask from flat indices, or a checked copy of a mask. True means: this head is off."""
-        heads = torch.as_tensor(heads)
-        if heads.dtype == torch.bool:
-            if heads.shape != (self.num_heads,):
+    @functools.cached_property
+    def digest(self) -> str:
+        """8 hex digits of the sites' names, numbers of heads and widths: it tells a file about heads of which model."""
+        sites = [[site.name, site.num_heads, site.head_dim] for site in self.sites]
+        return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:8]
+
+    def mask(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor) -> Tensor:
+        """(A,) bool mask, True means: this head is off.
+
+        heads: flat indices, (site, head) pairs, or a mask, which is checked and copied. UserError for anything else.
+        """
+        try:
+            given = torch.as_tensor(heads)
+        except (TypeError, ValueError, RuntimeError):  # words, or rows of different lengths
+            given = torch.tensor(torch.nan)
+        if given.dtype == torch.bool:
+            if given.shape != (self.num_heads,):
                 raise UserError(
                     f"mask: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
-                    f"got {tuple(heads.shape)}. Was it made for another model?"
+                    f"got {tuple(given.shape)}. Was it made for another model?"
                 )
-            return heads.clone()
+            return given.clone()
         mask = torch.zeros(self.num_heads, dtype=torch.bool)
-        if heads.numel():
-            if heads.is_floating_point() or heads.min() < 0 or heads.max() >= self.num_heads:
-                raise UserError(
-                    f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, got {heads.tolist()}."
-                )
-            mask[heads.long()] = True
+        if given.numel():
+            mask[self._flat(given, heads)] = True
         return mask
+
+    def _flat(self, given: Tensor, heads: object) -> list[int]:
+        """Flat indices, checked, from such indices or from pairs. heads: what the user gave."""
+        whole = not (given.is_floating_point() or given.is_complex())
+        if whole and given.dim() == 2 and given.shape[1] == 2:
+            return [self.flat(site, head) for site, head in given.tolist()]
+        if not whole or given.dim() != 1 or given.min() < 0 or given.max() >= self.num_heads:
+            got = heads.tolist() if isinstance(heads, Tensor) else heads
+            raise UserError(
+                f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, got "
+                f"{got!s:.200}."
+            )
+        return given.tolist()

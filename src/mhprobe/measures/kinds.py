@@ -15,7 +15,6 @@ import functools
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.places import Piece, places_of
 
@@ -60,9 +59,7 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
 def _high_norm(piece: Piece, batch: HeadBatch, threshold: float) -> Tensor:
     """(b, W, K) bool."""
     site, token = piece.site, piece.places.token
-    if batch.stream is None:
-        raise UserError('token kinds: the batch has no residual stream; record it with needs={"stream"}.')
-    norm_bT = batch.stream[site.block].before[piece.images].double().norm(dim=-1)
+    norm_bT = batch.need("stream", "token kinds")[site.block].before[piece.images].double().norm(dim=-1)
     patch_bT = norm_bT[:, site.prefix_tokens :]
     spread = patch_bT.std(1, correction=0, keepdim=True)
     outlying = patch_bT - patch_bT.mean(1, keepdim=True) > threshold * spread

@@ -86,25 +86,19 @@ class LayerSimilarity(Measure):
             self.add_state(f"outer_{number}", zeros.outer)
 
     def update(self, batch: HeadBatch) -> None:
-        if self.of == "blocks" and batch.stream is None:
-            raise UserError('layer_similarity: the batch has no residual stream; record it with needs={"stream"}.')
-        features = [self._features(batch, s) for s in range(len(self.layout.sites))]
+        features = [_features(batch, self.of, self.layout, s) for s in range(len(self.layout.sites))]
         if not self.widths:  # a layout does not know how wide the stream is; every rank learns it from its first batch
             self._declare([max(features[s].shape[2] for s in sites) for sites in self.groups])
         if not batch.valid.any():
             return
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            group = [features[s] for s in sites]
-            if len({x.shape[1] for x in group}) > 1:
+            tokens = {features[s].shape[1] for s in sites}
+            if len(tokens) > 1:
                 raise UserError(
                     f"layer_similarity: {self.layout.sites[sites[0]].name} and the layers it is compared with have "
-                    f"{sorted({x.shape[1] for x in group})} tokens, expected equally many."
+                    f"{sorted(tokens)} tokens, expected equally many."
                 )
-
-            def moments(group: list[Tensor] = group, width: int = width) -> SecondMoments:
-                return SecondMoments.of(_rows(group, width, batch.valid))
-
-            self._moments(number).merge(batch.derive(("layer moments", self.of, sites), moments))
+            self._moments(number).merge(batch.derive(_layer_moments, self.of, self.layout, sites, width))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -131,12 +125,6 @@ class LayerSimilarity(Measure):
         warn_dead(self.name, "layers", dead)
         return {"value": value, "null": null, "rows": rows}
 
-    def _features(self, batch: HeadBatch, number: int) -> Tensor:
-        """(B, T, C) what is compared of one site."""
-        if self.of == "layers" or batch.stream is None:
-            return batch.z[number].flatten(2)
-        return batch.stream[self.layout.sites[number].block].after
-
     def _moments(self, group: int) -> SecondMoments:
         return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
 
@@ -147,6 +135,18 @@ class LayerSimilarity(Measure):
         kept_GC = canonical.kept(layers, self.variance)
         rho_GGC = canonical.correlations(layers, kept_GC)
         return canonical.mean(rho_GGC), canonical.null(layers, kept_GC, self.null_draws, self.seed)[0]
+
+
+def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:
+    """(B, T, C) what is compared of one site."""
+    if of == "layers":
+        return batch.z[number].flatten(2)
+    return batch.need("stream", "layer_similarity")[layout.sites[number].block].after
+
+
+def _layer_moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> SecondMoments:
+    features = [_features(batch, of, layout, number) for number in sites]
+    return SecondMoments.of(_rows(features, width, batch.valid))
 
 
 def _rows(features: list[Tensor], width: int, valid: Tensor) -> Tensor:

@@ -68,13 +68,10 @@ class NoOp(Measure):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
-        if batch.attn_grad is None:
-            raise UserError(
-                'no_op: the batch has no slopes along attention; record it with labels and needs={"attn_grad"}.'
-            )
+        slopes = batch.need("attn_grad", self.name)
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
-            slope_bWHQK = batch.attn_grad[piece.number][piece.images].double().abs()
+            slope_bWHQK = slopes[piece.number][piece.images].double().abs()
             # kinds that hang on the grid alone are the same for all images: add these up first
             whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
             kinds = kinds_of(piece, batch, self.threshold)

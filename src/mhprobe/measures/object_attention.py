@@ -14,7 +14,6 @@ R relations, S sites, O offsets.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,8 +88,7 @@ class ObjectAttention(Measure):
         objects = batch.objects[batch.valid]
         for number, site in enumerate(self.layout.sites):
             attn = attention_of(self.name, self.layout, batch, number)
-            key = ("patches", site.token_grid, site.pixels)
-            shown_BT = batch.derive(key, functools.partial(patches, objects, site))
+            shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
             if batch.valid.all():
                 self._site(number, site, attn, shown_BT)
             else:
@@ -174,15 +172,20 @@ class ObjectAttention(Measure):
         return found
 
 
-def patches(objects: Tensor, site: HeadSite) -> Tensor:
-    """(B, T) what each patch of a site's grid shows, from (B, height, width) what each pixel shows."""
+def _patches(batch: HeadBatch, grid: tuple[int, int], pixels: tuple[float, float]) -> Tensor:
+    assert batch.objects is not None  # update() looked
+    return patches(batch.objects[batch.valid], grid, pixels)
+
+
+def patches(objects: Tensor, grid: tuple[int, int], pixels: tuple[float, float]) -> Tensor:
+    """(B, T) what each patch of a grid shows, from (B, height, width) what each pixel shows."""
     rows, columns = (
         (torch.arange(length, device=objects.device) / size).long().clamp(max=count - 1)
-        for length, size, count in zip(objects.shape[1:], site.pixels, site.token_grid, strict=True)
+        for length, size, count in zip(objects.shape[1:], pixels, grid, strict=True)
     )
     kinds = int(objects.max()) + 1
-    cell_P = (rows[:, None] * site.token_grid[1] + columns).flatten()
-    counts_BTK = objects.new_zeros(len(objects), site.token_grid[0] * site.token_grid[1], kinds)
+    cell_P = (rows[:, None] * grid[1] + columns).flatten()
+    counts_BTK = objects.new_zeros(len(objects), grid[0] * grid[1], kinds)
     one_BPK = torch.nn.functional.one_hot(objects.flatten(1), kinds)
     counts_BTK.index_add_(1, cell_P, one_BPK)
     return counts_BTK.argmax(-1)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch
 
 
 def labels_of(batch: HeadBatch) -> Tensor:
     """(V,) labels of the valid images."""
-    if batch.labels is None:
-        raise UserError("ablation: the batch has no labels, so no loss is known; record it with labels.")
-    return batch.labels[batch.valid]
+    return batch.need("labels", "ablation")[batch.valid]
 
 
 def outcomes(logits: Tensor, batch: HeadBatch) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure
 
@@ -65,20 +64,17 @@ class OutputFrequency(Measure):
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
-        if batch.stream is None or batch.weights is None:
-            raise UserError(
-                'output_frequency: the batch has no stream or weights; record it with needs={"stream", "weights"}.'
-            )
+        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         if not batch.valid.any():
             return
-        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, batch.weights, strict=True)):
+        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
             output_HDC = wide(weights.output).to(wave_BFHD.dtype)
             for head in range(site.num_heads):  # all at once would hold a map of C channels for every head
                 written_BFC = wave_BFHD[:, :, head] @ output_HDC[head]
                 self.heads[self.layout.flat(number, head), self._at[site.block]] += log_amplitude(written_BFC)
         for site in {site.block: site for site in self.layout.sites}.values():
-            for place, stream in enumerate(batch.stream[site.block]):
+            for place, stream in enumerate(streams[site.block]):
                 map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
                 self.blocks[site.block, place, self._at[site.block]] += log_amplitude(
                     self._transform(site.block, map_BTC)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -82,7 +81,7 @@ class PairMeasure(Measure):
             return
         for number, sites in enumerate(self.groups):
             self._check_aligned(sites, [batch.z[s].shape[1] for s in sites])
-            self.moments(number).merge(batch.derive(("second moments", sites), partial(_moments, batch, sites)))
+            self.moments(number).merge(batch.derive(_moments, sites))
         self.images += batch.valid.sum()
 
     def moments(self, group: int) -> SecondMoments:

@@ -87,9 +87,7 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch) -> Iterator[Piece
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int) -> Tensor:
     """(B, W, H, Q, K) of one site, as recorded; an error where it is missing or does not fit the site's places."""
-    if batch.attn is None:
-        raise UserError(f'{name}: the batch has no attention weights; record it with needs={{"attn"}}.')
-    site, attn = layout.sites[number], batch.attn[number]
+    site, attn = layout.sites[number], batch.need("attn", name)[number]
     expected = places_of(site, attn.device).token.shape
     if (attn.shape[1], attn.shape[-1]) != expected:
         raise UserError(

@@ -10,18 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, wide
 
 
 def gate_slopes(batch: HeadBatch, name: str) -> Tensor:
     """(B, A) float64, once per batch for all measures. name: of the measure that asks, for its error."""
-    return batch.derive("gate_slopes", lambda: torch.cat([t.sum(1) for t in token_slopes(batch, name)], 1))
+    batch.need("grad", name)
+    return batch.derive(_gate_slopes)
+
+
+def _gate_slopes(batch: HeadBatch) -> Tensor:
+    return torch.cat([t.sum(1) for t in token_slopes(batch, "gate slopes")], 1)
 
 
 def token_slopes(batch: HeadBatch, name: str) -> list[Tensor]:
     """Per site (B, T, H) float64: the slope along a gate on this token's head alone."""
-    if batch.grad is None:
-        raise UserError(f'{name}: the batch has no gradients; record it with labels and needs={{"grad"}}.')
     # products of narrow types are exact in float32, their sums are not
-    return [(wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in zip(batch.z, batch.grad, strict=True)]
+    pairs = zip(batch.z, batch.need("grad", name), strict=True)
+    return [(wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs]

@@ -75,8 +75,7 @@ class WeightSimilarity(Measure):
         self.add_state("models", torch.zeros((), dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        if batch.weights is None:
-            raise UserError('weight_similarity: the batch has no weights; record it with needs={"weights"}.')
+        recorded = batch.need("weights", self.name)
         if not batch.valid.any():
             return
         self.images += batch.valid.sum()
@@ -84,7 +83,7 @@ class WeightSimilarity(Measure):
             return
         self.models += 1
         for sites in self.groups:
-            weights = self._stacked(batch.weights, sites)
+            weights = self._stacked(recorded, sites)
             flat = torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites])
             place = (slice(None), flat[:, None], flat)
             if not all(w.isfinite().all() for w in weights):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure
 
@@ -39,15 +38,14 @@ class WriteNorm(Measure):
         self.add_state("tokens", torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        if batch.stream is None or batch.weights is None:
-            raise UserError('write_norm: record the batch with needs={"stream", "weights"}.')
-        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, batch.weights, strict=True)):
+        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
+        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD, output_HDC = self.layout.span(number), wide(z[batch.valid]), wide(weights.output)
             # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (B, T, H, C) write
             gram_HDD = output_HDC @ output_HDC.mT
             square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
             norm_BTH = square_BTH.clamp(min=0).sqrt().double()
-            stream_BT = wide(batch.stream[site.block].before[batch.valid]).norm(dim=-1).double()
+            stream_BT = wide(streams[site.block].before[batch.valid]).norm(dim=-1).double()
             self.total[span] += (norm_BTH / stream_BT[..., None]).sum((0, 1))
             self.length[span] += norm_BTH.sum((0, 1))
             self.tokens[span] += stream_BT.numel()

@@ -107,11 +107,10 @@ def record(
         images = usable(images)
         logits = model(images)
         _check_finite(layout, heads, logits, valid, index)
-        loss, grad, attn_grad = None, None, None
-        if labels is not None:
-            labels = usable(labels)
+        grad, attn_grad = None, None
+        labels = None if labels is None else usable(labels)
+        if labels is not None and slopes:
             loss = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
-        if loss is not None and slopes:
             along = [*gated, *attn] if "attn_grad" in named else gated
             found = torch.autograd.grad(loss.sum(), along)
             grad, attn_grad = found[: len(sites)], found[len(sites) :] or None
@@ -139,12 +138,10 @@ def record(
         explained=explained,
         skipped=skipped,
         logits=logits.detach(),
-        loss=None if loss is None else loss.detach(),
         labels=labels,
         valid=torch.ones(len(images), dtype=torch.bool, device=logits.device) if valid is None else valid,
         images=images,
         objects=objects,
-        index=index,
     )
 
 

@@ -28,11 +28,13 @@ from mhprobe.heads import HeadLayout
 ProjBias = Literal["keep", "drop"]
 
 
-def prune_heads(model: nn.Module, mask: Tensor | Sequence[int], proj_bias: ProjBias = "keep") -> nn.Module:
+def prune_heads(
+    model: nn.Module, mask: Tensor | Sequence[int] | Sequence[tuple[int, int]], proj_bias: ProjBias = "keep"
+) -> nn.Module:
     """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
     model: a timm model of a supported family, with or without gates, dense or pruned before; it is left as it is.
-    mask: (A,) bool, True = off, or flat indices of the heads that go (as in ``layout_of(model)``).
+    mask: (A,) bool, True = off, or the heads that go as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
     proj_bias: what becomes of the projection's bias in a layer that loses all heads: "keep" equals the mask, "drop"
         sets it to zero, which changes the logits.
 
