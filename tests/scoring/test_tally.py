@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.batch import Batch
-from mhprobe.scoring.tally import Tally
+from mhprobe.scoring.tally import Tally, tally
 
 N, C = 23, 4
 
@@ -41,7 +41,7 @@ def expected(logits: Tensor, labels: Tensor) -> tuple[int, float]:
     correct, loss = 0, 0.0
     for row, label in zip(logits.double().tolist(), labels.tolist(), strict=True):
         correct += max(range(C), key=row.__getitem__) == label
-        loss += torch.tensor(row).double().exp().sum().log().item() - row[label]
+        loss += torch.tensor(row, dtype=torch.float64).exp().sum().log().item() - row[label]
     return correct, loss / N
 
 
@@ -53,14 +53,14 @@ def test_counts_are_exact_and_losses_are_means_over_images(logits, labels, size,
     assert 0 < correct < N
     assert int(result["correct"]) == correct and int(result["images"]) == N
     assert float(result["accuracy"]) == correct / N
-    assert float(result["loss"]) == pytest.approx(loss, rel=1e-6)  # a float32 logarithm per image
+    assert float(result["loss"]) == pytest.approx(loss, rel=1e-12)
 
 
 def test_ranks_add_up(logits, labels):
     first, second = Tally(N), Tally(N)
-    for tally, share in ((first, range(0, N, 2)), (second, range(1, N, 2))):
+    for own, share in ((first, range(0, N, 2)), (second, range(1, N, 2))):
         part = batch(labels, list(share))
-        tally.update(part, logits[part.index])
+        own.update(part, logits[part.index])
     for name in ("correct", "loss", "seen"):  # what torchmetrics does between ranks, for states that are sums
         assert second._reductions[name] is torch.sum or second._reductions[name].__name__ == "dim_zero_sum"
         setattr(first, name, getattr(first, name) + getattr(second, name))
@@ -87,3 +87,34 @@ def test_a_part_of_the_images_can_be_asked_for(logits, labels):
     part = batch(labels, [4, 5])
     tally.update(part, logits[part.index])
     assert int(tally.compute()["images"]) == 2
+
+
+def test_a_plain_model_is_tallied_as_it_is(labels):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, C))
+    images = torch.randn(N, 3, 1, 1, generator=torch.Generator().manual_seed(5))
+    parts = [batch(labels, list(range(start, min(start + 7, N))), padding=2) for start in range(0, N, 7)]
+    seen = []
+    found = tally(model, (part._replace(images=images[part.index]) for part in parts), N, seen.append)
+    right, loss = expected(model(images).detach(), labels)
+    assert (int(found["correct"]), int(found["images"]), len(seen)) == (right, N, 4)
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-9)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # asked inside somebody's autocast, it answers the same
+        again = tally(model, [part._replace(images=images[part.index]) for part in parts], N)
+    assert torch.equal(again["loss"], found["loss"])
+
+
+def test_the_same_logits_give_the_same_numbers_whoever_asks(logits, labels):
+    from mhprobe.heads import HeadBatch
+    from mhprobe.measures.outcomes import outcomes, outcomes_of
+
+    right, loss = outcomes(logits.bfloat16(), labels)
+    expected_right, expected_loss = zip(
+        *(expected(row[None].bfloat16().double(), label[None]) for row, label in zip(logits, labels, strict=True)),
+        strict=True,
+    )
+    assert right.long().tolist() == list(expected_right)
+    torch.testing.assert_close(loss, N * torch.tensor(expected_loss, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    valid = torch.arange(N) < N - 3
+    heads = HeadBatch(z=(), logits=logits.bfloat16(), labels=labels, valid=valid)
+    under_masks = outcomes_of(heads, torch.stack([logits.bfloat16()] * 2))
+    assert torch.equal(under_masks[1], torch.stack([loss[valid]] * 2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mhprobe.stats.agreement import agreement, correlation, pearson, ranks
+from mhprobe.stats.agreement import agreement, pearson, spearman
 
 
 def drawn(heads: int, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -21,9 +21,7 @@ def test_rank_correlations_are_scipys_also_with_ties():
     found = agreement(values, k=5)
     matrix = stats.spearmanr(torch.stack(list(values.values())).T.numpy()).statistic
     torch.testing.assert_close(found.spearman, torch.from_numpy(matrix))
-    x = values["coarse"]
-    torch.testing.assert_close(ranks(x), torch.from_numpy(stats.rankdata(x.numpy())))
-    assert len(x.unique()) < len(x)  # there were ties
+    assert len(values["coarse"].unique()) < 30  # there were ties
 
 
 def test_heads_without_a_value_in_one_measure_are_left_out_of_its_pairs():
@@ -62,7 +60,8 @@ def test_pearson_and_its_interval_are_scipys():
 
 
 def test_what_is_constant_or_too_few_has_no_correlation():
-    assert math.isnan(correlation(torch.ones(5), torch.arange(5.0)))
+    assert math.isnan(spearman(torch.ones(5), torch.arange(5.0)))
+    assert math.isnan(pearson(torch.ones(5), torch.arange(5.0)).r)
     assert math.isnan(pearson(torch.tensor([1.0]), torch.tensor([2.0])).r)
     same = pearson(torch.arange(9.0), torch.arange(9.0))
     assert same.r == pytest.approx(1) and not same.low < 0.999

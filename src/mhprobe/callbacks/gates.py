@@ -12,7 +12,7 @@ from mhprobe.gates import gates_of
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_history
 from mhprobe.report.report import Report
-from mhprobe.scoring.tally import Tally
+from mhprobe.scoring.tally import tally
 
 ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
 
@@ -68,11 +68,8 @@ class GateHistory(L.Callback):
         gates = gates_of(pl_module)
         kept = gates.kept(self.keep, self.threshold)
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-        tally = Tally(data.sizes["test"]).to(pl_module.device)
-        with gates.fixed(kept.float()), torch.autocast(pl_module.device.type, enabled=False):
-            for batch in data.batches("test", pl_module.device):
-                tally.update(batch, pl_module(batch.images))
-        binary = tally.compute()
+        with gates.fixed(kept.float()):
+            binary = tally(pl_module, data.batches("test", pl_module.device), data.sizes["test"])
         if not trainer.is_global_zero:
             return
         columns = {"gate": gates.effective(), "open": gates.amount().detach(), "kept": kept.long()}

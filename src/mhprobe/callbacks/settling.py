@@ -8,6 +8,8 @@ much the order of the scores still changes (Spearman between epochs).
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.report import Report
 from mhprobe.scoring.evaluate import evaluator
+from mhprobe.stats.agreement import spearman
+from mhprobe.stats.lowest import lowest as lowest_of
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 10))
 
@@ -92,23 +96,13 @@ class Settling(L.Callback):
 
 def lowest(score_A: Tensor, shares: Sequence[float]) -> Tensor:
     """(len(shares), A) bool: the heads of lowest score, so many that they are these shares of all; ties by index."""
-    rank = torch.empty_like(score_A, dtype=torch.long)
-    rank[score_A.argsort(stable=True)] = torch.arange(len(score_A))
-    counts = torch.tensor([round(share * len(score_A)) for share in shares])
-    return rank < counts[:, None]
+    return torch.stack([lowest_of(score_A, round(share * len(score_A))) for share in shares])
 
 
 def agreement(scores: dict[int, list[float]]) -> list[dict[str, Any]]:
     """Spearman's rank correlation of every two epochs' scores, 0 where one epoch's are all the same."""
-    from scipy.stats import rankdata
-
-    epochs = sorted(scores)
-    rank = torch.from_numpy(rankdata([scores[epoch] for epoch in epochs], axis=1))
-    rank = rank - rank.mean(1, keepdim=True)
-    rank = rank / rank.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    alike = rank @ rank.T
-    return [
-        {"epoch_a": epochs[a], "epoch_b": epochs[b], "spearman": alike[a, b].item()}
-        for a in range(len(epochs))
-        for b in range(a + 1, len(epochs))
-    ]
+    rows = []
+    for a, b in itertools.combinations(sorted(scores), 2):
+        alike = spearman(torch.tensor(scores[a]), torch.tensor(scores[b]))
+        rows.append({"epoch_a": a, "epoch_b": b, "spearman": 0.0 if math.isnan(alike) else alike})
+    return rows

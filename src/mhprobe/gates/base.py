@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.stats.lowest import lowest
 
 
 class HeadGates(nn.Module):
@@ -96,10 +97,7 @@ class HeadGates(nn.Module):
         if keep is None:
             return amount > threshold
         nearest_target(keep, self.layout.num_heads, "gates.keep")
-        order = amount.argsort(descending=True, stable=True)
-        kept = torch.zeros_like(amount, dtype=torch.bool)
-        kept[order[:keep]] = True
-        return kept
+        return lowest(-amount, keep)
 
     @torch.no_grad()
     def project(self) -> None:

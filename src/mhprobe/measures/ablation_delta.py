@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.outcomes import labels_of, outcomes
+from mhprobe.measures.outcomes import labels_of, outcomes_of
 from mhprobe.stats.significance import Z95, holm, mcnemar, paired_difference, standard_error
 
 
@@ -63,8 +63,8 @@ class AblationDelta(Measure):
             self._grow(batch.logits.shape[1])
         if not batch.valid.any():
             return
-        right, loss = outcomes(batch.logits, batch)
-        right_AB, loss_AB = outcomes(batch.ablated[self.ablation], batch)
+        right, loss = outcomes_of(batch, batch.logits)
+        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
         lost_AB, won_AB = right & ~right_AB, ~right & right_AB
         self.kept += (right & right_AB).sum(1)
         self.lost += lost_AB.sum(1)

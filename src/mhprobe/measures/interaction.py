@@ -20,7 +20,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
-from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.outcomes import outcomes_of
 from mhprobe.measures.slopes import gate_slopes
 from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
 
@@ -92,8 +92,8 @@ class Interaction(Measure):
     def update(self, batch: HeadBatch) -> None:
         if not batch.valid.any():
             return
-        _, whole_B = outcomes(batch.logits, batch)
-        _, loss_MB = outcomes(batch.ablated[self.ablation], batch)
+        _, whole_B = outcomes_of(batch, batch.logits)
+        _, loss_MB = outcomes_of(batch, batch.ablated[self.ablation])
         alone_KB, both_PB = (loss_MB - whole_B).split([len(self.heads), len(self.pairs)])
         first, second = torch.tensor(self.places, device=self.device).unbind(1)
         extra_PB = both_PB - alone_KB[first] - alone_KB[second]

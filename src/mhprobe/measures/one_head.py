@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.outcomes import outcomes_of
 from mhprobe.stats.significance import Z95, mcnemar, paired_difference, standard_error, wilson
 
 
@@ -64,7 +64,7 @@ class OneHead(Measure):
     def select(self, batch: HeadBatch) -> None:
         if not batch.valid.any():
             return
-        right_AB, loss_AB = outcomes(batch.ablated[self.ablation], batch)
+        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
         self.seen_right += right_AB.sum(1)
         self.seen_loss += loss_AB.sum(1)
         self.seen += batch.valid.sum()
@@ -72,8 +72,8 @@ class OneHead(Measure):
     def update(self, batch: HeadBatch) -> None:
         if not batch.valid.any():
             return
-        right, loss = outcomes(batch.logits, batch)
-        right_AB, loss_AB = outcomes(batch.ablated[self.ablation], batch)
+        right, loss = outcomes_of(batch, batch.logits)
+        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
         self.kept += (right & right_AB).sum(1)
         self.lost += (right & ~right_AB).sum(1)
         self.won += (~right & right_AB).sum(1)

@@ -1,4 +1,4 @@
-"""Which of a batch's images come out right, and what they lose, with all heads on or under masks.
+"""Which images come out right, and what they lose: of all who ask, so that the same logits give the same numbers.
 
 Shapes: B images, V valid images, C classes; leading axes are masks.
 """
@@ -10,16 +10,20 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch
 
 
+def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., B, C) logits and (B,) labels -> right (..., B) bool, and loss (..., B) float64, cross-entropy in nats."""
+    # float64, because differences between masks are small against the loss itself
+    wide = logits.double()
+    at_label = wide.gather(-1, labels.expand(wide.shape[:-1])[..., None]).squeeze(-1)
+    # argmax would call NaN the largest; a loss that is NaN says so in the sums
+    return logits.argmax(-1) == labels, wide.logsumexp(-1) - at_label
+
+
 def labels_of(batch: HeadBatch) -> Tensor:
     """(V,) labels of the valid images."""
     return batch.need("labels", "ablation")[batch.valid]
 
 
-def outcomes(logits: Tensor, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-    """(..., B, C) logits -> right (..., V) bool, and loss (..., V) float64, cross-entropy in nats."""
-    # float64, because differences between masks are small against the loss itself
-    logits, labels = logits[..., batch.valid, :].double(), labels_of(batch)
-    log_p = logits.log_softmax(-1)
-    loss = -log_p.gather(-1, labels.expand(log_p.shape[:-1])[..., None]).squeeze(-1)
-    # argmax would call NaN the largest; a loss that is NaN says so in the sums
-    return logits.argmax(-1) == labels, loss
+def outcomes_of(batch: HeadBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., B, C) logits of a batch -> right and loss, (..., V), of its valid images."""
+    return outcomes(logits[..., batch.valid, :], labels_of(batch))

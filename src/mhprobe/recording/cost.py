@@ -28,13 +28,13 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need])
     model.eval()
     try:
         with torch.inference_mode(False), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            plain = _operations(lambda: model(images))
+            plain = operations(lambda: model(images))
     finally:
         model.train(training)
-    return _operations(lambda: record(model, images, labels, needs)) / plain
+    return operations(lambda: record(model, images, labels, needs)) / plain
 
 
-class _Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):
     """torch's own FlopCounterMode also follows modules, with hooks that fail where a graph begins inside one."""
 
     total = 0
@@ -46,7 +46,8 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def _operations(work: Callable[[], object]) -> int:
-    with _Counter() as counter:
+def operations(work: Callable[[], object]) -> int:
+    """Floating-point operations of ``work()``; a multiplication with its addition counts as two."""
+    with Counter() as counter:
         work()
     return counter.total

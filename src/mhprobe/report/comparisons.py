@@ -16,7 +16,7 @@ from mhprobe.report.figures import history as history_figure
 from mhprobe.report.figures import scatter
 from mhprobe.report.report import Report
 from mhprobe.report.tables import Table, per_head
-from mhprobe.stats.agreement import agreement, correlation, pearson, ranks
+from mhprobe.stats.agreement import agreement, pearson, spearman
 
 
 class Point(NamedTuple):
@@ -56,7 +56,7 @@ def add_two_data_sets(
     rows = []
     for name, x, y, r in panels:
         known = x.isfinite() & y.isfinite()
-        rows.append([name, r.r, r.low, r.high, correlation(ranks(x[known]), ranks(y[known])), r.heads])
+        rows.append([name, r.r, r.low, r.high, spearman(x[known], y[known]), r.heads])
     stem = f"{second}_against_{first}"
     report.add_table(stem, Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows))
     report.add_figure(stem, scatter.draw(report.layout, panels, first, second))

@@ -24,7 +24,7 @@ from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
 from mhprobe.report import tables
 from mhprobe.report.figures import speed as speed_figure
-from mhprobe.scoring.tally import Tally
+from mhprobe.scoring.tally import tally
 from mhprobe.stats.significance import wilson
 from mhprobe.surgery import export
 from mhprobe.surgery.cost import count_flops, count_parameters
@@ -139,17 +139,12 @@ class Pruning:
             )
         self.difference = max(self.difference, difference)
 
-    @torch.inference_mode()
     def score(self, stage: str, number: int, model: nn.Module, heads: int | None = None) -> None:
         """One row of the table: accuracy on the test images, and what the network costs."""
         model = model.to(self.device).eval()
         images = self.session.data.sizes["test"]
-        tally = Tally(images).to(self.device)
         with progress(f"{stage} on test", images) as done:
-            for batch in self.batches("test"):
-                tally.update(batch, model(batch.images))
-                done(int(batch.valid.sum()))
-        result = tally.compute()
+            result = tally(model, self.batches("test"), images, lambda batch: done(int(batch.valid.sum())))
         low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(images)))
         heads = layout_of(model).num_heads if heads is None else heads
         scores = [float(result["accuracy"]), low, high, float(result["loss"]), images]

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.gates import gates_of
-from mhprobe.heads import HeadLayout, wide
+from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.cache import MaskCache
+from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.slopes import gate_slopes
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import forwards, gate_values, masked_logits
@@ -96,11 +98,9 @@ class _Evaluator(Evaluate):
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
-                logits_MBC = wide(masked_logits(self.model, batch.images[wanted], masks, rescale=self.rescale))
-                right_Mn[:, at] = (logits_MBC.argmax(-1) == labels).to(torch.uint8)
-                losses_Mn[:, at] = nn.functional.cross_entropy(
-                    logits_MBC.flatten(0, 1), labels.repeat(len(masks)), reduction="none"
-                ).double().view(len(masks), -1)  # fmt: skip
+                logits_MBC = masked_logits(self.model, batch.images[wanted], masks, rescale=self.rescale)
+                right_MB, losses_Mn[:, at] = outcomes(logits_MBC, labels)
+                right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))
         for part in (right_Mn, losses_Mn, seen_n):
@@ -120,11 +120,7 @@ class _Evaluator(Evaluate):
         with self.gates.fixed(values):
             for batch in self.batches():
                 heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index)
-                assert heads.grad is not None
-                slope_BA = torch.cat(
-                    [(wide(z) * wide(grad)).sum((1, 3)) for z, grad in zip(heads.z, heads.grad, strict=True)], dim=1
-                )
-                share_BA = (slope_BA * values)[batch.valid].double()
+                share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
                 sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
                 self._done(2 * len(share_BA))
         ranks.sum(sums)

@@ -7,14 +7,15 @@ Shapes: B images of a batch, C classes, N images of the split.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from mhprobe.data.batch import Batch
-from mhprobe.heads import wide
+from mhprobe.measures.outcomes import outcomes
 
 
 class Tally(Metric):
@@ -37,10 +38,9 @@ class Tally(Metric):
 
     def update(self, batch: Batch, logits: Tensor) -> None:
         """Count one batch's (B, C) logits."""
-        logits = wide(logits[batch.valid])
-        labels = batch.labels[batch.valid]
-        self.correct += (logits.argmax(1) == labels).sum()
-        self.loss += torch.nn.functional.cross_entropy(logits, labels, reduction="none").double().sum()
+        right, loss = outcomes(logits[batch.valid], batch.labels[batch.valid])
+        self.correct += right.sum()
+        self.loss += loss.sum()
         index = batch.index[batch.valid]
         self.seen.index_add_(0, index, torch.ones_like(index))
 
@@ -59,3 +59,20 @@ class Tally(Metric):
             "correct": self.correct,
             "images": images,
         }
+
+
+@torch.inference_mode()
+def tally(
+    model: nn.Module, batches: Iterable[Batch], num_images: int, done: Callable[[Batch], None] = lambda batch: None
+) -> dict[str, Tensor]:
+    """What ``model`` gets right on a split of ``num_images``, with its gates as they are; see ``Tally.compute``.
+
+    model: in evaluation mode. Full precision, whatever autocast is around. done: called after each batch. A collective.
+    """
+    device = next(model.parameters()).device
+    counted = Tally(num_images).to(device)
+    with torch.autocast(device.type, enabled=False):
+        for batch in batches:
+            counted.update(batch, model(batch.images))
+            done(batch)
+    return counted.compute()

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.stats.significance import Z95
-
 
 class Pearson(NamedTuple):
     """r over ``heads`` heads, with Fisher's 95 % interval; NaN where it is not defined."""
@@ -44,40 +42,39 @@ def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
     """
     names = tuple(values)
     k = max(1, min(k, min((len(v) for v in values.values()), default=2) // 2))
-    spearman, overlap, chance = torch.full((3, len(names), len(names)), torch.nan, dtype=torch.float64)
+    rho, overlap, chance = torch.full((3, len(names), len(names)), torch.nan, dtype=torch.float64)
     for i, a in enumerate(values.values()):
         for j, b in enumerate(values.values()):
             x, y = _both(a, b)
-            spearman[i, j] = correlation(ranks(x), ranks(y))
+            rho[i, j] = spearman(x, y)
             if len(x) >= k:
                 overlap[i, j] = len(set(_top(x, k)) & set(_top(y, k))) / k
                 chance[i, j] = k / len(x)
-    return Agreement(names, k, spearman, overlap, chance)
+    return Agreement(names, k, rho, overlap, chance)
 
 
 def pearson(a: Tensor, b: Tensor) -> Pearson:
     """Pearson's r of two (A,) values over heads, with its interval by Fisher's z (heads taken as independent)."""
+    from scipy.stats import pearsonr  # slow to import
+
     x, y = _both(a, b)
-    r = correlation(x, y)
-    if len(x) < 4 or not abs(r) < 1:
-        return Pearson(r, math.nan, math.nan, len(x))
-    z, half = math.atanh(r), Z95 / math.sqrt(len(x) - 3)
-    return Pearson(r, math.tanh(z - half), math.tanh(z + half), len(x))
+    if not _vary(x, y):
+        return Pearson(math.nan, math.nan, math.nan, len(x))
+    found = pearsonr(x.double().numpy(), y.double().numpy())
+    # three heads have no interval, and a perfect fit one without a width
+    low, high = found.confidence_interval() if len(x) > 3 and abs(found.statistic) < 1 else (math.nan, math.nan)
+    return Pearson(float(found.statistic), float(low), float(high), len(x))
 
 
-def correlation(x: Tensor, y: Tensor) -> float:
-    """Pearson's r; NaN for fewer than two values or where one side is constant."""
-    if len(x) < 2 or x.min() == x.max() or y.min() == y.max():
-        return math.nan
-    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
-    return float((x @ y / (x.norm() * y.norm())).clamp(-1, 1))
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Pearson's r of the ranks, ties sharing theirs; NaN for fewer than two values or where one side is constant."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(x.numpy(), y.numpy()).statistic) if _vary(x, y) else math.nan
 
 
-def ranks(x: Tensor) -> Tensor:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, place, count = torch.unique(x, return_inverse=True, return_counts=True)
-    last = count.cumsum(0)
-    return (last - (count - 1) / 2)[place].double()
+def _vary(x: Tensor, y: Tensor) -> bool:
+    return len(x) > 1 and bool(x.min() < x.max()) and bool(y.min() < y.max())
 
 
 def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

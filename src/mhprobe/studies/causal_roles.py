@@ -15,7 +15,7 @@ from mhprobe.io.progress import progress
 from mhprobe.report import tables
 from mhprobe.report.figures import causal
 from mhprobe.report.report import Report
-from mhprobe.scoring.tally import Tally
+from mhprobe.scoring.tally import tally
 from mhprobe.studies.causal_gates import ROLES, causal_gates
 
 
@@ -48,11 +48,9 @@ class CausalRoles(L.Callback):
         chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
         metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}
         for name, on in chosen.items():
-            tally = Tally(data.sizes["test"]).to(pl_module.device)
-            with gates.masked(~on), torch.autocast(pl_module.device.type, enabled=False):
-                for batch in data.batches("test", pl_module.device):
-                    tally.update(batch, pl_module(batch.images))
-            metrics[f"causal/accuracy_{name}"] = float(tally.compute()["accuracy"])
+            with gates.masked(~on):
+                found = tally(pl_module, data.batches("test", pl_module.device), data.sizes["test"])
+            metrics[f"causal/accuracy_{name}"] = float(found["accuracy"])
         if not trainer.is_global_zero:
             return
         on_cpu = {name: values.cpu() for name, values in columns.items()}

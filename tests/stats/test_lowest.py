@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhprobe.stats.lowest import lowest
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 12))
+def test_the_lowest_are_chosen_and_of_equal_ones_the_first(scores, count):
+    expected = sorted(range(len(scores)), key=lambda place: (scores[place], place))[:count]
+    assert lowest(torch.tensor(scores).double(), count).nonzero().flatten().tolist() == sorted(expected)
+
+
+def test_nan_goes_last():
+    assert lowest(torch.tensor([torch.nan, 2.0, 1.0]), 2).tolist() == [False, True, True]
