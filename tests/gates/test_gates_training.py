@@ -58,7 +58,7 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     mhprobe.train.run(configured(*GATES, *common, "gates.keep=4"), learned)
 
     table, found = rows(learned / "tables" / "gates.csv"), metrics(learned)
-    assert list(table[0]) == ["head", "site", "stage", "block", "index", "gate", "open", "kept"]
+    assert list(table[0]) == ["head", "site", "stage", "block", "index", "gate", "open", "kept", "layout"]
     assert sum(int(row["kept"]) for row in table) == found["gates/kept"] == 4
     gate = [float(row["gate"]) for row in table]
     assert min(gate) < 1  # they have moved
@@ -154,9 +154,9 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
     mistakes = {
         "nearest is 6": ["gates=hard_concrete_target", "gates.penalty.heads=7"],
         "above 0, got 0": ["gates.relaxation.beta=0"],
-        "no file": ["gates.mask=nowhere.csv"],
+        "No such file": ["gates.mask=nowhere.csv"],
         "keeps no head": [f"gates.mask={empty}"],
-        "the model has 6": [f"gates.mask={foreign}"],
+        "model's 6 heads": [f"gates.mask={foreign}"],
         "nothing is left to train": ["gates=fixed", "gates.frozen=weights"],
         "gates.frozen": ["gates.frozen=everything"],
         "wings": ["+gates.relaxation.wings=2"],

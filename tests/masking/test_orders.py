@@ -144,12 +144,12 @@ def test_a_table_of_a_run_is_an_order(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([("head", "score"), (0, 1)], "columns head, score; expected head and value"),
-        ([("head", "value"), (0, 1), (1, 2)], "2 rows for 2 heads, expected one for each of the model's 3"),
-        ([("head", "value"), (0, 1), (1, 2), (1, 3)], "3 rows for 2 heads"),
-        ([("head", "value"), (0, 1), (1, 2), (2, "x")], "could not convert"),
+        ([("head", "score"), (0, 1)], "no column value; it has head, score. Expected"),
+        ([("head", "value"), (0, 1), (1, 2)], "2 rows, column head: expected one for each of the model's 3"),
+        ([("head", "value"), (0, 1), (1, 2), (1, 3)], "row 3, column head: head 1 is in row 2 already"),
+        ([("head", "value"), (0, 1), (1, 2), (2, "x")], "row 3, column value: expected a number, got 'x'"),
         ([("head", "value"), (0, 1), (1, 2), (2, "nan")], "blocks.1.attn head 0 is nan"),
-        ([], "of no table"),
+        ([], "no column head, value"),
     ],
 )
 def test_a_wrong_table_is_refused_in_one_line(tmp_path, rows, says):

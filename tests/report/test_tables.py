@@ -25,7 +25,8 @@ def test_per_head_rows_say_where_each_head_sits_and_read_back_exactly(tmp_path):
     values = torch.tensor(AWKWARD, dtype=torch.float64)
     columns = {"value": values, "low": -values, "images": torch.tensor(7), "material": torch.zeros(5, 9)}
     rows = read(tables.write_csv(tmp_path / "t.csv", tables.per_head(SWIN, columns)))
-    assert list(rows[0]) == ["head", "site", "stage", "block", "index", "value", "low", "images"]
+    assert list(rows[0]) == ["head", "site", "stage", "block", "index", "value", "low", "images", "layout"]
+    assert {row["layout"] for row in rows} == {SWIN.digest}
     assert [row["head"] for row in rows] == ["0", "1", "2", "3", "4"]
     assert [row["site"] for row in rows] == [SWIN.sites[0].name] * 2 + [SWIN.sites[1].name] * 3
     assert [(row["stage"], row["block"], row["index"]) for row in rows] == [

@@ -11,7 +11,7 @@ import pytest
 
 from mhprobe.errors import UserError
 from mhprobe.report.tables import Table, write_csv
-from mhprobe.stats.survival import LABELS, Thresholds, labels, read_columns, survivors
+from mhprobe.stats.survival import LABELS, Thresholds, labels, survivors
 from mhprobe.studies import sweep
 
 NAN = math.nan
@@ -85,16 +85,41 @@ def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
     assert kept["0", "block 1"] == ("1", "2") and kept["1", "block 1"] == ("0", "2")
 
 
+def probed(folder: Path, distances: list[float], **more: str) -> Path:
+    rows = [[head, "s", distance, 10.0, *more.values()] for head, distance in enumerate(distances)]
+    write_csv(folder / "tables" / "attention_distance.csv", Table(["head", "site", "value", "uniform", *more], rows))
+    return folder
+
+
 def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
-    probed = tmp_path / "probed"
-    table = Table(["head", "site", "value", "uniform"], [[h, "s", d, 10.0] for h, d in enumerate([1.0, 5.0, 9.5, 7.0])])
-    write_csv(probed / "tables" / "attention_distance.csv", table)
-    assert labels(read_columns(probed), 4) == ["local", "local", "global", "mixed"]
-    sweep.write(swept, probed)
+    (gates, _) = [run.gates for run in sweep.collect(swept)]
+    probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
+    assert labels(sweep.probe_columns(probe, gates), 4) == ["local", "local", "global", "mixed"]
+    sweep.write(swept, probe)
     found = {(r["run"], r["group"]): r["kept"] for r in read(swept / "tables" / "survivors.csv") if r["by"] == "label"}
     assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
     with pytest.raises(UserError, match="none of the tables"):
-        read_columns(swept / "0")
+        sweep.probe_columns(swept / "0", gates)
+
+
+def test_a_probe_of_another_model_gives_no_labels(swept, tmp_path):
+    more_heads = probed(tmp_path / "larger", [1.0, 5.0, 9.5, 7.0, 2.0])
+    with pytest.raises(UserError, match=r"gates\.csv.*larger.*expected 0 to 3, got '4'.*another model"):
+        sweep.write(swept, more_heads)
+    for number in (0, 1):
+        path = swept / str(number) / "tables" / "gates.csv"
+        rows = read(path)
+        write_csv(path, Table([*rows[0], "layout"], [[*row.values(), "0123abcd"] for row in rows]))
+    other = probed(tmp_path / "other", [1.0, 5.0, 9.5, 7.0], layout="4567abcd")
+    with pytest.raises(UserError, match=r"gates\.csv.*other.*another model.*4567abcd.*0123abcd"):
+        sweep.write(swept, other)
+    assert sweep.write(swept, probed(tmp_path / "same", [1.0, 5.0, 9.5, 7.0], layout="0123abcd"))
+
+
+def test_runs_of_two_models_are_no_sweep(swept):
+    make_run(swept / "3", 0.2, [1, 0, 0, 0, 1], 0.7)
+    with pytest.raises(UserError, match=r"two models, . heads .* and . "):
+        sweep.write(swept)
 
 
 def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_path):

@@ -1,31 +1,128 @@
-"""Which heads a run kept, as a table that another run can read: columns ``head`` (flat index) and ``kept`` (0 or 1)."""
+"""THE reader of tables with one row per head, as measures, gates and prunings write them.
+
+The column ``head`` holds the flat index; every head of the model has one row. A table that also has the column
+``layout`` says which heads those are (``HeadLayout.digest``): one that was made for another model with as many heads is
+refused. Every complaint is one line with the file, the row (1 is the first below the header) and the column.
+
+Shapes: A heads of all sites.
+"""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+
+DIGEST = "layout"  # the column that names the heads
 
 
-def read_kept(path: str | Path, layout: HeadLayout) -> Tensor:
-    """(A,) bool. UserError if the table is missing, of other heads, or keeps none."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"gates.mask: no file {path}. Give the tables/gates.csv of a run that learned gates.")
+class Heads(Protocol):
+    """Whose heads a table must list: a HeadLayout, or another table. digest: empty if nobody knows it."""
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def read_rows(path: str | Path, columns: Sequence[str], asker: str) -> list[dict[str, str]]:
+    """The rows of a .csv that has ``columns`` at least. asker: the option that named the file, for messages."""
+    lines: list[list[str]] = []
     try:
-        with path.open(newline="") as file:
-            kept = {int(row["head"]): bool(int(row["kept"])) for row in csv.DictReader(file)}
-    except (KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
+        with Path(path).open(newline="") as file:
+            lines.extend(line for line in csv.reader(file, strict=True) if line)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        where = f", row {max(1, len(lines))}" if isinstance(error, csv.Error) else ""
         raise UserError(
-            f"gates.mask: {path}: expected the columns head and kept, with whole numbers ({error})."
+            f"{asker}: cannot read the table {path}{where} ({getattr(error, 'strerror', None) or error}). Give a .csv "
+            f"that a run wrote, <folder>/tables/<name>.csv."
         ) from error
-    if sorted(kept) != list(range(layout.num_heads)):
-        raise UserError(f"gates.mask: {path} lists {len(kept)} heads, the model has {layout.num_heads}, each once.")
-    if not any(kept.values()):
-        raise UserError(f"gates.mask: {path} keeps no head, expected at least one.")
-    return torch.tensor([kept[head] for head in range(layout.num_heads)])
+    header, *rows = lines or [[]]
+    missing = [name for name in columns if name not in header]
+    if missing or not rows:
+        got = f"no column {', '.join(missing)}; it has {', '.join(header) or 'none'}" if missing else "no rows"
+        raise UserError(f"{asker}: {path} has {got}. Expected a .csv with {', '.join(columns)}.")
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise UserError(f"{asker}: {path} has the column {twice} twice, expected each once.")
+    for number, line in enumerate(rows, 1):
+        if len(line) != len(header):
+            raise UserError(
+                f"{asker}: {path}, row {number}: {len(line)} fields, expected {len(header)} as in the header. Was the "
+                f"file cut off or edited?"
+            )
+    return [dict(zip(header, line, strict=True)) for line in rows]
+
+
+def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Tensor:
+    """(A,) float64, the numbers of one column, by flat index; NaN where the table says nan."""
+    found = torch.full((layout.num_heads,), torch.nan, dtype=torch.float64)
+    for number, head, row in _heads(path, (column,), layout, asker):
+        try:
+            found[head] = float(row[column])
+        except ValueError:
+            raise UserError(
+                f"{asker}: {path}, row {number}, column {column}: expected a number, got {_short(row[column])}."
+            ) from None
+    return found
+
+
+def read_kept(path: str | Path, layout: Heads, asker: str = "gates.mask") -> Tensor:
+    """(A,) bool, the column ``kept``; UserError if the table keeps none."""
+    found = torch.zeros(layout.num_heads, dtype=torch.bool)
+    for number, head, row in _heads(path, ("kept",), layout, asker):
+        if row["kept"] not in ("0", "1"):
+            raise UserError(f"{asker}: {path}, row {number}, column kept: expected 0 or 1, got {_short(row['kept'])}.")
+        found[head] = row["kept"] == "1"
+    if not found.any():
+        raise UserError(f"{asker}: {path} keeps no head, expected at least one.")
+    return found
+
+
+def check_layout(path: str | Path, rows: Sequence[dict[str, str]], layout: Heads, asker: str) -> None:
+    """UserError if a row names another layout than the model's."""
+    for number, row in enumerate(rows, 1):
+        if layout.digest and row.get(DIGEST, layout.digest) != layout.digest:
+            raise UserError(
+                f"{asker}: {path}, row {number}, column {DIGEST}: the heads of another model ({_short(row[DIGEST])}), "
+                f"expected those of this one ({layout.digest})."
+            )
+
+
+def _heads(
+    path: str | Path, columns: Sequence[str], layout: Heads, asker: str
+) -> Iterator[tuple[int, int, dict[str, str]]]:
+    """(row number, flat index, row) of every head, each once; a table of other heads is refused before the first."""
+    rows = read_rows(path, ("head", *columns), asker)
+    check_layout(path, rows, layout, asker)
+    heads: dict[int, int] = {}
+    for number, row in enumerate(rows, 1):
+        text = row["head"]
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < layout.num_heads):
+            raise UserError(
+                f"{asker}: {path}, row {number}, column head: expected 0 to {layout.num_heads - 1}, got "
+                f"{_short(text)}. Was it made for another model?"
+            )
+        if int(text) in heads:
+            raise UserError(
+                f"{asker}: {path}, row {number}, column head: head {text} is in row {heads[int(text)]} already."
+            )
+        heads[int(text)] = number
+    if len(heads) < layout.num_heads:
+        raise UserError(
+            f"{asker}: {path} has {len(rows)} rows, column head: expected one for each of the model's "
+            f"{layout.num_heads} heads. Was it made for another model?"
+        )
+    for row in rows:
+        yield heads[int(row["head"])], int(row["head"]), row
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")

@@ -11,7 +11,6 @@ Shapes: A heads, U units.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.io.head_tables import read_column
 from mhprobe.masking.base import Evaluate, Path, Units
 
 
@@ -85,7 +85,7 @@ class ByScore:
     def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
         """(U,) with the heads of the (A,) mask off."""
         if self.table is not None:
-            score_A = _read(self.table, self.column, layout)
+            score_A = read_column(self.table, self.column, layout, "masking order by_score")
         else:
             assert self.measure is not None
             score_A = evaluate.measure(self.measure, off, self.column)
@@ -98,28 +98,3 @@ class ByScore:
                     f"(exclude_layers)."
                 )
         return units.masks.double() @ score_A.double().nan_to_num()
-
-
-def _read(path: str, column: str, layout: HeadLayout) -> Tensor:
-    """(A,) one column of a csv file with a row per head, whose flat index is in the column ``head``."""
-    try:
-        with File(path).open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"masking order by_score: cannot read the table {path} ({error}).") from error
-    columns = list(rows[0]) if rows else []
-    if "head" not in columns or column not in columns:
-        raise UserError(
-            f"masking order by_score: {path} has the columns {', '.join(columns) or 'of no table'}; expected head and "
-            f"{column}."
-        )
-    try:
-        found = {int(row["head"]): float(row[column]) for row in rows}
-    except (TypeError, ValueError) as error:
-        raise UserError(f"masking order by_score: {path}, column {column}: {error}.") from error
-    if sorted(found) != list(range(layout.num_heads)) or len(rows) != len(found):
-        raise UserError(
-            f"masking order by_score: {path} has {len(rows)} rows for {len(found)} heads, expected one for each of the "
-            f"model's {layout.num_heads}. Was it made for another model?"
-        )
-    return torch.tensor([found[head] for head in range(layout.num_heads)], dtype=torch.float64)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.head_tables import DIGEST
 
 
 class Table(NamedTuple):
@@ -29,23 +30,23 @@ class Table(NamedTuple):
 
 
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
-    """head (flat index), site, stage, block, index (within the site), then the columns of shape (A,) or ().
+    """head (flat index), site, stage, block, index (within the site), then the columns of shape (A,) or (), and layout.
 
-    A () column is a fact about the whole set and repeats in every row. Other shapes belong to no table.
+    layout names the heads (``HeadLayout.digest``), so that a table is not taken for that of another model. A () column
+    is a fact about the whole set and repeats in every row. Other shapes belong to no table.
     """
     facts = {name: values for name, values in columns.items() if values.shape in ((), (layout.num_heads,))}
     lists = [values.expand(layout.num_heads).tolist() for values in facts.values()]
     rows = [
-        [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists)]
+        [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists), layout.digest]
         for flat, (_, head, site) in enumerate(layout)
     ]
-    return Table(["head", "site", "stage", "block", "index", *facts], rows)
+    return Table(["head", "site", "stage", "block", "index", *facts, DIGEST], rows)
 
 
 def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
     """(A, K) values: the head as in ``per_head``, then one column per name along K."""
-    table = per_head(layout, {})
-    return Table([*table.columns, *names], [row + more for row, more in zip(table.rows, values.tolist(), strict=True)])
+    return per_head(layout, dict(zip(names, values.unbind(-1), strict=True)))
 
 
 def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:

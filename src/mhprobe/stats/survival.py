@@ -17,16 +17,16 @@ Shapes: A heads of all sites.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from mhprobe.errors import UserError
+from typing import NamedTuple
 
 Column = Sequence[float]  # (A,), NaN where nothing is known
+USED = (
+    *("position.positional", "token_kinds.cls", "token_kinds.registers", "entropy.share"),
+    *("attention_distance.value", "attention_distance.uniform"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
         "local": [value <= cut.local for value in nearness],
         "global": [value >= cut.global_ for value in nearness],
     }
-    evidence = [
-        column(name) for name in ("position.positional", "token_kinds.cls", "token_kinds.registers", "entropy.share")
-    ]
+    evidence = [column(name) for name in USED if not name.startswith("attention_distance")]
     known = [any(not math.isnan(values[head]) for values in (*evidence, nearness)) for head in range(num_heads)]
     return [
         next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
@@ -90,22 +88,3 @@ def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[str]
             of = [on for on, name in zip(kept, names, strict=True) if name == group]
             rows.append(Survivors(run, sum(kept), by, group, sum(of), len(of)))
     return rows
-
-
-def read_columns(
-    folder: Path, tables: Sequence[str] = ("position", "token_kinds", "entropy", "attention_distance")
-) -> dict[str, list[float]]:
-    """``<table>.<column>`` from the tables of a probed run; a table that is not there is left out."""
-    columns: dict[str, list[float]] = {}
-    for table in tables:
-        path = folder / "tables" / f"{table}.csv"
-        if not path.is_file():
-            continue
-        with path.open(newline="") as file:
-            rows: list[dict[str, Any]] = list(csv.DictReader(file))
-        for name in rows[0] if rows else ():
-            if name != "site":
-                columns[f"{table}.{name}"] = [float(row[name]) for row in rows]
-    if not columns:
-        raise UserError(f"probe: {folder} has none of the tables {', '.join(tables)}; run mhprobe.probe with them.")
-    return columns

@@ -10,26 +10,40 @@ entropy, attention_distance). No torch, no training: seconds.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
+from mhprobe.io.head_tables import DIGEST, read_column, read_kept, read_rows
 from mhprobe.report.tables import Table, write_csv
-from mhprobe.stats.survival import labels, read_columns, survivors
+from mhprobe.stats.survival import USED, labels, survivors
 
 METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
 
 
+class Gates(NamedTuple):
+    """The heads of a run, as its tables/gates.csv lists them. digest: of the layout, empty if the table has none."""
+
+    path: Path
+    digest: str
+    stages: list[str]  # (A,)
+    blocks: list[str]  # (A,)
+    kept: list[bool]  # (A,)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.kept)
+
+
 class Run(NamedTuple):
-    """One finished run: its folder's name, what tells it from the others, its numbers and its gates' rows."""
+    """One finished run: its folder's name, what tells it from the others, its numbers and its gates."""
 
     name: str
     settings: dict[str, str]
     metrics: dict[str, float]
-    gates: list[dict[str, str]]
+    gates: Gates | None
     description: dict[str, Any]
     whole: float | None  # test accuracy of the weights it began with, if they say so
 
@@ -76,30 +90,63 @@ def write(folder: Path, probe: Path | None = None) -> list[Path]:
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
     paths += style.save(retained.draw(points, images, heads, runs[0].whole, chance), folder / "figures" / "sweep")
 
-    heads_of = runs[0].gates
+    gates = _same_heads(runs)
     groups = {
-        "stage": [f"stage {row['stage']}" for row in heads_of],
-        "block": [f"block {row['block']}" for row in heads_of],
+        "stage": [f"stage {stage}" for stage in gates[0].stages],
+        "block": [f"block {block}" for block in gates[0].blocks],
     }
     if probe is not None:
-        groups["label"] = labels(read_columns(probe), len(heads_of))
-    rows = [row for run in runs for row in survivors(run.name, [gate["kept"] == "1" for gate in run.gates], groups)]
+        groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
+    rows = [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
     paths.append(write_csv(folder / "tables" / "survivors.csv", Table(list(rows[0]._fields), [list(r) for r in rows])))
     return paths + style.save(survival.draw(rows), folder / "figures" / "survivors")
+
+
+def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
+    """``<table>.<column>`` of the tables of a probed run that labels look at. UserError if it probed other heads."""
+    asker = f"sweep --probe, for the heads of {heads.path}"
+    found = {}
+    for name in USED:
+        table, column = name.split(".")
+        path = folder / "tables" / f"{table}.csv"
+        if path.is_file() and column in read_rows(path, ("head",), asker)[0]:
+            found[name] = read_column(path, column, heads, asker).tolist()
+    if not found:
+        tables = ", ".join(sorted({name.split(".")[0] for name in USED}))
+        raise UserError(f"probe: {folder} has none of the tables {tables}; run mhprobe.probe with them.")
+    return found
+
+
+def _same_heads(runs: Sequence[Run]) -> list[Gates]:
+    gates = [run.gates for run in runs if run.gates is not None]
+    for other in gates:
+        if (other.num_heads, other.digest) != (gates[0].num_heads, gates[0].digest):
+            raise UserError(
+                f"sweep: {other.path} and {gates[0].path} are of two models, {other.num_heads} heads "
+                f"({other.digest or 'no layout'}) and {gates[0].num_heads} ({gates[0].digest or 'no layout'}). Compare "
+                f"runs of one."
+            )
+    return gates
+
+
+def _gates(path: Path) -> Gates | None:
+    if not path.is_file():
+        return None
+    rows = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
+    digest = rows[0].get(DIGEST, "")
+    gates = Gates(path, digest, [row["stage"] for row in rows], [row["block"] for row in rows], [False] * len(rows))
+    return gates._replace(kept=read_kept(path, gates, "sweep").tolist())
 
 
 def _read(folder: Path) -> Run:
     try:
         metrics = json.loads((folder / "metrics.json").read_text())
         settings = _overrides(folder / "config" / "overrides.yaml")
-        description_file, gates_file = folder / "model.json", folder / "tables" / "gates.csv"
+        description_file = folder / "model.json"
         description = json.loads(description_file.read_text()) if description_file.is_file() else {}
-        gates: list[dict[str, str]] = []
-        if gates_file.is_file():
-            with gates_file.open(newline="") as file:
-                gates = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
         raise UserError(f"sweep: {folder} is damaged ({error}). Take it out of the sweep's folder.") from error
+    gates = _gates(folder / "tables" / "gates.csv")
     return Run(folder.name, settings, metrics, gates, description, _whole(settings.get("weights"), description))
 
 
