@@ -47,6 +47,7 @@ class Session:
         from mhprobe.io.head_tables import read_kept
         from mhprobe.report.report import Report
         from mhprobe.weights.checkpoint import DESCRIBES, gates_kept, load_weights
+        from mhprobe.weights.description import portable
 
         L.seed_everything(cfg["seed"], workers=True, verbose=False)
         self.task, self.cfg, self.folder = task, cfg, folder
@@ -66,10 +67,9 @@ class Session:
                     f"data has {', '.join(self.data.class_names[:3])} ... It was trained on data={description['data']}."
                 )
         else:
-            settings = {key: value for key, value in cfg["backbone"].items() if key != "_target_"}
             backbone = _construct(instantiate, {**cfg["backbone"], "num_classes": self.data.num_classes}, "backbone")
             description = {
-                "backbone": settings,
+                "backbone": portable(cfg["backbone"]),
                 "class_names": list(self.data.class_names),
                 "data": self.data.source.name,
             }

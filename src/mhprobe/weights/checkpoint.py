@@ -3,13 +3,15 @@
 A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
 source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``gates_kept`` (A times
 0 or 1, which heads learned gates keep, absent without), ``kept`` (which heads are left, absent when all are; see
-mhprobe.weights.pruned) and ``made`` (how the weights came to be).
+mhprobe.weights.pruned), ``made`` (how the weights came to be), ``sha256`` (of the tensors' file) and ``digest`` (of the
+description itself). What it may hold is in mhprobe.weights.description.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.io.files import write_all
 from mhprobe.surgery.removal import slice_sites
+from mhprobe.weights.description import checked, digest
+
+log = logging.getLogger(__name__)
 
 # the parts of a description that belong to the model, not to the file it came in
 DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias")
@@ -47,7 +52,12 @@ def weights_files(
     if gates is not None and not bool((gates.effective() == 1).all()):
         description = {**description, "gates": gates.effective().tolist()}
     description = {**description, "sha256": hashlib.sha256(data).hexdigest()}
-    return {path: data, path.with_suffix(".json"): (json.dumps(description, indent=2) + "\n").encode()}
+    return {path: data, path.with_suffix(".json"): as_json(description)}
+
+
+def as_json(description: dict[str, Any]) -> bytes:
+    """The description as a file, with its digest."""
+    return (json.dumps({**description, "digest": digest(description)}, indent=2) + "\n").encode()
 
 
 def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -59,28 +69,12 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
-    if path.suffix == ".ckpt":
-        checkpoint = load_checkpoint(path)
-        description = checkpoint.get("mhprobe")
-        if description is None:
-            raise UserError(
-                f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is."
-            )
-        prefix = "backbone."
-        state = {k[len(prefix) :]: v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
-        gate_values = checkpoint["state_dict"]["gates.values"]
-    else:
-        state, description = _load_pair(path)
-        gate_values = None
-    if "gates" in description:  # in a checkpoint: gates that are learned in another form than their values
+    state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
+    if (
+        description.get("gates") is not None
+    ):  # in a checkpoint: gates that are learned in another form than their values
         gate_values = torch.tensor(description["gates"])
-    if missing := {"backbone", "class_names", "data"} - set(description):
-        raise UserError(
-            f"weights: the description of {path} lacks {', '.join(sorted(missing))}; it was not made by mhprobe."
-        )
-    model = build(**{**description["backbone"], "pretrained": False}, num_classes=len(description["class_names"]))
-    if "kept" in description:
-        _prune_again(model, description["kept"], path)
+    model = _built(description, path)
     try:
         model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
     except RuntimeError as error:
@@ -88,8 +82,8 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
     if gate_values is not None and not bool((gate_values == 1).all()):
         gates = attach(model)
-        if len(gate_values) != gates.layout.num_heads:
-            raise UserError(f"weights: {path} has {len(gate_values)} gates, expected {gates.layout.num_heads}.")
+        if gate_values.shape != gates.values.shape:
+            raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {gates.layout.num_heads}.")
         with torch.no_grad():
             gates.values.copy_(gate_values)
     heads = layout_of(model).num_heads
@@ -104,11 +98,28 @@ def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:
     return None if found is None else torch.tensor(found, dtype=torch.bool)
 
 
-def _prune_again(model: nn.Module, kept: Any, path: Path) -> None:
+def _built(description: dict[str, Any], path: Path) -> nn.Module:
+    """The described model with random weights."""
+    settings = {**description["backbone"], "pretrained": False}
+    try:
+        model = build(**settings, num_classes=len(description["class_names"]))
+    except UserError as error:
+        raise UserError(f"weights: {path}: {error}") from error
+    except Exception as error:  # sizes of a stranger can fail anywhere in a constructor
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"weights: {path} describes a backbone that cannot be built ({reason[:200]}).") from error
+    if seen := description.get("input"):  # what it was trained to see, which need not be what timm's own weights see
+        model.pretrained_cfg = {**model.pretrained_cfg, **{key: tuple(seen[key]) for key in ("mean", "std")}}  # type: ignore
+    if description.get("kept") is not None:
+        _prune_again(model, description["kept"], path)
+    return model
+
+
+def _prune_again(model: nn.Module, kept: dict[str, list[int]], path: Path) -> None:
     """Give a freshly built model the shape of the pruned one whose heads ``kept`` names."""
     layout = layout_of(model)
     shape = {site.name: site.num_heads for site in layout.sites}
-    if not isinstance(kept, dict) or set(kept) != set(shape):
+    if set(kept) != set(shape):
         raise UserError(f"weights: the JSON of {path} says which heads are `kept`, but not of the sites it has.")
     for name, heads in kept.items():
         if heads != sorted(set(heads)) or not set(heads) <= set(range(shape[name])):
@@ -119,23 +130,50 @@ def _prune_again(model: nn.Module, kept: Any, path: Path) -> None:
     slice_sites(model, layout, kept)
 
 
-def _load_pair(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+Loaded = tuple[dict[str, torch.Tensor], dict[str, Any], torch.Tensor | None]  # weights, description, gates
+
+
+def _from_pair(path: Path) -> Loaded:
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    try:
-        description = json.loads(path.with_suffix(".json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"weights: {path.with_suffix('.json')} is missing or damaged: it rebuilds the model."
-        ) from error
+    description = read_description(path.with_suffix(".json"))
     data = path.read_bytes()
     if description.get("sha256") != hashlib.sha256(data).hexdigest():
         raise UserError(f"weights: {path} is not the file its JSON describes (sha256 differs): damaged or replaced.")
     try:
-        return load(data), description
+        return load(data), description, None
     except SafetensorError as error:
         raise UserError(f"weights: {path} is not a safetensors file ({error}).") from error
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The JSON beside weights: whole, unchanged since it was written, and harmless."""
+    try:
+        description = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"weights: {path} is missing or damaged: it rebuilds the model.") from error
+    checked(description, path)
+    if "digest" not in description:
+        log.warning(
+            "weights: %s has no digest, so damage to it cannot be seen; python -m mhprobe.weights %s adds one.",
+            path, path,
+        )  # fmt: skip
+    elif description["digest"] != digest(description):
+        raise UserError(f"weights: {path} was changed since it was written (its digest differs): damaged or edited.")
+    return description
+
+
+def _from_checkpoint(path: Path) -> Loaded:
+    checkpoint = load_checkpoint(path)
+    state = checkpoint.get("state_dict")
+    if checkpoint.get("mhprobe") is None or not isinstance(state, dict):
+        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is.")
+    if not all(isinstance(value, torch.Tensor) for value in state.values()) or "gates.values" not in state:
+        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: its state_dict is not its own.")
+    prefix = "backbone."
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return weights, checked(checkpoint["mhprobe"], path), state["gates.values"]
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -146,14 +184,17 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError) as error:
+    except Exception as error:  # a damaged header can also claim a compression or an encryption
         raise UserError(f"checkpoint: {path} is truncated or not a checkpoint. Use an earlier one.") from error
     if damaged is not None:
         raise UserError(f"checkpoint: {path} is damaged (checksum of {damaged}). Use an earlier one.")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises UnpicklingError, RuntimeError, KeyError ... for foreign content
         raise UserError(
             f"checkpoint: {path} holds more than plain tensors and values; it is refused, since loading "
             f"it could run code."
         ) from error
+    if not isinstance(loaded, dict):
+        raise UserError(f"checkpoint: {path} is not a checkpoint: it holds a {type(loaded).__name__}.")
+    return loaded

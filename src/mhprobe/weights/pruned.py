@@ -18,9 +18,7 @@ from torch import nn
 
 from mhprobe.errors import UserError
 from mhprobe.weights.checkpoint import load_weights
-
-# what mhprobe.backbones.build takes and timm.create_model does not, or what only says where weights come from
-NOT_TIMM = ("name", "pretrained", "fused_attn", "pretrained_cfg_overlay")
+from mhprobe.weights.description import for_timm
 
 
 def pruned_description(
@@ -32,14 +30,9 @@ def pruned_description(
     which heads those are in the first one.
     """
     before = description.get("kept", {site: range(max(heads, default=0) + 1) for site, heads in kept.items()})
-    settings = description["backbone"]
     described = {
         **description,
-        "timm": {
-            "model_name": settings["name"],
-            "num_classes": len(description["class_names"]),
-            **{key: value for key, value in settings.items() if key not in NOT_TIMM},
-        },
+        "timm": for_timm(description),
         "kept": {site: [heads[head] for head in kept.get(site, ())] for site, heads in before.items()},
         "proj_bias": proj_bias,
     }

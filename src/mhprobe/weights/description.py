@@ -1,0 +1,178 @@
+"""What may stand in the JSON of weights, or in a checkpoint. A stranger may have written it.
+
+timm's constructors take more than numbers: paths and addresses that they open (``checkpoint_path``,
+``pretrained_cfg``), and what they open may be a pickle. So a setting of the backbone passes only if the model's own
+class takes it, if timm's loading code does not, and if its value is a number, a flag, a list of numbers or one of
+timm's own words.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import math
+import re
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mhprobe.errors import UserError
+
+LARGEST = 2**16  # no size, width or depth of a model is larger; a forged one must not eat the memory
+OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build itself; loading never fetches weights
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Input(BaseModel):
+    model_config = ConfigDict(strict=True)
+    size: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
+    mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
+    std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
+
+
+class Description(BaseModel):
+    """The types. Keys that are not here are for people, and are not read."""
+
+    model_config = ConfigDict(strict=True)
+    backbone: dict[str, Any]
+    class_names: list[str]
+    data: str
+    input: Input | None = None
+    gates: list[Finite] | None = None
+    gates_kept: list[Literal[0, 1]] | None = None
+    kept: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
+    proj_bias: Literal["keep", "drop"] | None = None
+    timm: dict[str, Any] | None = None
+
+
+def checked(found: Any, where: Path) -> dict[str, Any]:
+    """``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
+    try:
+        Description.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise UserError(
+            f"weights: {where}: {key}: {first['msg']}, got {_short(first['input'])}. It is damaged, or was not made by "
+            f"mhprobe."
+        ) from None
+    name = _name(found["backbone"], where)
+    for key, value in found["backbone"].items():
+        if key not in OURS:
+            check_setting(name, key, value, where)
+    if found.get("timm") not in (None, for_timm(found)):
+        raise UserError(f"weights: {where}: `timm` says another model than `backbone`. It is damaged or forged.")
+    return found
+
+
+def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``timm.create_model`` takes to build the described model with all its heads."""
+    settings = description["backbone"]
+    return {
+        "model_name": settings["name"],
+        "num_classes": len(description["class_names"]),
+        **{key: value for key, value in settings.items() if key not in OURS},
+    }
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a backbone without those that say where its weights once came from."""
+    return {key: value for key, value in settings.items() if key not in {"_target_", *_loading()}}
+
+
+def digest(description: Mapping[str, Any]) -> str:
+    """Of everything in the JSON but the digest itself; spaces and the order of keys do not count."""
+    content = {key: value for key, value in description.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_setting(name: str, key: str, value: Any, where: Path) -> None:
+    """UserError if a model of timm must not be given ``key=value`` on a stranger's word."""
+    known = _settings(name)
+    if key not in known:
+        raise UserError(
+            f"weights: {where}: backbone.{key} is refused: it is no size or switch of {name} (it may name a file or an "
+            f"address). Known: {', '.join(sorted(known))}."
+        )
+    if not _harmless(key, value, known[key]):
+        raise UserError(
+            f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a list of numbers or a "
+            f"name of timm's, got {_short(value)}."
+        )
+
+
+def _name(settings: dict[str, Any], where: Path) -> str:
+    from timm import is_model
+
+    name, fused = settings.get("name"), settings.get("fused_attn")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.]+", name) or not is_model(name):
+        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {_short(name)}.")
+    if fused is not None and not isinstance(fused, bool):
+        raise UserError(f"weights: {where}: backbone.fused_attn: expected true or false, got {_short(fused)}.")
+    return name
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} ..."
+
+
+@functools.cache
+def _loading() -> frozenset[str]:
+    """The arguments of timm that say where weights come from, or what is made of a model once it is there."""
+    from timm.models import build_model_with_cfg, create_model
+
+    own = {"features_only", "out_indices", "feature_cls", "pruned", "num_classes", "device", "dtype"}
+    taken = {*inspect.signature(create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
+    return frozenset({*own, *taken} - {"kwargs", "pretrained"})
+
+
+@functools.cache
+def _settings(name: str) -> dict[str, Any]:
+    """Keyword -> annotation, of the classes that timm's file of this model builds classifiers from."""
+    from timm.models import model_entrypoint
+    from torch import nn
+
+    module = importlib.import_module(model_entrypoint(name).__module__)
+    found: dict[str, Any] = {}
+    for made in vars(module).values():
+        if isinstance(made, type) and issubclass(made, nn.Module):
+            parameters = inspect.signature(made).parameters
+            if "num_classes" in parameters:
+                found |= {key: parameter.annotation for key, parameter in parameters.items()}
+    return {key: found[key] for key in found.keys() - _loading() - {"self", "args", "kwargs", "pretrained"}}
+
+
+def _harmless(key: str, value: Any, annotation: Any) -> bool:
+    if value is None or isinstance(value, bool):
+        return annotation not in (int, float) or value is None  # true heads would be one head
+    if isinstance(value, (int, float)):
+        return math.isfinite(value) and 0 <= value <= LARGEST
+    if isinstance(value, (list, tuple)):
+        return 0 < len(value) <= 64 and all(
+            isinstance(part, (int, float)) and _harmless(key, part, annotation) for part in value
+        )
+    return isinstance(value, str) and _timms_word(key, value, annotation)
+
+
+def _timms_word(key: str, word: str, annotation: Any) -> bool:
+    """Whether timm itself defines this word for this keyword."""
+    from timm.layers import get_act_layer, get_norm_layer
+
+    for part, look_up in (("norm", get_norm_layer), ("act", get_act_layer)):
+        if part in key.split("_"):
+            try:
+                return look_up(word) is not None
+            except (AssertionError, KeyError):
+                return False
+    choices = [choice for kind in (annotation, *typing.get_args(annotation)) for choice in typing.get_args(kind)]
+    if any(isinstance(choice, str) for choice in choices):
+        return word in choices
+    # a mode without a list of its choices: a plain word, which names no file that a constructor would open
+    return annotation is str and re.fullmatch(r"[a-z0-9_]{0,32}", word) is not None

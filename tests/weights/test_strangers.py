@@ -1,0 +1,236 @@
+"""A weights file of a stranger: nothing that it names is opened, and nonsense in it is answered in a line."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import logging
+import pickle
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from test_weights import BACKBONE, DESCRIPTION, Harmful, checkpoint_of, edit
+
+import mhprobe
+from mhprobe.backbones import build
+from mhprobe.backbones.base import input_spec
+from mhprobe.weights.__main__ import sign
+from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
+from mhprobe.weights.description import checked, portable
+
+WEIGHTS = Path(__file__).parents[2] / "weights"
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return build(**BACKBONE, num_classes=4).eval()
+
+
+@pytest.fixture
+def file(model, tmp_path) -> Path:
+    path = tmp_path / "model.safetensors"
+    save_weights(model, path, DESCRIPTION)
+    return path
+
+
+def answer(path: Path) -> str:
+    with pytest.raises(mhprobe.UserError) as error:
+        load_weights(path)
+    assert "\n" not in str(error.value) and path.stem in str(error.value)
+    return str(error.value)
+
+
+# What would make timm, torch or a layer open something, each with the file or the address put in for %s.
+OPENERS: list[dict[str, Any]] = [
+    {"checkpoint_path": "%s"},
+    {"pretrained_cfg": {"file": "%s"}},
+    {"pretrained_cfg_overlay": {"file": "%s", "custom_load": True}},
+    {"pretrained_cfg": "%s"},
+    {"pretrained_cfg_overlay": {"url": "%s"}},
+    {"cache_dir": "%s"},
+    {"model_cfg": {"file": "%s"}},
+    {"pretrained_model_args": {"checkpoint_path": "%s"}},
+    {"features_only": True, "feature_cls": "%s"},
+    {"pretrained_filter_fn": "%s"},
+    {"norm_layer": "%s"},
+    {"act_layer": "%s"},
+    {"weight_init": "%s"},
+    {"attn_layer": "%s"},
+    {"block_fn": "%s"},
+    {"device": "%s"},
+    {"img_size": "%s"},
+    {"pruned": True},
+    {"name": "local-dir:%s"},
+    {"name": "hf-hub:%s"},
+    {"name": "%s"},
+]
+
+
+def filled(opener: Any, with_: str) -> Any:
+    if isinstance(opener, dict):
+        return {key: filled(value, with_) for key, value in opener.items()}
+    return opener.replace("%s", with_) if isinstance(opener, str) else opener
+
+
+@pytest.mark.parametrize("opener", OPENERS, ids=lambda opener: "+".join(opener))
+@pytest.mark.parametrize("kind", ["json", "ckpt"])
+@pytest.mark.parametrize("target", ["file", "address"])
+def test_what_a_file_names_is_never_opened(model, file, tmp_path, monkeypatch, opener, kind, target):
+    evil, mark = tmp_path / "evil.pth", tmp_path / "mark"
+    evil.write_bytes(pickle.dumps(Harmful(mark)))
+    settings = {**BACKBONE, **filled(opener, str(evil) if target == "file" else "http://localhost:9/evil.pth")}
+    path = file
+    if kind == "json":
+        edit(file, backbone=settings)
+    else:
+        path = tmp_path / "run.ckpt"
+        torch.save({**checkpoint_of(model), "mhprobe": {**DESCRIPTION, "backbone": settings}}, path)
+
+    whole_open, whole_load = builtins.open, torch.load
+
+    def opens(name, *args, **kwargs):
+        assert str(name) != str(evil), "the named file was opened"
+        return whole_open(name, *args, **kwargs)
+
+    def loads(name, *args, **kwargs):
+        assert str(name) == str(path), "the named file was loaded"
+        return whole_load(name, *args, **kwargs)
+
+    def connects(*_args, **_kwargs):
+        raise AssertionError("an address was asked for")
+
+    monkeypatch.setattr(builtins, "open", opens)
+    monkeypatch.setattr(torch, "load", loads)
+    monkeypatch.setattr(socket, "create_connection", connects)
+    monkeypatch.setattr(socket, "getaddrinfo", connects)
+    assert "backbone." in answer(path)
+    assert not mark.exists()
+
+
+def test_the_canary_would_sing(tmp_path):
+    mark = tmp_path / "mark"
+    pickle.loads(pickle.dumps(Harmful(mark)))
+    assert mark.exists()
+
+
+def test_what_experiments_set_passes():
+    """Sizes, switches and timm's own names, of every architecture that has an experiment."""
+    for key, value in {
+        **{"img_size": [16, 16], "norm_layer": "layernormfp32", "act_layer": "gelu_tanh", "global_pool": "avg"},
+        **{"class_token": False, "init_values": 1e-5, "reg_tokens": 4, "drop_path_rate": 0.1, "pos_embed": "learn"},
+    }.items():
+        checked({**DESCRIPTION, "backbone": {**BACKBONE, key: value}}, Path("x.json"))
+    swin = {"name": "swin_tiny_patch4_window7_224", "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    checked({**DESCRIPTION, "backbone": swin}, Path("x.json"))
+
+
+def test_where_weights_came_from_is_not_written_down():
+    settings = {"_target_": "x", **BACKBONE, "pretrained": True, "pretrained_cfg_overlay": {"file": "/a"}}
+    assert portable({**settings, "checkpoint_path": "/b"}) == {**BACKBONE, "pretrained": True}
+
+
+NESTED = "[" * 100_000 + "]" * 100_000
+TOP = ["[1]", '"x"', "null", "5", "{}", NESTED, '{"backbone": ' + NESTED + "}", "NaN", "\x00", "9" * 5000]
+PARTS: list[dict[str, Any]] = [
+    *({"backbone": value} for value in ("vit", ["vit"], {}, None, 5, {"img_size": 16})),
+    *({"backbone": {**BACKBONE, "name": value}} for value in (None, ["vit"], 5, "", "no_such_model")),
+    *({"backbone": {**BACKBONE, "num_classes": 4}}, {"backbone": {**BACKBONE, "fused_attn": "yes"}}),
+    *({"backbone": {**BACKBONE, "img_size": value}} for value in ([1], [], [16, "x"], -1, 0, 1e308, {"a": 1}, [[16]])),
+    *({"backbone": {**BACKBONE, "num_heads": value}} for value in (0, -3, 1.5, 5, True, [3], 2**70)),
+    *({"backbone": {**BACKBONE, key: "nosuch"}} for key in ("norm_layer", "act_layer", "global_pool")),
+    *({"backbone": {**BACKBONE, "depth": value}} for value in ("2", {}, None, -1, 1.5)),
+    *({"class_names": value} for value in (5, None, [1, 2, 3, 4], "abcd", {"a": 1})),
+    *({"gates": value} for value in ("x", 5, [[1]], [None] * 6, [float("nan")] * 6, {"a": 1})),
+    *({"gates_kept": value} for value in ("no", 3, [2] * 6, ["1"] * 6)),
+    *({"kept": value} for value in ("no", [0], {"blocks.0.attn": [0]}, {"blocks.0.attn": "all"})),
+    *({"input": value} for value in (5, {"size": 5}, {"size": [16, 16], "mean": [0.5], "std": [0.5]})),
+    *({"data": value} for value in (None, 5)),
+    *({"sha256": value} for value in (None, 5, "0")),
+    {"timm": {"checkpoint_path": "/evil.pth"}},
+]
+
+
+@pytest.mark.parametrize("text", TOP, ids=lambda text: text[:12])
+def test_a_json_of_another_shape_is_answered_in_a_line(file, text):
+    file.with_suffix(".json").write_text(text)
+    answer(file)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: json.dumps(part)[-40:])
+def test_a_part_of_the_wrong_kind_is_answered_in_a_line(model, file, tmp_path, part):
+    edit(file, **part)
+    answer(file)
+    if "sha256" not in part:
+        path = tmp_path / "run.ckpt"
+        torch.save({**checkpoint_of(model), "mhprobe": {**DESCRIPTION, **part}}, path)
+        answer(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *([1], "x", None, {}, {"mhprobe": DESCRIPTION}, {"mhprobe": 5, "state_dict": {}}),
+        *({"mhprobe": DESCRIPTION, "state_dict": state} for state in ([1], {}, {"gates.values": 1}, {"a": None})),
+        {"mhprobe": DESCRIPTION, "state_dict": {"gates.values": torch.ones(6)}},
+        {"mhprobe": DESCRIPTION, "state_dict": {"gates.values": torch.ones(2, 3), "backbone.x": torch.ones(1)}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_shape_is_answered_in_a_line(tmp_path, content):
+    path = tmp_path / "run.ckpt"
+    torch.save(content, path)
+    answer(path)
+
+
+def test_a_number_that_was_edited_is_seen(file):
+    path = file.with_suffix(".json")
+    path.write_text(path.read_text().replace('"num_heads": 3', '"num_heads": 2'))  # the tensors still fit
+    assert "digest" in answer(file)
+
+
+def test_files_from_before_digests_load_with_a_line_that_says_how_to_add_one(file, caplog):
+    path = file.with_suffix(".json")
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "digest"}
+    path.write_text(json.dumps(old))
+    with caplog.at_level(logging.WARNING):
+        load_weights(file)
+    assert f"python -m mhprobe.weights {path}" in caplog.text and len(caplog.records) == 1
+    sign(path)
+    caplog.clear()
+    assert load_weights(file)[1] == {**old, "digest": json.loads(path.read_text())["digest"]}
+    assert not caplog.records
+
+
+def test_the_shipped_weights_carry_their_digest(caplog):
+    shipped = sorted(WEIGHTS.glob("*.safetensors"))
+    for path in shipped:
+        load_weights(path)
+    assert shipped and not caplog.records
+
+
+def test_the_colours_a_model_was_trained_on_come_back_with_it(model, file):
+    """Settings that said so in another way (an overlay of timm's) are not kept."""
+    edit(file, input={"size": [16, 16], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]})
+    spec = input_spec(load_weights(file)[0])
+    assert spec["mean"] == (0.1, 0.2, 0.3) and spec["std"] == (0.4, 0.5, 0.6)
+
+
+def test_the_installed_timm_refuses_pickles_too(tmp_path):
+    """The second lock: should a name of a file ever reach timm."""
+    mark, path = tmp_path / "mark", tmp_path / "evil.pth"
+    torch.save({"state_dict": Harmful(mark)}, path)
+    with pytest.raises(Exception, match=r"weights_only|Weights only"):
+        timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(path))
+    assert not mark.exists()
+
+
+def test_a_json_reads_the_same_however_it_is_spaced(file):
+    path = file.with_suffix(".json")
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    load_weights(file)
+    assert as_json(load_weights(file)[1]) == as_json(json.loads(path.read_text()))
