@@ -11,6 +11,7 @@ MHPROBE_BENCH_STEPS for a shorter run.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -24,7 +25,9 @@ from benchmarks.ablation import whole_model
 from benchmarks.timing import Ratio
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.cifar10 import Cifar10
+from mhprobe.masking.base import Evaluate
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
@@ -58,21 +61,19 @@ def _compare(data: ImageData, name: str, steps: int) -> list[Ratio]:
     orders: dict[str, list[int]] = {search: [] for search in searches}
     seconds: dict[str, list[float]] = {search: [] for search in ("naive", *searches)}
     _one_evaluation(model, data, units.masks[0])  # warm-up
-    for step in range(min(steps, len(units) - 1)):
-        naive = _one_evaluation(model, data, units.masks[orders["exact"]].any(0) | units.masks[step % len(units)])
+    steps = min(steps, len(units) - 1)
+    for search, options in searches.items():
+        evaluate = evaluator(
+            model, lambda: data.batches("val"), data.sizes["val"], pick=lambda some: data.batches("val", images=some)
+        )
+        timed = _Timed(options, f"{name}, {search}", seconds[search])
+        (path,) = KeepBest(search=timed).paths(units, layout, evaluate, steps)
+        orders[search] = [units.names.index(unit) for unit in path.names]
+    for step in range(steps):
+        naive = _one_evaluation(
+            model, data, units.masks[orders["exact"][:step]].any(0) | units.masks[step % len(units)]
+        )
         seconds["naive"].append(naive * (len(units) - step))
-        for search, options in searches.items():
-            evaluate = evaluator(
-                model,
-                lambda: data.batches("val"),
-                data.sizes["val"],
-                pick=lambda some: data.batches("val", images=some),
-            )
-            start = time.process_time()
-            (path,) = KeepBest(search=options).paths(units, layout, evaluate, step + 1, orders[search])
-            seconds[search].append(time.process_time() - start)
-            orders[search] = [units.names.index(unit) for unit in path.names]
-            print(f"  {name}, step {step}: {search} {seconds[search][-1]:.0f} s", file=sys.stderr, flush=True)
     evaluate = evaluator(model, lambda: data.batches("val"), data.sizes["val"])
     if orders["exact"][0] != _exhaustive_first(evaluate, units.masks):
         raise RuntimeError("search: the exact search does not choose what the exhaustive one does")
@@ -87,6 +88,22 @@ def _compare(data: ImageData, name: str, steps: int) -> list[Ratio]:
         _ratio(f"{what} fast", seconds["naive"], seconds["fast"], AIM[name][1]),
         Ratio(f"units={name}: points that fast falls behind exact, at most", behind, behind, behind, 1, "<= 0.5"),
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    """A search that notes how long each of its steps took."""
+
+    search: Search
+    label: str
+    seconds: list[float]
+
+    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+        start = time.process_time()
+        choice = self.search.choose(step, evaluate)
+        self.seconds.append(time.process_time() - start)
+        print(f"  {self.label}, step {step.number}: {self.seconds[-1]:.0f} s", file=sys.stderr, flush=True)
+        return choice
 
 
 def _one_evaluation(model: torch.nn.Module, data: ImageData, mask: Tensor) -> float:

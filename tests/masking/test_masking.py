@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path as File
 
 import pytest
 import torch
@@ -14,12 +12,11 @@ from hypothesis import strategies as st
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.curve import COLUMNS, CurveSpec, masking_curve, order_named, summary
+from mhprobe.masking.curve import COLUMNS, CurveSpec, known_orders, masking_curve, order_named, summary
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
-from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
 from mhprobe.stats.significance import wilson
 from oracles import masking as oracle
@@ -182,25 +179,6 @@ def test_loss_breaks_ties_only_on_request():
         KeepBest("lowest")
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 12])
-def test_a_search_taken_up_again_finds_the_same_order(stop):
-    units = make_units("index", VIT)
-    whole = order_of(KeepBest(search=PLAIN), units, VIT, Table(3))
-    seen: list[list[int]] = []
-    first = order_of(KeepBest(search=PLAIN), units, VIT, Table(3), steps=stop, on_step=seen.append)
-    table = Table(3)
-    again = order_of(KeepBest(search=PLAIN), units, VIT, table, start=first)
-    assert seen == [whole[: n + 1] for n in range(stop)]
-    assert (first, again) == (whole[:stop], whole)
-    assert table.evaluations == sum(range(1, 12 - stop + 1))
-
-
-@pytest.mark.parametrize("start", [[0, 0], [12], [-1]])
-def test_a_search_refuses_an_impossible_start(start):
-    with pytest.raises(UserError, match="different units between 0 and 11"):
-        KeepBest().paths(make_units("index", VIT), VIT, Table(0), start=start)
-
-
 # --- random orders
 
 
@@ -325,100 +303,14 @@ def test_negative_steps_are_refused(option):
         masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), Table(0), Table(1), **{option: -1})
 
 
-def test_jobs_of_a_sweep_share_one_search(tmp_path):
-    spec = CurveSpec("head_max", "index", KeepBest(search=PLAIN))
-    identity = {"weights": "w", "data": "d"}
-    searched = 0
-    rows = []
-    for step in (3, 1, 5, 0):
-        select = Table(0)
-        rows += masking_curve(VIT, spec, select, Table(1), store=OrderStore(tmp_path), identity=identity, step=step)
-        searched += select.evaluations - (2 if step else 1)  # the point itself and the unmasked model
-    assert searched == 12 + 11 + 10 + 9 + 8
-    whole = masking_curve(VIT, spec, Table(0), Table(1))
-    assert alone(rows) == alone([row for row in whole if row["step"] in (0, 1, 3, 5)])
-
-
-def test_another_search_gets_another_key(tmp_path):
-    store = OrderStore(tmp_path)
-
-    def search(spec=CurveSpec("c", "index", KeepBest(search=PLAIN)), splits=("validation", "test"), weights="w"):  # noqa: B008
-        select = Table(0)
-        masking_curve(VIT, spec, select, Table(1), store=store, splits=splits, identity={"weights": weights}, step=1)
-        return select.evaluations - 2  # the point and the unmasked model
-
-    assert search() == 12 and search() == 0
-    assert search(CurveSpec("renamed", "index", KeepBest(search=PLAIN))) == 0  # the curve's name decides nothing
-    assert search(CurveSpec("c", "index", HurtMost(search=PLAIN))) == 12
-    assert search(CurveSpec("c", "index", KeepBest("loss", PLAIN))) == 12
-    assert search(CurveSpec("c", "index", KeepBest(search=PLAIN), [-1])) == 12
-    assert search(CurveSpec("c", "layer", KeepBest(search=PLAIN))) == 12
-    assert search(weights="other") == 12
-    assert search(splits=("train", "test")) == 12
-
-
-# --- store
-
-
-def test_the_longest_order_stays(tmp_path):
-    store, key = OrderStore(tmp_path / "orders"), order_key(weights="w")
-    assert store.load(key) == []
-    for order in ([4], [4, 2, 0], [4, 2]):
-        store.save(key, order)
-    assert store.load(key) == [4, 2, 0]
-    assert store.load(order_key(weights="v")) == []
-    assert [file.name for file in (tmp_path / "orders").iterdir()] == [f"{key}.json"]
-
-
-@pytest.mark.parametrize("damage", ["cut", "digit", "empty", "binary", "other json"])
-def test_a_damaged_order_is_searched_again_and_said_so(tmp_path, caplog, damage):
-    store, key = OrderStore(tmp_path), order_key(weights="w")
-    store.save(key, [3, 1])
-    file = tmp_path / f"{key}.json"
-    text = file.read_text()
-    damaged = {"cut": text[:-5], "digit": text.replace("3, 1", "3, 2"), "empty": "", "other json": json.dumps([1])}
-    file.write_bytes(damaged[damage].encode() if damage in damaged else b"\xff\xfe\x00")
-    assert store.load(key) == []
-    assert "damaged and ignored" in caplog.text
-    store.save(key, [3])
-    caplog.clear()
-    assert store.load(key) == [3] and caplog.text == ""
-
-
-def test_an_interrupted_save_leaves_the_old_order(tmp_path, monkeypatch):
-    store, key = OrderStore(tmp_path), order_key(weights="w")
-    store.save(key, [3])
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(UserError, match="disk full"):
-        store.save(key, [3, 1])
-    assert store.load(key) == [3]
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):
-    File(tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
-        OrderStore(tmp_path / "file" / "orders").save("key", [1])
-
-
-def test_processes_start_from_the_shared_order(tmp_path):
-    OrderStore(tmp_path).save("key", [5])
-    assert OrderStore(tmp_path, share=lambda order: [*order, 9]).load("key") == [5, 9]
-
-
 # --- names and summaries
 
 
 def test_orders_are_found_by_their_file():
     assert order_named("keep_best") == KeepBest()
     assert order_named("random", repeats=2, seed=5) == Random(repeats=2, seed=5)
-    with pytest.raises(
-        UserError, match="one of beam, by_score, hurt_most, interactions, keep_best, random, got 'greedy'"
-    ):
+    names = ", ".join(sorted(known_orders()))
+    with pytest.raises(UserError, match=f"one of {names}, got 'greedy'"):
         order_named("greedy")
 
 

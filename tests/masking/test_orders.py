@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import random
 
 import pytest
@@ -16,10 +15,8 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.curve import CurveSpec, masking_curve
 from mhprobe.masking.interactions import Interactions
 from mhprobe.masking.keep_best import KeepBest
-from mhprobe.masking.store import OrderStore
 from mhprobe.masking.units import make_units
 from oracles import masking as oracle
 
@@ -109,15 +106,12 @@ def test_a_unit_is_worth_the_sum_of_its_heads():
 
 
 @pytest.mark.parametrize("every", [1, 3, 5])
-@pytest.mark.parametrize("stop", [None, 4, 7])
-def test_rescoring_asks_the_masked_model_every_k_steps_also_when_taken_up_again(every, stop):
+def test_rescoring_asks_the_masked_model_every_k_steps(every):
     units, table = make_units("head", VIT), Table()
     order = ByScore(measure=a_measure, rescore_every=every)
     expected = oracle.by_score(sets_of(units), lambda masked: table.score(masked, 12), every)
-    start = path_of(order, units, VIT, Table(), steps=stop) if stop else []
-    assert path_of(order, units, VIT, table, start=start) == expected
-    first = (stop or 0) // every * every
-    assert [masked for _, masked, _ in table.measured] == list(range(first, 12, every))
+    assert path_of(order, units, VIT, table) == expected
+    assert [masked for _, masked, _ in table.measured] == list(range(0, 12, every))
     assert expected != oracle.by_score(sets_of(units), lambda masked: table.score(masked, 12), 100)
 
 
@@ -138,7 +132,7 @@ def test_a_table_of_a_run_is_an_order(tmp_path):
     path = write(tmp_path / "t.csv", [("head", "value", "p_open"), (2, 1, 0.9), (0, 2, 0.1), (1, 3, 0.5)])
     units = make_units("head", layout)
     assert path_of(ByScore(table=path, column="p_open"), units, layout, Table()) == [0, 1, 2]
-    assert path_of(ByScore(table=path), units, layout, Table(), start=[0]) == [2, 0, 1]  # the file decides
+    assert path_of(ByScore(table=path), units, layout, Table()) == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -182,18 +176,6 @@ def test_a_score_that_is_no_number_names_its_head_unless_its_layer_is_left_out()
 def test_impossible_options_are_refused(options, says):
     with pytest.raises(UserError, match=says):
         ByScore(**options)
-
-
-def test_the_key_of_a_stored_order_knows_the_measure_and_its_options(tmp_path):
-    """Two orders that differ in their measure only must not share a stored path."""
-    found = set()
-    for make in (a_measure, functools.partial(a_measure, a=1), functools.partial(a_measure, a=2), layout_of):
-        table = Table()
-        store = OrderStore(tmp_path)
-        masking_curve(VIT, CurveSpec("c", "head", ByScore(measure=make)), table, Table(), store=store, identity={})
-        found |= {file.name for file in tmp_path.iterdir()}
-        assert len(table.measured) == 1
-    assert len(found) == 4
 
 
 # --- beam
@@ -254,6 +236,3 @@ def test_pairs_are_measured_among_the_least_harmful_only():
     table = Table()
     path_of(Interactions(5), make_units("head", VIT), VIT, table)
     assert table.evaluations == 12 + 1 + 10
-    table = Table()
-    path_of(Interactions(5), make_units("head", VIT), VIT, table, steps=2, start=[3, 4, 5])
-    assert table.evaluations == 0

@@ -93,16 +93,6 @@ def test_exact_looks_at_fewer_images_and_says_how_many():
     assert path.spent == path.exhaustive and plain.walks == 12
 
 
-def test_a_search_taken_up_again_counts_what_it_did_itself():
-    table = Margins(3)
-    units = make_units("head", LAYOUT)
-    (whole,) = KeepBest().paths(units, LAYOUT, Margins(3))
-    first = [units.names.index(name) for name in whole.names[:5]]
-    (again,) = KeepBest().paths(units, LAYOUT, table, start=first)
-    assert again.names == whole.names and again.exhaustive == whole.exhaustive
-    assert again.spent[:5] == (0,) * 5 and sum(again.spent) == table.spent
-
-
 def test_screening_evaluates_the_best_by_prediction_and_no_others():
     table = Margins(1)
     slope, square = table.slopes(torch.zeros(12, dtype=torch.bool))

@@ -60,17 +60,17 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(mhprobe.callbacks.curve, "evaluator", remembering)
 
-    def spent(step: int, cache: str) -> int:
+    def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = check(compose("config", [*command, f"masking.step={step}", f"cache_dir={tmp_path / cache}"]))
         made.clear()
         mhprobe.mask.run(cfg, tmp_path / f"{cache}_{step}_{len(list(tmp_path.iterdir()))}")
-        return sum(evaluate.spent for label, evaluate in made if label.endswith("on validation"))
+        return sum(evaluate.computed for label, evaluate in made if label.endswith("on validation"))
 
-    assert spent(1, "cache") > 0
-    assert spent(1, "cache") == 0
-    assert spent(0, "cache") == 0
+    assert computed(1, "cache") > 0
+    assert computed(1, "cache") == 0
+    assert computed(0, "cache") == 0
     # a later step takes the search up where it was left
-    assert 0 < spent(2, "cache") < spent(2, "other")
-    assert spent(2, "cache") == 0
+    assert 0 < computed(2, "cache") < computed(2, "other")
+    assert computed(2, "cache") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
 from mhprobe.scoring.evaluate import evaluator
 from models import images_for, labels_for, tiny_vit
@@ -141,11 +142,12 @@ def test_what_was_scored_once_is_not_scored_again(model, images, tmp_path):
     assert torch.equal(again(MASKS[:4]).losses, scores.losses) and torch.equal(again(MASKS[:4]).right, scores.right)
     assert torch.equal(again(MASKS[5:], some).losses, part.losses)
     assert torch.equal(again(MASKS[:4], some).losses, scores.losses[:, some])  # all images hold some
-    assert again.spent == 0
+    assert again.computed == 0
+    assert again.spent == 2 * 4 * N + 2 * 3 + 4 * 3  # what was asked for, known or not
     mixed = again(MASKS)
-    assert again.spent == 3 * N  # the other masks, on all images
+    assert again.computed == 3 * N  # the other masks, on all images
     torch.testing.assert_close(mixed.losses[:4], scores.losses, rtol=0, atol=0)
-    assert make(model, images, cache=MaskCache(tmp_path, "other"))(MASKS[:4]) and again.spent == 3 * N
+    assert make(model, images, cache=MaskCache(tmp_path, "other"))(MASKS[:4]) and again.computed == 3 * N
 
 
 def test_jobs_see_what_others_append(tmp_path, model, images):
@@ -154,7 +156,7 @@ def test_jobs_see_what_others_append(tmp_path, model, images):
     b(MASKS[:2])
     b(MASKS[2:4])
     a(MASKS[:4])
-    assert (a.spent, b.spent) == (2 * N, 2 * N)
+    assert (a.computed, b.computed) == (2 * N, 2 * N)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "noise", "empty"])
@@ -175,12 +177,12 @@ def test_damaged_records_are_scored_again_and_the_others_are_not(tmp_path, model
     evaluate = make(model, images, cache=MaskCache(tmp_path, "key"))
     scores = evaluate(MASKS)
     torch.testing.assert_close(scores.losses, whole.losses, rtol=1e-5, atol=1e-6)
-    assert evaluate.spent == {"empty": 7 * N}.get(damage, N)
+    assert evaluate.computed == {"empty": 7 * N}.get(damage, N)
     assert ("damaged in part" in caplog.text) == (damage in ("flip", "noise"))
     # what was scored again is found the next time, behind the damage
     after = make(model, images, cache=MaskCache(tmp_path, "key"))
     after(MASKS)
-    assert after.spent == 0
+    assert after.computed == 0
 
 
 def test_float64_losses_keep_their_digits(tmp_path, model, images):
@@ -197,3 +199,27 @@ def test_a_disk_that_takes_nothing_costs_a_warning(tmp_path, model, images, capl
     scores = make(model, images, cache=MaskCache(tmp_path / "file" / "cache", "key"))(MASKS)
     assert torch.equal(scores.right, make(model, images)(MASKS).right)
     assert "is not kept" in caplog.text
+
+
+def test_slopes_and_measured_columns_are_kept_too(tmp_path, model, images):
+    first, again = (make(model, images, cache=MaskCache(tmp_path, "key")) for _ in range(2))
+    looks = [lambda evaluate: evaluate.slopes(MASKS[2])[1], lambda evaluate: evaluate.measure(GateImportance, MASKS[1])]
+    for look in looks:
+        found = look(first)
+        assert torch.equal(found, look(again)) and found.abs().max() > 0
+    assert first.computed > 0 == again.computed and first.spent == again.spent
+    assert not torch.equal(again.slopes(MASKS[1])[1], again.slopes(MASKS[2])[1])
+    other = functools.partial(GateImportance, dist_sync_on_step=True)
+    assert torch.equal(again.measure(other, MASKS[1]), again.measure(GateImportance, MASKS[1]))  # another question
+    assert not torch.equal(again.measure(GateImportance, MASKS[1], "signed"), again.measure(GateImportance, MASKS[1]))
+
+
+def test_a_question_is_told_from_every_other():
+    def nameless(layout):
+        raise AssertionError
+
+    named = [GateImportance, functools.partial(GateImportance, a=1), functools.partial(GateImportance, a=2), evaluator]
+    assert len({cache_key(measure=describe(thing)) for thing in named}) == len(named)
+    for thing in (nameless, lambda layout: None):
+        with pytest.raises(ValueError, match="no name of its own"):
+            describe(thing)

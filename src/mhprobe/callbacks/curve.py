@@ -1,9 +1,9 @@
 """MaskingCurve: how accuracy falls as heads are switched off, in the orders that the configuration names.
 
 Orders that look at scores are searched on the validation images and reported on the test images
-(``select_on="test"`` reproduces papers that did not separate them). A search is kept in ``store`` step by step, under
-a key of weights, data and order: a sweep over steps, or a run that was killed, goes on from what is there; and so are
-the scores of all masks, which curves and jobs share.
+(``select_on="test"`` reproduces papers that did not separate them). What is asked about masks is kept in ``cache``,
+under a key of weights, data and split: curves and the jobs of a sweep share it, and a run that was killed finds there
+what it knew.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from mhprobe.callbacks.maskable import Maskable
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.cache import MaskCache, cache_key
 from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary, totals
 from mhprobe.masking.limits import Cost
-from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
 from mhprobe.report.report import Report
 from mhprobe.report.tables import as_text, curves
@@ -37,7 +36,7 @@ SPLITS = {"validation": "val", "test": "test"}
 class MaskingCurve(L.Callback):
     """Draws every curve of ``specs`` at the end of the test.
 
-    store: the folder of orders and scores. select_on: the split that greedy orders are chosen on.
+    cache: the folder of scores. select_on: the split that greedy orders are chosen on.
     steps: the longest curve, None for all heads. step: only this point of every curve (for sweeps).
     join: says of the heads that could go whether they are redundant or inert; None to leave that out.
     """
@@ -46,7 +45,7 @@ class MaskingCurve(L.Callback):
         self,
         specs: Sequence[CurveSpec],
         report: Report,
-        store: Path,
+        cache: Path,
         select_on: str = "validation",
         steps: int | None = None,
         step: int | None = None,
@@ -54,7 +53,7 @@ class MaskingCurve(L.Callback):
     ) -> None:
         self.specs = specs
         self.report = report
-        self.store = store
+        self.cache = cache
         self.select_on, self.steps, self.step = select_on, steps, step
         self.join = join
 
@@ -62,7 +61,6 @@ class MaskingCurve(L.Callback):
         layout = gates_of(pl_module).layout
         data = _data(trainer)
         identity = {"weights": _digest(pl_module), "data": data.fingerprint}
-        store = OrderStore(self.store, share=lambda value: ranks.from_rank_zero(lambda: value))
         costs = self._costs(pl_module, data)
         rows: list[Row] = []
         for spec in self.specs:
@@ -77,8 +75,6 @@ class MaskingCurve(L.Callback):
                 select,
                 report,
                 splits=(self.select_on, "test"),
-                store=store,
-                identity=identity,
                 steps=self.steps,
                 step=self.step,
                 costs=costs,
@@ -109,7 +105,7 @@ class MaskingCurve(L.Callback):
             show=trainer.is_global_zero,
             pick=batches,
             rescale=spec.rescale,
-            cache=MaskCache(self.store, order_key(**identity, split=name, rescale=spec.rescale)),
+            cache=MaskCache(self.cache, cache_key(**identity, split=name, rescale=spec.rescale)),
         )
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:

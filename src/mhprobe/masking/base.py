@@ -8,6 +8,7 @@ Shapes: A heads, M masks of one evaluation, S steps, K points of a curve. In eve
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -61,12 +62,14 @@ class Evaluate(Protocol):
 
     A subclass has to write ``__call__``, which is all that most orders need.
 
-    images: N. spent: image-forwards so far, one per image and mask that was scored, and two per image for slopes.
-    saved: how many of them, in whole forward passes, shared blocks made unnecessary.
+    images: N. spent: image-forwards that were asked for so far, one per image and mask, and two per image for slopes.
+    computed: how many of them went through the model; a cache knew the others.
+    saved: how many of those, in whole forward passes, shared blocks made unnecessary.
     """
 
     images: int = 0
     spent: int = 0
+    computed: int = 0
     saved: float = 0.0
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
@@ -138,8 +141,8 @@ class Units:
 class Path:
     """Which heads go at each step. seed: of a random path, else None. added: (S, A) bool. names: S labels.
 
-    spent, exhaustive: of a search, per step, the image-forwards that it took (0 for a step that was already known) and
-        that every candidate on every image takes; empty where nothing was searched.
+    spent, exhaustive: of a search, per step, the image-forwards that it asked for and that every candidate on every
+        image takes; empty where nothing was searched.
     """
 
     seed: int | None
@@ -154,35 +157,25 @@ class Path:
         return torch.cat([start, self.added.int().cumsum(0) > 0])
 
 
-class Order(Protocol):
-    """Decides which unit is masked next. A frozen dataclass: its fields are its options."""
+class Order(abc.ABC):
+    """Decides which unit is masked next. A subclass is a frozen dataclass: its fields are its options.
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    searches: whether the order looks at scores. If so it is chosen on one split and reported on another.
+    """
 
-    @property
-    def searches(self) -> bool:
-        """Whether the order looks at scores. If so it is chosen on one split and reported on another."""
-        ...
+    searches: ClassVar[bool] = True
 
     def length(self, units: Units, layout: HeadLayout) -> int:
         """Steps of a complete path."""
-        ...
+        return len(units)
 
-    def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
-    ) -> list[Path]:
+    @abc.abstractmethod
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """Paths of ``steps`` steps, or complete ones.
 
-        start: unit indices that an earlier, shorter search already found. on_step: is given the indices found so
-        far after every step of a search.
+        The same arguments and scores give the same paths on every rank. A search that is done again, longer or after
+        it was killed, asks the same questions; the cache behind ``evaluate`` knows the answers.
         """
-        ...
 
 
 @dataclass(frozen=True)

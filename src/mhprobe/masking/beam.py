@@ -8,15 +8,14 @@ The path is the way to the set that is best at the last step: a longer search ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import Evaluate, Order, Path, Units
 
 
 class _Way(NamedTuple):
@@ -26,32 +25,17 @@ class _Way(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beam:
+class Beam(Order):
     """width: how many sets are kept."""
 
     width: int = 4
-    searches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise UserError(f"masking order beam: width is at least 1, got {self.width}.")
 
-    def length(self, units: Units, layout: HeadLayout) -> int:
-        return len(units)
-
-    def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
-    ) -> list[Path]:
-        """The way to the best set of ``steps`` units. Ties: more images right on the way, then lower unit indices.
-
-        start and on_step are not used: a shorter search's path need not be the start of a longer one's.
-        """
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """The way to the best set of ``steps`` units. Ties: more images right on the way, then lower unit indices."""
         length = units.steps(steps)
         ways = [_Way((), 0, 0)]
         for _ in range(length):

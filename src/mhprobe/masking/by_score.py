@@ -11,10 +11,10 @@ Shapes: A heads, U units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import Evaluate, Order, Path, Units
 
 
 @dataclass(frozen=True)
-class ByScore:
+class ByScore(Order):
     """measure: makes a per-head measure from a layout; it is shown the selection split. Or table: a csv file with a
         row per head, as runs write them; beware of one measured on the images that the curve is reported on.
     column: of the measure or of the table.
@@ -39,7 +39,6 @@ class ByScore:
     column: str = "value"
     first: Literal["lowest", "highest"] = "lowest"
     rescore_every: int | None = None
-    searches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if (self.measure is None) == (self.table is None):
@@ -56,21 +55,10 @@ class ByScore:
                 f"as it is; got {self.rescore_every}."
             )
 
-    def length(self, units: Units, layout: HeadLayout) -> int:
-        return len(units)
-
-    def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
-    ) -> list[Path]:
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path by score. Equal scores: lowest unit index first. UserError names a head without a score."""
         length = units.steps(steps)
-        order = [] if self.table else list(start)[:length]  # a table's numbers may have changed since
+        order: list[int] = []
         scored_at, score = -1, torch.empty(0)
         sign = 1 if self.first == "lowest" else -1
         while len(order) < length and (left := units.candidates(order)):
@@ -78,8 +66,6 @@ class ByScore:
             if due != scored_at:
                 scored_at, score = due, self._scores(units, layout, evaluate, units.masks[order[:due]].any(0))
             order.append(min(left, key=lambda unit: sign * float(score[unit])))
-            if on_step is not None:
-                on_step(order.copy())
         return [units.path(order)]
 
     def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:

@@ -1,22 +1,29 @@
-"""Scores of masks on disk, so that no process evaluates what another has, or what it had when it was killed.
+"""Answers about masks on disk, so that no process computes what another has, or what it had when it was killed.
 
 One file per (weights, data, split), to which records are only ever appended, each in one write and with a checksum. A
 record that is damaged, or cut off where a process was killed, is skipped with a warning; the others are found behind
-it. Jobs of a sweep write to the same file and see each other's records.
+it. Jobs of a sweep write to the same file and see each other's records. A search that is done again asks the same
+questions and so costs reads only: this is how searches are resumed and shared.
 
     record = "mhps" | length of the body u32 | crc32 of the body u32 | body
-    body   = sha256 of (mask, images) | bytes per loss u8 | n u32 | n bits right or wrong | n losses
+    body   = sha256 of the question | answer
+    answer = bytes per loss u8 | n u32 | n bits right or wrong | n losses      to (mask, images): scores
+           | float64 numbers                                                   to anything else: slopes, measures
 
 Shapes: M masks, A heads, N images of the split, n of them in a record.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import json
 import logging
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +37,21 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
-_BODY = struct.Struct("<32sBI")
+_NAME = 32  # bytes of a question's sha256
+_SCORES = struct.Struct("<BI")
 _LOSS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 
 
 class MaskCache:
-    """The scores that are known for one model and split.
+    """What is known about the masks of one model on one split.
 
-    folder, key: name the file; the key (see store.order_key) stands for everything besides masks and images that
-        decides a score: weights, data, split.
+    folder, key: name the file; the key (see ``cache_key``) stands for everything besides the question that decides
+        the answer: weights, data, split.
     """
 
     def __init__(self, folder: Path | str, key: str) -> None:
         self.file = Path(folder) / f"{key}.scores"
-        self.known: dict[bytes, int] = {}  # (mask, images) -> where in the file its body begins
+        self.known: dict[bytes, tuple[int, int]] = {}  # question -> where its answer is in the file, how long
         self.read = 0  # the file up to here is in ``known``
         self.warned = False
 
@@ -60,7 +68,7 @@ class MaskCache:
                 place, columns = self.known.get(_name(mask, None)), images
             if place is None:
                 continue
-            row_right, row_losses = self._body(place)
+            row_right, row_losses = _unpack(self._read(place))
             known[number] = True
             right[number] = row_right if columns is None else row_right[columns]
             losses[number] = row_losses if columns is None else row_losses[columns]
@@ -68,15 +76,21 @@ class MaskCache:
 
     def save(self, masks: Tensor, images: Tensor | None, scores: Scores) -> None:
         """Keep what ``masks`` scored on ``images``; with a warning instead if the disk will not take it."""
-        records = []
-        for mask, right, losses in zip(masks, scores.right, scores.losses.numpy(), strict=True):
-            width = 4 if (losses.astype(_LOSS[4]) == losses).all() else 8  # float32 models give float32 losses
-            body = (
-                _BODY.pack(_name(mask, images), width, len(losses))
-                + np.packbits(right.numpy()).tobytes()
-                + losses.astype(_LOSS[width]).tobytes()
-            )
-            records.append(_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body)
+        rows = zip(masks, scores.right, scores.losses, strict=True)
+        self._append([_name(mask, images) + _pack(right, losses) for mask, right, losses in rows])
+
+    def numbers(self, *question: Any) -> Tensor | None:
+        """The float64 numbers that ``save_numbers`` kept for this question, flat; None if it was not asked yet."""
+        self._scan()
+        place = self.known.get(_digest(question))
+        return None if place is None else torch.frombuffer(bytearray(self._read(place)), dtype=torch.float64)
+
+    def save_numbers(self, numbers: Tensor, *question: Any) -> None:
+        """Keep numbers. question: plain values and masks that decide them, besides the cache's key."""
+        self._append([_digest(question) + numbers.double().cpu().contiguous().numpy().astype("<f8").tobytes()])
+
+    def _append(self, bodies: list[bytes]) -> None:
+        records = [_HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body for body in bodies]
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -103,7 +117,7 @@ class MaskCache:
             if magic == _MAGIC and body + length > len(data) and data.find(_MAGIC, body) < 0:
                 break  # cut off, or still being written: look again next time
             if magic == _MAGIC and zlib.crc32(data[body : body + length]) == checksum:
-                self.known[data[body : body + 32]] = self.read + body
+                self.known[data[body : body + _NAME]] = self.read + body + _NAME, length - _NAME
                 at = body + length
                 continue
             if not self.warned:
@@ -113,14 +127,57 @@ class MaskCache:
             at = len(data) if following < 0 else following
         self.read += at
 
-    def _body(self, place: int) -> tuple[Tensor, Tensor]:
+    def _read(self, place: tuple[int, int]) -> bytes:
+        at, length = place
         with self.file.open("rb") as file:
-            file.seek(place)
-            _, width, n = _BODY.unpack(file.read(_BODY.size))
-            bits = np.frombuffer(file.read(-(-n // 8)), dtype=np.uint8)
-            losses = np.frombuffer(file.read(n * width), dtype=_LOSS[width])
-        right = np.unpackbits(bits, count=n).astype(bool)
-        return torch.from_numpy(right), torch.from_numpy(losses.astype(np.float64))
+            file.seek(at)
+            return file.read(length)
+
+
+def cache_key(**parts: Any) -> str:
+    """sha256 of everything that decides the answers: weights, data, split. Plain values only."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def describe(value: Any) -> Any:
+    """A thing and its options in values that JSON knows; ValueError for what has no name that stands for it."""
+    if isinstance(value, functools.partial):
+        return [describe(value.func), describe(value.args), describe(value.keywords)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        options = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [type(value).__name__, describe(options)]
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    name = f"{getattr(value, '__module__', '__main__')}.{getattr(value, '__qualname__', '<no name>')}"
+    if "<" in name or name.startswith("__main__."):  # a lambda, or a notebook's class: another may have the same name
+        raise ValueError(f"{value!r} has no name of its own")
+    return name
+
+
+def _digest(question: tuple[Any, ...]) -> bytes:
+    plain = [part.int().tolist() if isinstance(part, Tensor) else part for part in question]
+    return hashlib.sha256(json.dumps(plain).encode()).digest()
+
+
+def _pack(right: Tensor, losses: Tensor) -> bytes:
+    """What one mask did on n images."""
+    wide = losses.numpy()
+    width = 4 if (wide.astype(_LOSS[4]) == wide).all() else 8  # float32 models give float32 losses
+    bits = np.packbits(right.numpy()).tobytes()
+    return _SCORES.pack(width, len(wide)) + bits + wide.astype(_LOSS[width]).tobytes()
+
+
+def _unpack(answer: bytes) -> tuple[Tensor, Tensor]:
+    width, n = _SCORES.unpack_from(answer)
+    losses_at = _SCORES.size + -(-n // 8)
+    bits = np.frombuffer(answer[_SCORES.size : losses_at], dtype=np.uint8)
+    losses = np.frombuffer(answer[losses_at:], dtype=_LOSS[width])
+    right = np.unpackbits(bits, count=n).astype(bool)
+    return torch.from_numpy(right), torch.from_numpy(losses.astype(np.float64))
 
 
 def _name(mask: Tensor, images: Tensor | None) -> bytes:

@@ -8,8 +8,8 @@ unmasked model on the same images.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
+import inspect
 import itertools
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,6 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Curve, Evaluate, Order, Units, t_interval, trace
 from mhprobe.masking.constraints import check_reached, constrain, target_of
 from mhprobe.masking.limits import Cost, Limits
-from mhprobe.masking.store import OrderStore, order_key
 from mhprobe.masking.units import make_units
 from mhprobe.stats.significance import holm
 
@@ -68,15 +67,21 @@ class CurveSpec:
 
 def order_named(name: str, **options: Any) -> Order:
     """``keep_best`` -> the ``KeepBest`` of masking/keep_best.py: an order is found by the name of its file."""
-    orders: dict[str, Any] = {}
-    for module in pkgutil.iter_modules(mhprobe.masking.__path__, "mhprobe.masking."):
-        file = module.name.rpartition(".")[2]
-        candidate = getattr(importlib.import_module(module.name), _camel(file), None)
-        if hasattr(candidate, "paths"):
-            orders[file] = candidate
+    orders = known_orders()
     if name not in orders:
         raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {name!r}.")
     return orders[name](**options)
+
+
+def known_orders() -> dict[str, type[Order]]:
+    """The class of every file of masking/ that holds an order, by the file's name."""
+    found: dict[str, type[Order]] = {}
+    for module in pkgutil.iter_modules(mhprobe.masking.__path__, "mhprobe.masking."):
+        for item in vars(importlib.import_module(module.name)).values():
+            here = inspect.isclass(item) and item.__module__ == module.name
+            if here and issubclass(item, Order) and not inspect.isabstract(item):
+                found[module.name.rpartition(".")[2]] = item
+    return found
 
 
 def masking_curve(
@@ -86,8 +91,6 @@ def masking_curve(
     evaluate_report: Evaluate,
     *,
     splits: tuple[str, str] = ("validation", "test"),
-    store: OrderStore | None = None,
-    identity: Mapping[str, Any] | None = None,
     steps: int | None = None,
     step: int | None = None,
     costs: Mapping[str, Cost] | None = None,
@@ -96,8 +99,6 @@ def masking_curve(
 
     splits: names of the selection and the report split. If they are equal, the path is chosen and reported on the
         same images, as papers do that did not separate them, and ``evaluate_select`` is used for both.
-    store, identity: where searched orders are kept, and what besides units and order decides them: a dict of plain
-        values that names at least the weights and the data.
     steps: the path stops there. step: only this point of the curve is scored, and the search goes no further than
         it has to; no rows if the path is shorter.
     costs: what masks leave of "flops" and "latency", as shares; for targets in these units.
@@ -107,7 +108,7 @@ def masking_curve(
     Against the unmasked model on the same images: p of the accuracy (McNemar, exact) and p_holm (over the steps of the
     curve; empty where a single step is scored); delta of the loss in nats, positive where masking hurts, with its 95 %
     interval (bootstrap over images; on "mean" rows Student's over repeats).
-    spent, exhaustive: image-forwards that the search took for the step, and that trying every candidate on every
+    spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
     image would have taken; empty where the order does not say.
     """
     for name, value in (("steps", steps), ("step", step)):
@@ -121,18 +122,7 @@ def masking_curve(
             return []
         length = step
 
-    start: list[int] = []
-    on_step = None
-    if spec.order.searches and store is not None:
-        key = order_key(
-            identity=dict(identity or {}),
-            split=splits[0],
-            units=[units.names, units.masks.int().tolist()],
-            order=_plain(spec.order),
-            limits=[spec.min_heads_per_layer, spec.rescale],
-        )
-        start, on_step = store.load(key), functools.partial(store.save, key)
-    paths = spec.order.paths(units, layout, evaluate_select, length, start, on_step)
+    paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:
             check_reached(units.limits, path.masks()[-1], spec.name)
@@ -265,21 +255,3 @@ def _mean_row(name: str, split: str, k: int, curves: Sequence[Curve]) -> Row:
         "delta_high": delta_high,
         "seed": "mean",
     }
-
-
-def _plain(value: Any) -> Any:
-    """An order and its options in values that JSON knows: what its key in the store is made of."""
-    if isinstance(value, functools.partial):
-        return [_plain(value.func), _plain(value.args), _plain(value.keywords)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        options = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return [type(value).__name__, _plain(options)]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return f"{value.__module__}.{value.__qualname__}" if callable(value) else value
-
-
-def _camel(file: str) -> str:
-    return "".join(word.capitalize() for word in file.split("_"))

@@ -1,25 +1,24 @@
 """Greedy search: try every remaining unit on top of those already masked, keep one, repeat.
 
 U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 10,440 for its 144 heads. How one step
-finds its unit, by trying all or by less, is a ``search`` (masking/search). The found order is a plain list of unit
-indices, so that it can be stopped, stored and taken up again.
+finds its unit, by trying all or by less, is a ``search`` (masking/search).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import abc
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Scores, Units
+from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
 from mhprobe.masking.search.base import Search, Step
 from mhprobe.masking.search.exact import Exact
 
 
 @dataclass(frozen=True)
-class GreedySearch:
+class GreedySearch(Order):
     """tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
 
     search: how the unit of a step is found.
@@ -27,49 +26,33 @@ class GreedySearch:
 
     tie_break: Literal["index", "loss"] = "index"
     search: Search = field(default_factory=Exact)
-    prefers: ClassVar[int]  # +1: the highest score goes first, -1: the lowest
-    searches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tie_break not in ("index", "loss"):
             raise UserError(f"masking order: tie_break is index or loss, got {self.tie_break!r}.")
 
-    def length(self, units: Units, layout: HeadLayout) -> int:
-        return len(units)
+    @property
+    @abc.abstractmethod
+    def prefers(self) -> int:
+        """+1: the highest score goes first, -1: the lowest."""
 
-    def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
-    ) -> list[Path]:
-        """The one greedy path, searched from the end of ``start`` up to ``steps`` units."""
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """The one greedy path of ``steps`` units."""
         length = units.steps(steps)
-        order = list(start)[:length]
-        if len(set(order)) < len(order) or not set(order) <= set(range(len(units))):
-            raise UserError(
-                f"masking order: a search starts from different units between 0 and {len(units) - 1}, got {order}."
-            )
-        spent = [0] * len(order)
+        order: list[int] = []
+        spent: list[int] = []
         # at most: limits leave fewer candidates
         exhaustive = [(len(units) - number) * evaluate.images for number in range(length)]
         before: Scores | None = None
-        with evaluate.watched(sum(exhaustive[len(order) :])) as say:
+        with evaluate.watched(sum(exhaustive)) as say:
             while len(order) < length and (candidates := units.candidates(order)):
                 number, paid = len(order), evaluate.spent
                 exhaustive[number] = len(candidates) * evaluate.images
-                say(
-                    f"step {number + 1} of {length}, {len(candidates)} candidates", sum(exhaustive[len(start) : number])
-                )
+                say(f"step {number + 1} of {length}, {len(candidates)} candidates", sum(exhaustive[:number]))
                 off = units.masks[order].any(0)
                 step = Step(off, units.masks[candidates], self.prefers, self.tie_break == "loss", number, before)
                 choice = self.search.choose(step, evaluate)
                 before = choice.scores
                 order.append(candidates[choice.candidate])
                 spent.append(evaluate.spent - paid)
-                if on_step is not None:
-                    on_step(order.copy())
         return [units.path(order, spent=tuple(spent), exhaustive=tuple(exhaustive[: len(order)]))]

@@ -14,44 +14,30 @@ Shapes: U units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import Evaluate, Order, Path, Units
 
 
 @dataclass(frozen=True)
-class Interactions:
+class Interactions(Order):
     """among: m, the number of least harmful units whose pairs are measured; 24 take 276 evaluations."""
 
     among: int = 24
-    searches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.among < 0:
             raise UserError(f"masking order interactions: among is a number of units from 0, got {self.among}.")
 
-    def length(self, units: Units, layout: HeadLayout) -> int:
-        return len(units)
-
-    def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
-    ) -> list[Path]:
-        """The path of least predicted loss; ties go to the lowest unit index. ``start`` saves the measuring."""
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """The path of least predicted loss; ties go to the lowest unit index."""
         length = units.steps(steps)
-        order = list(start)[:length]
-        if len(order) < length and units.candidates(order):
+        order: list[int] = []
+        if length and units.candidates(order):
             nothing = torch.zeros(1, layout.num_heads, dtype=torch.bool)
             loss = evaluate(torch.cat([nothing, units.masks])).mean_loss
             own_U = loss[1:] - loss[0]
@@ -64,6 +50,4 @@ class Interactions:
             while len(order) < length and (left := units.candidates(order)):
                 rise = own_U[left] + pair_UU[left][:, order].sum(1)
                 order.append(left[int(rise.argmin())])
-                if on_step is not None:
-                    on_step(order.copy())
         return [units.path(order)]

@@ -7,7 +7,6 @@ s, halves rounded up: all layers thin out evenly and are empty together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.base import Evaluate, Order, Path, Units
 from mhprobe.masking.limits import Limits
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Order):
     """repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
 
     With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out.
@@ -48,15 +47,9 @@ class Random:
         return -(-max(len(heads) for heads in _drawable(units, layout)) // self.heads_per_step)
 
     def paths(
-        self,
-        units: Units,
-        layout: HeadLayout,
-        evaluate: Evaluate | None = None,
-        steps: int | None = None,
-        start: Sequence[int] = (),
-        on_step: Callable[[list[int]], None] | None = None,
+        self, units: Units, layout: HeadLayout, evaluate: Evaluate | None = None, steps: int | None = None
     ) -> list[Path]:
-        """One path per repeat. Nothing is searched: evaluate, start and on_step are not used."""
+        """One path per repeat. Nothing is searched: evaluate is not used."""
         length = self.length(units, layout)
         length = length if steps is None else min(steps, length)
         draw = self._heads if self.per_layer else self._units

@@ -21,7 +21,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.cache import MaskCache, describe
 from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
 from mhprobe.recording.measuring import score_heads
@@ -47,7 +47,7 @@ def evaluator(
     pick: starts a walk over the images at these positions only; without it all batches are walked and only the images
         that were asked for go through the model.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
-    cache: where scores are looked up, and kept.
+    cache: where scores, slopes and measured columns are looked up, and kept.
     """
     return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache)
 
@@ -67,10 +67,11 @@ class _Evaluator(Evaluate):
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
-        self.spent, self.saved = 0, 0.0
+        self.spent, self.computed, self.saved = 0, 0, 0.0
         self.advance: Advance | None = None
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
+        self.spent += len(masks) * (self.images if images is None else len(images))
         if self.cache is None:
             return self._score(masks, images)
         # one look for all ranks: they may see the file in different states
@@ -110,11 +111,16 @@ class _Evaluator(Evaluate):
                 f"evaluation saw {int((seen_n > 0).sum())} of {len(chosen)} images, {int((seen_n > 1).sum())} of them "
                 f"more than once: the numbers would be wrong. The sampler does not cover the split exactly."
             )
-        self.spent += len(masks) * len(chosen)
+        self.computed += len(masks) * len(chosen)
         self.saved += (len(masks) - forwards(self.gates.layout, gate_values(self.gates, masks))) * len(chosen)
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        self.spent += 2 * self.images
+        mean, square = self._kept(lambda: self._slopes(mask), "slopes", mask).view(2, -1)
+        return mean, square
+
+    def _slopes(self, mask: Tensor) -> Tensor:
         values = self._values(mask)
         sums = torch.zeros(2, len(mask), dtype=torch.float64, device=values.device)
         with self.gates.fixed(values):
@@ -124,13 +130,30 @@ class _Evaluator(Evaluate):
                 sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
                 self._done(2 * len(share_BA))
         ranks.sum(sums)
-        self.spent += 2 * self.images
-        mean, square = sums.cpu() / self.images
-        return mean, square
+        self.computed += 2 * self.images
+        return sums.cpu() / self.images
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        with self.gates.fixed(self._values(mask)):
-            return score_heads(self.model, make(self.gates.layout), self.batches, column)
+        def find() -> Tensor:
+            with self.gates.fixed(self._values(mask)):
+                return score_heads(self.model, make(self.gates.layout), self.batches, column).double()
+
+        try:
+            name = describe(make)
+        except ValueError:  # nothing can stand for it in the cache
+            return find()
+        return self._kept(find, "measure", name, column, mask)
+
+    def _kept(self, find: Callable[[], Tensor], *question: Any) -> Tensor:
+        """Numbers from the cache, or found and put there. One look for all ranks."""
+        if self.cache is None:
+            return find()
+        numbers = ranks.from_rank_zero(lambda: self.cache.numbers(*question))  # type: ignore[union-attr]
+        if numbers is None:
+            numbers = find()
+            if ranks.rank() == 0:
+                self.cache.save_numbers(numbers, *question)
+        return numbers
 
     @contextlib.contextmanager
     def watched(self, total: int) -> Iterator[Callable[[str, int], None]]:
