@@ -4,6 +4,16 @@ Entry points print its text on one line and exit with code 2; everything else ke
 Write it as: what, where, expected, got, next step.
 """
 
+from __future__ import annotations
+
+from typing import Any, get_args
+
 
 class UserError(ValueError):
     """Bad input. The message is one line that says how to go on."""
+
+
+def one_of(where: str, option: str, got: object, known: Any) -> None:
+    """UserError unless an option's value is one of those that its type, a ``Literal``, names."""
+    if got not in get_args(known):
+        raise UserError(f"{where}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")

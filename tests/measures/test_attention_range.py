@@ -69,3 +69,12 @@ def test_radius_of_a_profile_that_reaches_the_share_exactly():
     distances = torch.tensor([[0.0, 1, 2, torch.nan]], dtype=torch.float64)
     mass = torch.tensor([[0.5, 0.25, 0.25, 0]], dtype=torch.float64)
     assert [radius(distances, mass, s).item() for s in (0.25, 0.5, 0.625, 0.75, 1.0)] == [0, 0, 0.5, 1, 2]
+
+
+def test_where_a_window_wraps_around_no_radius_is_read_between_its_near_and_far_keys():
+    # 5 columns in windows of 3, shifted by 1 and padded: columns 4 and 0 share a window, nothing is at distance 3
+    layout = swin_layout(grid=(1, 5), size=(1, 3), shift=(0, 1), pixels=(1.0, 1.0))
+    got = run(AttentionRange(layout), batch_of(*even(layout)))
+    assert got["distances"][1].tolist() == [0, 1, 2, 3, 4]
+    torch.testing.assert_close(got["mass"][1], torch.tensor([0.4, 0.2, 0.2, 0, 0.2], dtype=torch.float64))
+    assert got["r90"][1].item() == pytest.approx(3.5)  # halfway from 3, where 80 % are inside, to 4

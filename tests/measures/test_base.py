@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
 
 import mhprobe.measures
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, wide
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, mean_of
 
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 2, 3),))
 
@@ -32,8 +34,8 @@ def batch(images: int = 4) -> HeadBatch:
     return HeadBatch(z=(z,), logits=torch.zeros(images, 2), valid=torch.ones(images, dtype=torch.bool))
 
 
-def test_name_is_that_of_the_file():
-    assert Energy(LAYOUT).name == "test_base"
+def test_name_is_that_of_the_class():
+    assert Energy(LAYOUT).name == "energy"
     assert mhprobe.measures.SVCCA(LAYOUT).name == "svcca"
 
 
@@ -107,3 +109,29 @@ def test_measures_are_found_by_name_without_a_list():
     assert mhprobe.measures.GateImportance.__name__ == "GateImportance"
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = mhprobe.measures.Nonsense
+
+
+class LRPOfNothing(Energy):
+    pass
+
+
+class Called(Energy):
+    name = "by_another_name"
+
+
+def test_measures_of_one_file_or_notebook_have_names_of_their_own():
+    assert [each(LAYOUT).name for each in (Energy, LRPOfNothing, Called)] == [
+        "energy",
+        "lrp_of_nothing",
+        "by_another_name",
+    ]
+
+
+def test_a_mean_over_nothing_is_nan():
+    assert mean_of(torch.tensor([3.0, 0.0, 4.0]), torch.tensor([2, 0, 0])).nan_to_num(-1).tolist() == [1.5, -1, -1]
+
+
+def test_an_option_is_one_of_those_its_type_names():
+    one_of("here", "side", "left", Literal["left", "right"])
+    with pytest.raises(UserError, match="here: side is one of left, right, got 'up'"):
+        one_of("here", "side", "up", Literal["left", "right"])

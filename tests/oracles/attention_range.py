@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -28,6 +29,11 @@ def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share:
                     top = keys[int(row.argmax())]
                     for k, weight in zip(keys, row.tolist(), strict=True):
                         mass[round(site.distance(top, k), 6)] += weight
+            reach = max(mass)
+            for y in range(site.grid[0]):  # a distance that occurs on the grid and has no mass is read too
+                for x in range(site.grid[1]):
+                    if (d := round(math.hypot(y * site.patch[0], x * site.patch[1]), 6)) <= reach:
+                        mass[d] += 0.0
             distance = sorted(mass)
             inside = np.cumsum([mass[d] for d in distance]) / sum(mass.values())
             # np.interp stays at the first distance below the first value: the centre may hold the share alone

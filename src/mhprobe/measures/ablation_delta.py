@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.outcomes import labels_of, outcomes_of
 from mhprobe.stats.significance import Z95, holm, mcnemar, paired_difference, standard_error
 
@@ -96,7 +96,7 @@ class AblationDelta(Measure):
             "p_holm": holm(p),
             "accuracy": (self.kept + self.lost)[0].double() / images,
             "images": images.clone(),
-            "by_class": self.class_drop.double() / self.class_images,  # 0 / 0: NaN, nobody knows
+            "by_class": mean_of(self.class_drop, self.class_images),
         }
 
     def _grow(self, classes: int) -> None:

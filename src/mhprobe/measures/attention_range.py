@@ -103,13 +103,20 @@ def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _rings(site: HeadSite, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(R,) rising distances between grid tokens that may attend to each other, and (W, K, K) which of them it is.
+    """(R,) rising distances that occur on the grid, up to the farthest key, and (W, K, K) which of them a pair is at.
 
-    Pairs that may not attend are in ring 0, where their mass of 0 changes nothing.
+    All of the grid's, not only those between tokens that may attend: a window that wraps around the image has near and
+    far keys and nothing between, where a radius must not be read. Pairs that may not attend are in ring 0, where their
+    mass of 0 changes nothing.
     """
     with torch.inference_mode(False):
         # roots of equal squares may differ in the last bit: a millionth of a pixel tells distances apart
-        distance = places_of(site, device).distance
-        nearby = (distance * 1e6).round() / 1e6
-        rising, ring = nearby.unique(sorted=True, return_inverse=True)
-        return rising, ring
+        distance = _rounded(places_of(site, device).distance)
+        down, across = (torch.arange(n, dtype=torch.float64, device=device) for n in site.token_grid)
+        occurring = _rounded(torch.hypot(down[:, None] * site.pixels[0], across * site.pixels[1])).unique()
+        rising = occurring[occurring <= distance.max()]
+        return rising, torch.searchsorted(rising, distance)
+
+
+def _rounded(distance: Tensor) -> Tensor:
+    return (distance * 1e6).round() / 1e6

@@ -9,6 +9,7 @@ Shapes: A heads of all sites.
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
@@ -68,8 +69,11 @@ class Measure(Metric):
 
     @property
     def name(self) -> str:
-        """The name of its file, its yaml and its table, e.g. ``gate_importance``."""
-        return type(self).__module__.rpartition(".")[2]
+        """Of its class, e.g. ``gate_importance`` for GateImportance; its yaml and its table are called so.
+
+        A class may say ``name = "..."`` instead.
+        """
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
 
     @abstractmethod
     def update(self, batch: HeadBatch) -> None:
@@ -148,6 +152,11 @@ class Measure(Metric):
         # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow devices only
         with torch.inference_mode(False):
             return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
+
+
+def mean_of(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, NaN where nothing was counted."""
+    return torch.where(count > 0, total.double() / count.clamp(min=1), torch.nan)
 
 
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:

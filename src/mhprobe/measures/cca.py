@@ -9,11 +9,11 @@ Shapes: H heads of a group, D head width, A heads of all sites, R the largest he
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.moments import Parts
@@ -51,8 +51,7 @@ class CCA(PairMeasure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, pairs, **kwargs)
-        if mean not in get_args(Mean):
-            raise UserError(f"cca: mean is one of {', '.join(get_args(Mean))}, got {mean!r}.")
+        one_of(self.name, "mean", mean, Mean)
         canonical.check_draws(self.name, null_draws)
         self.axes = canonical.axes(layout)
         self.average = canonical.mean if mean == "all" else _leading_mean

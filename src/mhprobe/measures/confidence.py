@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, over_queries, per_site
+from mhprobe.measures.places import attention, over_queries, per_site, where_site
 
 
 class Confidence(Measure):
@@ -59,7 +59,6 @@ class Confidence(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
         even = per_site(self.layout, self.device, lambda site, p: (1 / p.pairs.sum(-1).double())[p.patch].mean())
         both = {
             "without_prefix": self.total / self.images / queries,
@@ -68,7 +67,6 @@ class Confidence(Measure):
         return {
             "value": both["with_prefix" if self.prefix_keys else "without_prefix"].clone(),
             **both,
-            # 0 / 0 without a class token: NaN
-            "class_query": self.class_total * has_class / has_class / self.images,
+            "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
             "uniform": even,
         }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, over_queries, per_site, shares
+from mhprobe.measures.places import attention, over_queries, per_site, shares, where_site
 
 
 class Entropy(Measure):
@@ -56,12 +56,10 @@ class Entropy(Measure):
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
         choices = per_site(self.layout, self.device, lambda site, places: (places.pairs.sum(-1) > 1).sum())
-        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
         even = per_site(self.layout, self.device, lambda site, p: p.pairs.sum(-1)[p.token >= 0].double().log().mean())
         return {
             "value": self.total / self.images / queries,
             "share": self.share_total / self.images / choices,
-            # 0 / 0 without a class token: NaN
-            "class_query": self.class_total * has_class / has_class / self.images,
+            "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
             "uniform": even,
         }

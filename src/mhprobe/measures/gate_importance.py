@@ -9,12 +9,12 @@ Shapes: B images, T tokens, H heads of one site, D head width, A heads of all si
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.slopes import gate_slopes, token_slopes
@@ -63,9 +63,8 @@ class GateImportance(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got, known in (("abs_at", abs_at, AbsAt), ("normalize", normalize, Normalize)):
-            if got not in get_args(known):
-                raise UserError(f"{self.name}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+        one_of(self.name, "abs_at", abs_at, AbsAt)
+        one_of(self.name, "normalize", normalize, Normalize)
         if power not in (1, 2):
             raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {power!r}.")
         self.abs_at = abs_at

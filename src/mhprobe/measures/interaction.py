@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
 from mhprobe.measures.outcomes import outcomes_of
@@ -59,8 +59,7 @@ class Interaction(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        if which not in get_args(Which):
-            raise UserError(f"interaction: which is one of {', '.join(get_args(Which))}, got {which!r}.")
+        one_of(self.name, "which", which, Which)
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
         if heads is None and pairs is None and not (isinstance(top_k, int) and top_k >= 2):

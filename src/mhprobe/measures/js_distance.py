@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.embedding import cluster, embed, layer_ratio
@@ -61,8 +61,7 @@ class JSDistance(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        if pairs not in get_args(Pairs):
-            raise UserError(f"js_distance: pairs is one of {', '.join(get_args(Pairs))}, got {pairs!r}.")
+        one_of(self.name, "pairs", pairs, Pairs)
         for option, got in (("clusters", clusters), ("permutations", permutations)):
             if got < 1:
                 raise UserError(f"js_distance: {option} is at least 1, got {got}.")

@@ -10,12 +10,12 @@ Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
@@ -55,9 +55,8 @@ class LayerSimilarity(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got, known in (("of", of, Of), ("method", method, Method)):
-            if got not in get_args(known):
-                raise UserError(f"layer_similarity: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+        one_of(self.name, "of", of, Of)
+        one_of(self.name, "method", method, Method)
         if not 0 < variance <= 1:
             raise UserError(f"layer_similarity: variance is a share above 0 and at most 1, got {variance}.")
         canonical.check_draws(self.name, null_draws)

@@ -11,12 +11,12 @@ Shapes: B images, T tokens, H heads of one site, D head width, A heads of all si
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
 from mhprobe.stats.significance import Z95, standard_error
@@ -63,8 +63,7 @@ class LRPRelevance(Measure):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        if target not in get_args(Target):
-            raise UserError(f"lrp_relevance: target is one of {', '.join(get_args(Target))}, got {target!r}.")
+        one_of(self.name, "target", target, Target)
         if gamma < 0 or epsilon <= 0:
             raise UserError(f"lrp_relevance: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}.")
         self.rule = Relevance(target, float(gamma), float(epsilon))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.kinds import KINDS, kinds_of
 from mhprobe.measures.places import attention, over_queries, per_site, shares
 
@@ -91,7 +91,7 @@ class NoOp(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
-        size = self.size / self.pairs  # 0 / 0 where a model has no such keys: NaN
+        size = mean_of(self.size, self.pairs)
         return {
             "value": size[:, 0] / size[:, 1],
             "null": torch.ones_like(self.mass),

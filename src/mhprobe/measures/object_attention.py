@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention_of, places_of
+from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.places import attention_of, places_of, where_site
 from mhprobe.stats.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
@@ -143,7 +143,6 @@ class ObjectAttention(Measure):
     def finish(self) -> dict[str, Tensor]:
         value = self.share / self.images
         half = Z95 * standard_error(self.share, self.square, self.images)
-        has_class_token = torch.tensor([site.class_token for _, _, site in self.layout], device=value.device)
         site_of_head = torch.tensor([number for number, _, _ in self.layout], device=value.device)
         possible_SR = self.possible.double()
         offset, down, right = (torch.stack(parts)[site_of_head] for parts in zip(*self._best_offsets(), strict=True))
@@ -153,10 +152,10 @@ class ObjectAttention(Measure):
             "high": value + half,
             "chance": self.chance / self.images,
             "mass": self.mass / self.images,
-            "cls": torch.where(has_class_token, self.cls / self.images, torch.nan),
-            "relations": self.followed / possible_SR[site_of_head],  # NaN where a relation was never possible
-            "offset": offset / possible_SR[site_of_head],
-            "even": (self.even / possible_SR)[site_of_head],
+            "cls": where_site(self.layout, self.cls / self.images, lambda site: site.class_token),
+            "relations": mean_of(self.followed, possible_SR[site_of_head]),
+            "offset": mean_of(offset, possible_SR[site_of_head]),
+            "even": mean_of(self.even, possible_SR)[site_of_head],
             "best_down": down,
             "best_right": right,
             "images": self.images.clone(),

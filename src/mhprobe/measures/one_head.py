@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.outcomes import outcomes_of
 from mhprobe.stats.significance import Z95, mcnemar, paired_difference, standard_error, wilson
 
@@ -95,7 +95,7 @@ class OneHead(Measure):
             "accuracy": right.double() / images,
             "accuracy_low": accuracy_low,
             "accuracy_high": accuracy_high,
-            "validation": self.seen_right.double() / self.seen,  # 0 / 0: NaN
+            "validation": mean_of(self.seen_right, self.seen),
             "chosen": self._best(self.seen_right, self.seen_loss) if seen else torch.zeros_like(right),
             "test_best": self._best(right, -self.fall),
             "drop": (self.lost - self.won).double() / images,

@@ -13,13 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.moments import Parts, SecondMoments
@@ -139,8 +139,7 @@ class PairMeasure(Measure):
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, grouped by what is compared with what."""
-    if pairs not in get_args(Pairs):
-        raise UserError(f"{name}: pairs is one of {', '.join(get_args(Pairs))}, got {pairs!r}.")
+    one_of(name, "pairs", pairs, Pairs)
     key = {
         "layer": lambda s: s,
         "stage": lambda s: layout.sites[s].stage,

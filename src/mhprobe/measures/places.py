@@ -124,6 +124,12 @@ def per_site(layout: HeadLayout, device: torch.device, fact: Callable[[HeadSite,
     return torch.cat(facts)
 
 
+def where_site(layout: HeadLayout, values_A: Tensor, has: Callable[[HeadSite], bool]) -> Tensor:
+    """(A,) or (A, K) values, NaN for the heads of sites that do not have what they are about."""
+    there = torch.tensor([has(site) for _, _, site in layout], device=values_A.device)
+    return torch.where(there.view(-1, *[1] * (values_A.dim() - 1)), values_A, torch.nan)
+
+
 def over_support(values: Tensor, keys: Tensor) -> Tensor:
     """() mean over queries with at least one key of the mean over their keys of (W, Q, K) values."""
     many = keys.sum(-1)

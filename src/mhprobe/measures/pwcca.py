@@ -68,5 +68,5 @@ class PWCCA(PairMeasure):
 def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:
     """(P,) mean of the correlations that count, each weighted by the channels' (rows') loadings on its variate."""
     alpha_PD = loading_PDD.abs().sum(1) * counted_PD
-    # a dead head has no weights: 0 / 0, which PairMeasure replaces
-    return (alpha_PD * rho_PD.clamp(0, 1)).sum(1) / alpha_PD.sum(1)
+    weight_P = alpha_PD.sum(1)  # 0 for a dead head, whose value PairMeasure replaces
+    return (alpha_PD * rho_PD.clamp(0, 1)).sum(1) / weight_P.where(weight_P > 0, 1.0)

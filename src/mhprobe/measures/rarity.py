@@ -19,7 +19,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.codes import Codes, Sample, numbers_of, patches_of
-from mhprobe.measures.places import attention, over_queries, per_site
+from mhprobe.measures.places import attention, over_queries, per_site, where_site
 
 
 class Rarity(Measure):
@@ -101,7 +101,7 @@ class Rarity(Measure):
             )
             lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
             # NaN where the row is not finite, which is an error at the end
-            fine_bWHQ = 1 + 0 * rows_bWHQK.sum(-1)
+            fine_bWHQ = torch.where(rows_bWHQK.sum(-1).isfinite(), 1.0, torch.nan).to(rows_bWHQK.dtype)
             for top in range(min(2, lowest_bWQ2.shape[-1])):
                 limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
                 hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
@@ -120,12 +120,10 @@ class Rarity(Measure):
                 "end_select()."
             )
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
         value, top2 = (self.hits / self.images / queries[:, None]).unbind(1)
         chance, chance2 = (self.luck / self.images / queries[:, None]).unbind(1)
-        # 0 / 0 without a class token: NaN
-        of_class, of_class2 = (self.class_hits / self.images * (has_class / has_class)[:, None]).unbind(1)
-        luck, luck2 = (self.class_luck / self.images * (has_class / has_class)[:, None]).unbind(1)
+        of_class, of_class2 = self._of_class(self.class_hits).unbind(1)
+        luck, luck2 = self._of_class(self.class_luck).unbind(1)
         return {
             "value": value,
             "top2": top2,
@@ -136,6 +134,9 @@ class Rarity(Measure):
             "class_chance": luck,
             "class_chance_top2": luck2,
         }
+
+    def _of_class(self, total_A2: Tensor) -> Tensor:
+        return where_site(self.layout, total_A2 / self.images, lambda site: site.class_token)
 
     def _sorts(self) -> dict[Any, HeadSite]:
         """The different ways in which sites cut the image, each with one of its sites."""

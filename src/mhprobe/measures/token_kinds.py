@@ -9,16 +9,17 @@ Shapes: N kinds, A heads of all sites; the others as in places.py.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.kinds import KINDS, kinds_of
-from mhprobe.measures.places import attention, over_queries, per_site, shares
+from mhprobe.measures.places import attention, over_queries, per_site, shares, where_site
 
 COLUMNS = (*KINDS, "cls_to_cls")
 
@@ -86,21 +87,22 @@ class TokenKinds(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        has_class = per_site(self.layout, self.device, lambda site, places: float(site.class_token))
-        has_registers = per_site(
-            self.layout, self.device, lambda site, places: float(site.prefix_tokens - site.class_token > 0)
-        )
-        # 0 / 0 for what a model does not have: NaN
-        there = {"cls": has_class, "cls_to_cls": has_class, "registers": has_registers}
         columns, uniform = {}, {}
         for number, kind in enumerate(COLUMNS):
             rows = self.images * (1 if kind == "cls_to_cls" else queries)
-            exists = there.get(kind, torch.ones_like(queries))
-            columns[kind] = self.mass[:, number] / rows * exists / exists
-            uniform[f"uniform_{kind}"] = self.even[:, number] / rows * exists / exists
+            has = functools.partial(_has, kind)
+            columns[kind] = where_site(self.layout, self.mass[:, number] / rows, has)
+            uniform[f"uniform_{kind}"] = where_site(self.layout, self.even[:, number] / rows, has)
         return {
             "value": columns[self.main].clone(),
             **columns,
             "uniform": uniform[f"uniform_{self.main}"].clone(),
             **uniform,
         }
+
+
+def _has(kind: str, site: HeadSite) -> bool:
+    """Whether a site has such tokens at all."""
+    if kind in ("cls", "cls_to_cls"):
+        return site.class_token
+    return kind != "registers" or site.prefix_tokens > int(site.class_token)

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
 from mhprobe.measures.base import Measure
 from mhprobe.measures.pairs import Pairs, groups, warn_duplicates
@@ -61,9 +61,8 @@ class WeightSimilarity(Measure):
         self, layout: HeadLayout, pairs: Pairs = "layer", of: Of = "ov", by: By = "cosine", **kwargs: Any
     ) -> None:
         super().__init__(layout, **kwargs)
-        for option, got, known in (("of", of, Of), ("by", by, By)):
-            if got not in get_args(known):
-                raise UserError(f"weight_similarity: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+        one_of(self.name, "of", of, Of)
+        one_of(self.name, "by", by, By)
         self.groups = groups(self.name, layout, pairs)
         self.pairs = pairs
         self.of = of
