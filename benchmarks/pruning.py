@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.timing import Ratio, compare
 from mhprobe.backbones import attach, layout_of
-from mhprobe.surgery.cost import count_flops
+from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.speed import evenly, interleaved
 

@@ -25,7 +25,7 @@ from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import measure as watch
 from mhprobe.scoring.evaluate import evaluator
-from mhprobe.surgery.left import costs, head_shares
+from mhprobe.surgery.costs import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
 

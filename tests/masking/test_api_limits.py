@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mhprobe
-from mhprobe.surgery.cost import count_flops
+from mhprobe.surgery.costs import count_flops
 from models import images_for, labels_for, tiny_vit
 
 

@@ -4,229 +4,27 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
-import math
 import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from scipy import stats
 
 import mhprobe
 import mhprobe.prune
 import runs
-from mhprobe.backbones import build, layout_of
+from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.report.figures import speed as speed_figure
 from mhprobe.run import pruning
 from mhprobe.run.cli import CONF
 from mhprobe.run.schema import check
 from mhprobe.surgery import sources
-from mhprobe.surgery.export import onnx_bytes, torch_export_bytes
-from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.sources import View
-from mhprobe.surgery.speed import evenly, interleaved, median_interval, peak_memory, speed_table
-from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
-from mhprobe.weights.pruned import pruned_description
-from models import images_for, labels_for, tiny_vit
-
-DOC = Path(__file__).parents[2] / "docs" / "pruning.md"
-BACKBONES = {
-    "vit": {
-        **{"name": "vit_tiny_patch16_224", "img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2},
-        **{"num_heads": 3, "qk_norm": True, "reg_tokens": 2, "fused_attn": False, "pretrained": False},
-    },
-    "swin": {
-        **{"name": "swin_tiny_patch4_window7_224", "img_size": 18, "patch_size": 2, "window_size": 4},
-        **{"embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3]},
-    },
-}
-REMOVED = {"vit": [1, 3, 4], "swin": [0, 3, 8, 9]}
-EMPTIED = {"vit": [0, 1, 2, 4], "swin": [0, 1, 2, 7, 8, 9]}
-
-
-def description(kind):
-    return {
-        "backbone": BACKBONES[kind],
-        "class_names": list("abcde"),
-        "data": "letters",
-        "input": {"size": [16, 16], "mean": [0.5] * 3, "std": [0.5] * 3},
-    }
-
-
-def network(kind, seed=0):
-    torch.manual_seed(seed)
-    return build(**BACKBONES[kind], num_classes=5).eval()
-
-
-def save_pruned(model, removed, path, about):
-    layout = layout_of(model)
-    kept = kept_heads(layout, layout.mask(removed))
-    pruned = mhprobe.prune_heads(model, removed)
-    save_weights(pruned, path, pruned_description(about, kept, "keep", None))
-    return pruned
-
-
-def logits(model, images):
-    with torch.no_grad():
-        return model(images)
-
-
-# files
-
-
-@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_a_pruned_network_comes_back_with_the_same_bits(kind, removed, tmp_path):
-    path = tmp_path / "pruned.safetensors"
-    pruned = save_pruned(network(kind), removed[kind], path, description(kind))
-    images = images_for(pruned, 3)
-    loaded = mhprobe.load_pruned(path)
-    assert not loaded.training
-    assert torch.equal(logits(loaded, images), logits(pruned, images))
-    assert torch.equal(logits(mhprobe.load(path), images), logits(pruned, images))
-    assert layout_of(loaded) == layout_of(pruned)
-    about = json.loads(path.with_suffix(".json").read_text())
-    layout = layout_of(network(kind))
-    gone = [flat for flat, (_, head, site) in enumerate(layout) if head not in about["kept"][site.name]]
-    assert gone == removed[kind]
-    assert about["class_names"] == list("abcde") and about["input"]["mean"] == [0.5] * 3
-
-
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_a_network_pruned_twice_names_its_heads_by_the_first_one(kind, tmp_path):
-    path, model = tmp_path / "pruned.safetensors", network(kind)
-    once = save_pruned(model, REMOVED[kind], path, description(kind))
-    loaded, about = load_weights(path)
-    twice = save_pruned(loaded, [0], path, about)
-    left = [head for head in range(layout_of(model).num_heads) if head not in REMOVED[kind]]
-    kept = json.loads(path.with_suffix(".json").read_text())["kept"]
-    layout = layout_of(model)
-    mask = layout.mask([*REMOVED[kind], left[0]])
-    assert kept == kept_heads(layout, mask)
-    images = images_for(model, 2)
-    assert torch.equal(logits(mhprobe.load_pruned(path), images), logits(twice, images))
-    assert not torch.allclose(logits(twice, images), logits(once, images), atol=1e-6)
-
-
-def snippet(name):
-    """The lines of the documentation, as a reader would copy them."""
-    return re.search(rf"<!-- {name} -->\n```python\n(.*?)```", DOC.read_text(), re.S)[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_the_documented_lines_reload_it_without_mhprobe(kind, removed, tmp_path):
-    pruned = save_pruned(network(kind), removed[kind], tmp_path / "pruned.safetensors", description(kind))
-    images = images_for(pruned, 3)
-    torch.save(images, tmp_path / "images")
-    code = snippet("reload")
-    assert len([line for line in code.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
-    if kind == "swin" and removed is EMPTIED:
-        head, loop = code.split("for name, heads", 1)
-        code = head + snippet("emptied swin") + "for name, heads" + loop
-    guard = "import sys; sys.modules['mhprobe'] = None\n"
-    after = "torch.save(model(torch.load('images')).detach(), 'logits')"
-    command = [sys.executable, "-c", guard + code + after]
-    done = subprocess.run(command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    # plain timm chooses the fused kernel for the ViT, ours was told not to
-    torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(pruned, images), rtol=1e-5, atol=1e-5)
-
-
-def broken(path, **changes):
-    file = path.with_suffix(".json")
-    file.write_bytes(as_json({**json.loads(file.read_text()), **changes}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"kept": {"blocks.0.attn": [0, 1], "blocks.1.attn": [2]}}, "does not fit"),
-        ({"kept": {"blocks.0.attn": [0, 2], "blocks.1.attn": [3]}}, r"\[3\] of blocks.1.attn.*0 to 2"),
-        ({"kept": {"blocks.0.attn": [2, 0], "blocks.1.attn": [2]}}, "ascending"),
-        ({"kept": {"blocks.0.attn": [0, 2]}}, "sites"),
-        ({"kept": [[0, 2], [2]]}, "kept"),
-        ({"backbone": {**BACKBONES["vit"], "depth": 3}}, "timm"),
-        ({"sha256": "0"}, "sha256"),
-    ],
-)
-def test_a_json_that_disagrees_with_the_weights_is_refused_in_a_line(tmp_path, changes, word):
-    path = tmp_path / "pruned.safetensors"
-    save_pruned(network("vit"), [1, 3, 4, 0], path, description("vit"))  # blocks.0 keeps one head
-    save_pruned(network("vit"), [1, 3, 4], path, description("vit"))
-    if word == "does not fit":
-        changes = {"kept": {"blocks.0.attn": [0], "blocks.1.attn": [2]}}
-    broken(path, **changes)
-    with pytest.raises(mhprobe.UserError, match=word) as error:
-        mhprobe.load_pruned(path)
-    assert "\n" not in str(error.value) and "pruned" in str(error.value)
-
-
-def test_a_whole_network_is_not_taken_for_a_pruned_one(tmp_path):
-    save_weights(network("vit"), tmp_path / "model.safetensors", description("vit"))
-    with pytest.raises(mhprobe.UserError, match=r"all its heads.*mhprobe\.load"):
-        mhprobe.load_pruned(tmp_path / "model.safetensors")
-
-
-@pytest.mark.parametrize("survives", [0, 1])
-def test_a_full_disk_leaves_neither_file(tmp_path, monkeypatch, survives):
-    """fsync fails for the first file, or only for the second."""
-    calls = []
-
-    def full(_):
-        calls.append(1)
-        if len(calls) > survives:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(mhprobe.UserError, match="No space left"):
-        save_pruned(network("vit"), [1], tmp_path / "pruned.safetensors", description("vit"))
-    assert not list(tmp_path.iterdir())
-
-
-# exports
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_exports_give_the_same_logits_for_any_batch(kind, removed):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    pruned = mhprobe.prune_heads(network(kind), removed[kind])
-    session = onnxruntime.InferenceSession(onnx_bytes(pruned, images_for(pruned, 2)))
-    program = torch.export.load(io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))).module()
-    for count in (1, 5):
-        images = images_for(pruned, count, seed=9)
-        (found,) = session.run(["logits"], {"images": images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), logits(pruned, images), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(logits(program, images), logits(pruned, images), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_an_export_that_computes_something_else_is_not_given_out(monkeypatch):
-    pruned = mhprobe.prune_heads(network("vit"), [1])
-    load = torch.export.load
-
-    def wrong(file):
-        program = load(file)
-        with torch.no_grad():
-            program.state_dict["head.bias"].add_(1e-3)
-        return program
-
-    monkeypatch.setattr(torch.export, "load", wrong)
-    with pytest.raises(RuntimeError, match=r"torch\.export.*differ"):
-        torch_export_bytes(pruned, images_for(pruned, 2))
-
+from mhprobe.weights.checkpoint import as_json, load_weights
+from models import images_for, labels_for
+from pruned import logits, network
 
 # where masks come from
 
@@ -378,61 +176,6 @@ def test_every_yaml_names_a_source_with_its_options():
             continue
         source = getattr(sources, mask._target_.rpartition(".")[2])
         assert {field.name for field in dataclasses.fields(source)} == set(mask.keys()) - {"_target_"}
-
-
-# speed
-
-
-def test_the_interval_of_a_median_holds_it_95_times_in_100():
-    for count in (6, 15, 40):
-        low, high = (median_interval([float(i) for i in range(count)])[side] for side in (1, 2))
-        # how many values lie below the true median is binomial; it is outside if at most `low`, or more than `high` do
-        outside = stats.binom.cdf(low, count, 0.5) + stats.binom.sf(high, count, 0.5)
-        assert outside <= 0.05 < outside + 2 * stats.binom.pmf(low + 1, count, 0.5)
-    assert median_interval([1.0] * 5)[1:] == (-math.inf, math.inf)
-    assert median_interval([3.0, 1.0, 2.0, 5.0, 4.0, 6.0]) == (3.5, 1.0, 6.0)
-
-
-def test_variants_are_timed_in_turn_and_each_begins():
-    order = []
-    works = [lambda name=name: order.append(name) for name in "abc"]
-    times = interleaved(works, rounds=3, seconds=0.0)
-    assert [len(t) for t in times] == [3, 3, 3] and all(t > 0 for row in times for t in row)
-    assert "".join(order[7:]) == "abc" + "bca" + "cab"  # two warm-ups of each, one for the number of repeats
-
-
-def test_heads_are_removed_evenly_and_one_always_stays():
-    layout = layout_of(network("swin"))  # 2, 2, 3, 3 heads
-    assert [int(part.sum()) for part in layout.split(evenly(layout, 0.5))] == [1, 1, 2, 2]
-    assert [int(part.sum()) for part in layout.split(evenly(layout, 1.0))] == [1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("kind", BACKBONES)
-def test_the_speed_table_counts_what_removal_spares(kind):
-    model = network(kind)
-    rows = speed_table(model, batches=(1, 4), rounds=6, seconds=0.0)
-    assert [(row["removed"], row["batch"]) for row in rows] == [
-        (name, batch) for batch in (1, 4) for name in ("25 % removed", "50 % removed", "75 % removed")
-    ]
-    for row in rows:
-        assert 0 < row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
-        assert row["pruned_low"] <= row["pruned_images_per_s"] <= row["pruned_high"]
-        assert row["predicted"] == row["dense_flops"] / row["flops"] > 1
-        assert row["parameters"] < row["dense_parameters"] == sum(p.numel() for p in model.parameters())
-        assert row["peak_memory"] < row["dense_peak_memory"]
-    assert model.training is False and not any(module._forward_pre_hooks for module in model.modules())
-    figure = speed_figure.draw(rows)
-    assert len(figure.axes) == 2
-
-
-def test_peak_memory_is_weights_and_what_lives_at_once():
-    into, out = torch.nn.Linear(10, 1000, bias=False), torch.nn.Linear(1000, 10, bias=False)
-    wide = torch.nn.Sequential(into, torch.nn.ReLU(), out)
-    weights = 4 * 2 * 10 * 1000
-    # ReLU holds its input and its output
-    assert peak_memory(wide, torch.randn(5, 10)) == weights + 4 * 5 * 2 * 1000
-    again = torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(5)])
-    assert peak_memory(again, torch.randn(5, 10)) == 2 * 4 * 50  # earlier outputs are gone
 
 
 # the task
@@ -598,26 +341,3 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert "5 heads" in fine.out and "saved: pruned.safetensors, pruned.json" in fine.out
     many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)
     assert "one process" in many.answer
-
-
-# beside another package
-
-
-@pytest.mark.peer
-@pytest.mark.filterwarnings("ignore:Unwrapped parameters")
-def test_torch_pruning_removing_the_same_heads_gives_the_same_logits():
-    tp = pytest.importorskip("torch_pruning")
-    model, theirs, removed = tiny_vit(), tiny_vit(), [1, 3, 4]  # its graph cannot follow norms of queries and keys
-    layout, images = layout_of(model), images_for(model, 4)
-    graph = tp.DependencyGraph().build_dependency(theirs, example_inputs=images)
-    for site, mask in zip(layout.sites, layout.split(layout.mask(removed)), strict=True):
-        heads = torch.nonzero(mask).flatten().tolist()
-        attention = theirs.get_submodule(site.name)
-        channels = [head * site.head_dim + i for head in heads for i in range(site.head_dim)]
-        graph.get_pruning_group(attention.proj, tp.prune_linear_in_channels, channels).prune()
-        attention.num_heads -= len(heads)
-        attention.attn_dim = attention.num_heads * site.head_dim
-    ours = mhprobe.prune_heads(model, removed)
-    assert torch.equal(logits(theirs, images), logits(ours, images))
-    assert not torch.allclose(logits(ours, images), logits(model, images), atol=1e-4)
-    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in ours.state_dict().items())

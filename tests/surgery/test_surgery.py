@@ -19,7 +19,7 @@ from mhprobe.backbones.base import NoHeads
 from mhprobe.backbones.swin import Swin
 from mhprobe.data.batch import Batch
 from mhprobe.gates import find_gates
-from mhprobe.surgery.cost import count_flops, head_flops
+from mhprobe.surgery.costs import count_flops, head_flops
 from mhprobe.surgery.fisher import gate_fisher, rearrange, search, search_flops
 from mhprobe.surgery.repair import repair
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
@@ -376,6 +376,23 @@ def test_a_strong_ridge_leaves_the_weights_and_layers_that_kept_all_heads_are_le
     for options, word in (({"per": "layer"}, "head, weights"), ({"ridge": float("nan")}, "ridge")):
         with pytest.raises(mhprobe.UserError, match=word):
             repair(pruned, dense, lambda: [images], **options)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@pytest.mark.parametrize("per", ["head", "weights"])
+def test_a_bias_that_was_dropped_is_not_repaired(name, per):
+    dense = MODELS[name]
+    site = layout_of(dense).sites[0]
+    with torch.no_grad():
+        dense = copy.deepcopy(dense)
+        dense.get_submodule(site.name).proj.bias.add_(1.0)
+    mask = torch.arange(layout_of(dense).num_heads) <= site.num_heads  # the first layer, and a head of the second
+    for choice in ("keep", "drop"):
+        pruned = mhprobe.prune_heads(dense, mask, proj_bias=choice)
+        second = pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight.clone()
+        repair(pruned, dense, lambda: [images_for(dense, 4)], per, proj_bias=choice)
+        assert bool(pruned.get_submodule(site.name).proj.bias.any()) == (choice == "keep")
+        assert not torch.equal(pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight, second)
 
 
 # Fisher search

@@ -110,7 +110,7 @@ class MaskingCurve(L.Callback):
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:
         """What masks leave of the dense model's FLOPs and time, for the targets that ask."""
-        from mhprobe.surgery.left import costs, head_shares
+        from mhprobe.surgery.costs import costs, head_shares
 
         asked = {unit for spec in self.specs for unit in spec.target or {}}
         if not asked & {"flops", "latency"}:

@@ -27,7 +27,7 @@ from mhprobe.report.figures import speed as speed_figure
 from mhprobe.scoring.tally import tally
 from mhprobe.stats.significance import wilson
 from mhprobe.surgery import export
-from mhprobe.surgery.cost import count_flops, count_parameters
+from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.removal import drop_bias, kept_heads, largest_difference, prune_heads
 from mhprobe.surgery.repair import repair
 from mhprobe.surgery.sources import Source, View
@@ -117,7 +117,8 @@ class Pruning:
             self.score("masked", number, reference, heads=int((~mask).sum()))
         self.score("pruned", number, pruned)
         if self.settings["repair"]["per"] != "none":
-            repair(pruned, model, lambda: (batch.images for batch in self.train_batches()), **self.settings["repair"])
+            images = lambda: (batch.images for batch in self.train_batches())  # noqa: E731
+            repair(pruned, model, images, **self.settings["repair"], proj_bias=choice)
             self.score("repaired", number, pruned)
         if epochs := self.settings["tune_epochs"]:
             session = self.session

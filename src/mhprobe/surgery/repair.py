@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
+from mhprobe.surgery.removal import ProjBias
 
 Per = Literal["head", "weights"]
 
@@ -35,6 +36,7 @@ def repair(
     batches: Callable[[], Iterable[Tensor]],
     per: Per = "weights",
     ridge: float = 1e-4,
+    proj_bias: ProjBias = "keep",
 ) -> None:
     """Change, in place, the output projections of ``pruned`` so that its layers write what those of ``dense`` do.
 
@@ -43,6 +45,7 @@ def repair(
     batches: starts a walk over batches of images, without padding images; one walk per changed layer.
     per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
+    proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
     """
     if per not in get_args(Per):
         raise UserError(f"repair: per is one of {', '.join(get_args(Per))}, got {per!r}.")
@@ -50,7 +53,8 @@ def repair(
         raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
     left = {site.name: site.num_heads for site in layout_of(pruned).sites}
     for site in layout_of(dense).sites:
-        if (heads := left.get(site.name, 0)) < site.num_heads:
+        heads = left.get(site.name, 0)
+        if heads < site.num_heads and (heads or proj_bias == "keep"):
             projection: Any = pruned.get_submodule(f"{site.name}.proj")
             moments = _moments(pruned, dense, site, batches)
             if per == "weights" or not heads:

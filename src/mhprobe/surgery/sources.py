@@ -27,7 +27,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import score_heads
-from mhprobe.surgery.cost import count_flops, head_flops
+from mhprobe.surgery.costs import count_flops, head_flops
 from mhprobe.surgery.fisher import gate_fisher, rearrange, search, search_flops
 
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from mhprobe.backbones import attach, input_spec, layout_of
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
-from mhprobe.surgery.cost import count_flops, count_parameters
+from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.removal import prune_heads
 
 BATCHES = (1, 4, 16, 64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mhprobe
-from mhprobe.surgery import latency
+from mhprobe.surgery import costs
 from models import images_for, tiny_swin, tiny_vit
 
 
@@ -41,14 +41,35 @@ def test_a_head_costs_the_slope_between_all_heads_and_half_of_them(build, monkey
 
     monkeypatch.setattr(type(model), "forward", model_forward)
     monkeypatch.setattr(attention, "forward", attention_forward)
-    monkeypatch.setattr(latency, "time", clock)
-    share = latency.head_latency(model, layout, images_for(model, 2), repeats=3)
+    monkeypatch.setattr(costs, "time", clock)
+    gates = type(mhprobe.attach(model))
+    multiply = gates.forward
+
+    def gates_forward(self, *args, **kwargs):
+        clock.now += 3.0  # gates cost time, and are no part of the model that heads are removed from
+        return multiply(self, *args, **kwargs)
+
+    monkeypatch.setattr(gates, "forward", gates_forward)
+    share = costs.head_latency(model, layout, images_for(model, 2), repeats=3)
+    assert clock.now > 0
     torch.testing.assert_close(share, torch.full((layout.num_heads,), 0.05, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_the_real_clock_gives_shares():
     model = tiny_vit()
     layout = mhprobe.attach(model).layout
-    share = latency.head_latency(model, layout, images_for(model, 4), repeats=3)
+    share = costs.head_latency(model, layout, images_for(model, 4), repeats=3)
     assert share.shape == (6,) and (share >= 0).all() and share.sum() < 1
     assert not model.training and not any(m._forward_pre_hooks for n, m in model.named_modules() if n.endswith(".attn"))
+
+
+def test_a_timing_is_the_median_of_its_repeats_without_the_first(monkeypatch):
+    clock, taken = Clock(), {"one": [100, 1, 9, 2, 2.5, 3], "other": [100, 4, 4, 90, 4, 5]}
+    monkeypatch.setattr(costs, "time", clock)
+
+    def run(name):
+        clock.now += taken[name].pop(0)
+
+    runs = [lambda name=name: run(name) for name in taken]
+    assert costs._medians(runs, 5, torch.device("cpu")) == [2.5, 4]
+    assert taken == {"one": [], "other": []}  # so many turns, and a warm-up

@@ -1,0 +1,135 @@
+"""What a model costs, what each of its heads costs, and what masks leave of that: parameters, operations, time.
+
+Operations: of matrix products; softmax, norms and biases are left out, and a multiplication with its addition counts
+as two. Time: a layer's attention is timed as it is and with half of its heads removed, on what really enters it; the
+line through both points is what a removed head saves. Times are medians on the machine at hand. Both sides are plain
+models without gates' hooks, and take turns, so that a machine that slows down slows both.
+
+Shapes: A heads of all sites, M masks, B images.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.heads import HeadLayout
+from mhprobe.recording.cost import operations
+from mhprobe.surgery.removal import prune_heads
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_flops(model: nn.Module, image: Tensor) -> int:
+    """Operations of one image, (1, 3, height, width), in a forward pass."""
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # type: ignore[assignment]  # the counter does not know every fused kernel
+    with torch.no_grad():
+        return operations(lambda: model(image))
+
+
+def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
+    """(A,) int64, what a forward pass of one image is spared when this head is removed.
+
+    Rows of q, k and v, the products of queries and keys and of weights and values, and the columns of the projection;
+    windows are counted with their padding, which is computed too.
+    """
+    flops = []
+    for site in layout.sites:
+        windows, tokens = site.places().shape
+        projection = model.get_submodule(f"{site.name}.proj")
+        dim: int = projection.out_features  # type: ignore[assignment]
+        per_token = 3 * dim + 2 * tokens + dim
+        flops += [2 * windows * tokens * site.head_dim * per_token] * site.num_heads
+    return torch.tensor(flops)
+
+
+def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Tensor:
+    """(A,) float64, the share of the whole forward pass's time that is saved when this head is removed.
+
+    model: a timm model, with or without gates; it is not changed. images: (B, 3, height, width), as many as will be
+    asked of it at once.
+    """
+    half = torch.cat([torch.arange(site.num_heads) >= max(1, site.num_heads // 2) for site in layout.sites])
+    dense, halved = (prune_heads(model, mask).eval() for mask in (half & False, half))
+    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+        inputs = _inputs(dense, [site.name for site in layout.sites], images)
+        (whole,) = _medians([functools.partial(dense, images)], repeats, images.device)
+        saved = []
+        for site in layout.sites:
+            args, kwargs = inputs[site.name]
+            runs = [functools.partial(part.get_submodule(site.name), *args, **kwargs) for part in (dense, halved)]
+            before, after = _medians(runs, repeats, images.device)
+            removed = site.num_heads - max(1, site.num_heads // 2)
+            saved += [max(0.0, before - after) / removed if removed else before] * site.num_heads
+    return torch.tensor(saved, dtype=torch.float64) / whole
+
+
+def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Tensor]:
+    """(A,) float64 for each of ``units`` ("flops", "latency"): the share of the dense forward pass a head costs.
+
+    images: (B, 3, height, width), as many as the time is asked for.
+    """
+    shares = {}
+    if "flops" in units:
+        shares["flops"] = head_flops(model, layout).double() / count_flops(model, images[:1])
+    if "latency" in units:
+        shares["latency"] = head_latency(model, layout, images)
+    return shares
+
+
+def costs(shares: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """From shares of heads, functions from (M, A) masks, True = off, to (M,) what is left of the whole.
+
+    They are what a target of a masking path asks (masking/constraints.py).
+    """
+    return {unit: functools.partial(_left, share) for unit, share in shares.items()}
+
+
+def _left(share_A: Tensor, masks: Tensor) -> Tensor:
+    return 1 - masks.to(torch.float64) @ share_A
+
+
+def _inputs(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str, tuple[Any, Any]]:
+    """What enters each of the named modules when ``images`` go through the model: (args, kwargs)."""
+    inputs: dict[str, tuple[Any, Any]] = {}
+
+    def keep(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        inputs[name] = (args, kwargs)
+
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(functools.partial(keep, name), with_kwargs=True)
+        for name in names
+    ]
+    model(images)
+    for hook in hooks:
+        hook.remove()
+    return inputs
+
+
+def _medians(runs: Sequence[Callable[[], Any]], repeats: int, device: torch.device) -> list[float]:
+    """Seconds of each run, taken in turns; the first turn warms up."""
+    seconds = torch.zeros(repeats + 1, len(runs))
+    for turn in range(repeats + 1):
+        for number, run in enumerate(runs):
+            _wait(device)
+            begin = time.perf_counter()
+            run()
+            _wait(device)
+            seconds[turn, number] = time.perf_counter() - begin
+    return seconds[1:].median(0).values.tolist()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

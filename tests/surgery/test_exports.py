@@ -1,0 +1,46 @@
+"""ONNX and torch.export compute what the network computes, or are not given out."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.prune
+from mhprobe.surgery.export import onnx_bytes, torch_export_bytes
+from models import images_for
+from pruned import BACKBONES, EMPTIED, REMOVED, logits, network
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_exports_give_the_same_logits_for_any_batch(kind, removed):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    pruned = mhprobe.prune_heads(network(kind), removed[kind])
+    session = onnxruntime.InferenceSession(onnx_bytes(pruned, images_for(pruned, 2)))
+    program = torch.export.load(io.BytesIO(torch_export_bytes(pruned, images_for(pruned, 2)))).module()
+    for count in (1, 5):
+        images = images_for(pruned, count, seed=9)
+        (found,) = session.run(["logits"], {"images": images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), logits(pruned, images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits(program, images), logits(pruned, images), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_export_that_computes_something_else_is_not_given_out(monkeypatch):
+    pruned = mhprobe.prune_heads(network("vit"), [1])
+    load = torch.export.load
+
+    def wrong(file):
+        program = load(file)
+        with torch.no_grad():
+            program.state_dict["head.bias"].add_(1e-3)
+        return program
+
+    monkeypatch.setattr(torch.export, "load", wrong)
+    with pytest.raises(RuntimeError, match=r"torch\.export.*differ"):
+        torch_export_bytes(pruned, images_for(pruned, 2))

@@ -1,0 +1,135 @@
+"""A pruned network on disk: the same bits come back, in plain timm too, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.prune
+import runs
+from mhprobe.backbones import layout_of
+from mhprobe.surgery.removal import kept_heads
+from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
+from models import images_for
+from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network, save_pruned
+
+DOC = Path(__file__).parents[2] / "docs" / "pruning.md"
+
+
+@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_pruned_network_comes_back_with_the_same_bits(kind, removed, tmp_path):
+    path = tmp_path / "pruned.safetensors"
+    pruned = save_pruned(network(kind), removed[kind], path, description(kind))
+    images = images_for(pruned, 3)
+    loaded = mhprobe.load_pruned(path)
+    assert not loaded.training
+    assert torch.equal(logits(loaded, images), logits(pruned, images))
+    assert torch.equal(logits(mhprobe.load(path), images), logits(pruned, images))
+    assert layout_of(loaded) == layout_of(pruned)
+    about = json.loads(path.with_suffix(".json").read_text())
+    layout = layout_of(network(kind))
+    gone = [flat for flat, (_, head, site) in enumerate(layout) if head not in about["kept"][site.name]]
+    assert gone == removed[kind]
+    assert about["class_names"] == list("abcde") and about["input"]["mean"] == [0.5] * 3
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_network_pruned_twice_names_its_heads_by_the_first_one(kind, tmp_path):
+    path, model = tmp_path / "pruned.safetensors", network(kind)
+    once = save_pruned(model, REMOVED[kind], path, description(kind))
+    loaded, about = load_weights(path)
+    twice = save_pruned(loaded, [0], path, about)
+    left = [head for head in range(layout_of(model).num_heads) if head not in REMOVED[kind]]
+    kept = json.loads(path.with_suffix(".json").read_text())["kept"]
+    layout = layout_of(model)
+    mask = layout.mask([*REMOVED[kind], left[0]])
+    assert kept == kept_heads(layout, mask)
+    images = images_for(model, 2)
+    assert torch.equal(logits(mhprobe.load_pruned(path), images), logits(twice, images))
+    assert not torch.allclose(logits(twice, images), logits(once, images), atol=1e-6)
+
+
+def snippet(name):
+    """The lines of the documentation, as a reader would copy them."""
+    return re.search(rf"<!-- {name} -->\n```python\n(.*?)```", DOC.read_text(), re.S)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_the_documented_lines_reload_it_without_mhprobe(kind, removed, tmp_path):
+    pruned = save_pruned(network(kind), removed[kind], tmp_path / "pruned.safetensors", description(kind))
+    images = images_for(pruned, 3)
+    torch.save(images, tmp_path / "images")
+    code = snippet("reload")
+    assert len([line for line in code.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
+    if kind == "swin" and removed is EMPTIED:
+        head, loop = code.split("for name, heads", 1)
+        code = head + snippet("emptied swin") + "for name, heads" + loop
+    guard = "import sys; sys.modules['mhprobe'] = None\n"
+    after = "torch.save(model(torch.load('images')).detach(), 'logits')"
+    command = [sys.executable, "-c", guard + code + after]
+    done = subprocess.run(command, cwd=tmp_path, env=runs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # plain timm chooses the fused kernel for the ViT, ours was told not to
+    torch.testing.assert_close(torch.load(tmp_path / "logits"), logits(pruned, images), rtol=1e-5, atol=1e-5)
+
+
+def broken(path, **changes):
+    file = path.with_suffix(".json")
+    file.write_bytes(as_json({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"kept": {"blocks.0.attn": [0, 1], "blocks.1.attn": [2]}}, "does not fit"),
+        ({"kept": {"blocks.0.attn": [0, 2], "blocks.1.attn": [3]}}, r"\[3\] of blocks.1.attn.*0 to 2"),
+        ({"kept": {"blocks.0.attn": [2, 0], "blocks.1.attn": [2]}}, "ascending"),
+        ({"kept": {"blocks.0.attn": [0, 2]}}, "sites"),
+        ({"kept": [[0, 2], [2]]}, "kept"),
+        ({"backbone": {**BACKBONES["vit"], "depth": 3}}, "timm"),
+        ({"sha256": "0"}, "sha256"),
+    ],
+)
+def test_a_json_that_disagrees_with_the_weights_is_refused_in_a_line(tmp_path, changes, word):
+    path = tmp_path / "pruned.safetensors"
+    save_pruned(network("vit"), [1, 3, 4, 0], path, description("vit"))  # blocks.0 keeps one head
+    save_pruned(network("vit"), [1, 3, 4], path, description("vit"))
+    if word == "does not fit":
+        changes = {"kept": {"blocks.0.attn": [0], "blocks.1.attn": [2]}}
+    broken(path, **changes)
+    with pytest.raises(mhprobe.UserError, match=word) as error:
+        mhprobe.load_pruned(path)
+    assert "\n" not in str(error.value) and "pruned" in str(error.value)
+
+
+def test_a_whole_network_is_not_taken_for_a_pruned_one(tmp_path):
+    save_weights(network("vit"), tmp_path / "model.safetensors", description("vit"))
+    with pytest.raises(mhprobe.UserError, match=r"all its heads.*mhprobe\.load"):
+        mhprobe.load_pruned(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("survives", [0, 1])
+def test_a_full_disk_leaves_neither_file(tmp_path, monkeypatch, survives):
+    """fsync fails for the first file, or only for the second."""
+    calls = []
+
+    def full(_):
+        calls.append(1)
+        if len(calls) > survives:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(mhprobe.UserError, match="No space left"):
+        save_pruned(network("vit"), [1], tmp_path / "pruned.safetensors", description("vit"))
+    assert not list(tmp_path.iterdir())
