@@ -86,7 +86,7 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
     assert_right(open_noise(tmp_path, source))
     assert source.scans == 1
     assert sorted(p.name for p in the_folder(tmp_path).iterdir()) == sorted(
-        ["meta.json", *(f"{split}-{what}.npy" for split in ("train", "test") for what in ("images", "labels"))]
+        ["meta.json", *(f"{s}-{what}.npy" for s in ("train", "test") for what in ("images", "labels", "digests"))]
     )
 
 

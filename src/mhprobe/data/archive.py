@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import lzma
 import os
+import stat
 import tarfile
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +20,15 @@ from typing import Any, Protocol
 from mhprobe.errors import UserError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# what the standard library raises for damage; RuntimeError is zipfile's for encrypted files
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError, RuntimeError)
+LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
+MOST = 2**24  # files: more than any set of images in use
+DEPTH, WAYS = 64, 16  # of folders: how deep, and how often one may be reached over links
+# what the standard library raises for damage: RuntimeError for what a broken header calls encrypted or compressed
+# in another way, ValueError and KeyError for its numbers and names
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError),
+    *(OSError, RuntimeError, ValueError, KeyError),
+)
 
 
 class Archive(Protocol):
@@ -39,7 +51,7 @@ def open_archive(path: str | Path) -> Archive:
         return Folder(path)
     if not path.exists():
         raise UserError(f"data.root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive.")
-    name = path.name.lower()
+    name = path.name.lower() if path.is_file() else ""  # a pipe would be waited for
     if name.endswith(TAR_SUFFIXES):
         return Tar(path)
     if name.endswith(".zip"):
@@ -52,38 +64,115 @@ class Folder:
         self.path = path
 
     def names(self) -> list[str]:
-        # class folders are often links to somewhere else
-        return [
-            (Path(folder) / file).relative_to(self.path).as_posix()
-            for folder, _, files in os.walk(self.path, followlinks=True)
-            for file in files
-        ]
+        found: list[str] = []
+        ways: Counter[tuple[int, int]] = Counter()
+        folders = [(str(self.path), frozenset[tuple[int, int]]())]  # and the folders that each lies in
+        while folders:
+            folder, above = folders.pop()
+            itself, entries = _look(folder)
+            ways[itself] += 1
+            if itself in above or ways[itself] > WAYS or len(above) > DEPTH:
+                raise UserError(
+                    f"data.root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
+                    f"often (over {WAYS} times) linked to. Remove such links."
+                )
+            for entry in entries:
+                if _is_folder(entry):
+                    folders.append((entry.path, above | {itself}))
+                else:
+                    found.append(Path(entry.path).relative_to(self.path).as_posix())
+            if len(found) > MOST:
+                raise UserError(f"data.root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
+        return found
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         for name in wanted:
+            path = self.path / name
             try:
-                data = (self.path / name).read_bytes()
+                what = path.stat()
+                if not stat.S_ISREG(what.st_mode):
+                    raise UserError(f"data.root: {path} is a device or a pipe, expected a file. Remove it.")
+                _small_enough(path, what.st_size)
+                data = path.read_bytes()
             except OSError as error:
-                raise UserError(f"data.root: {self.path / name} cannot be read ({error.strerror}).") from None
+                raise UserError(f"data.root: {path} cannot be read ({error.strerror}).") from None
             yield name, data
 
     def key(self) -> dict[str, Any]:
         digest = hashlib.sha256()
         for name in sorted(self.names()):
-            stat = (self.path / name).lstat()  # of a link itself, which may point nowhere
-            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+            link = (self.path / name).lstat()  # of a link itself, which may point nowhere
+            digest.update(f"{name}\0{link.st_size}\0{link.st_mtime_ns}\n".encode())
         return {"path": str(self.path.resolve()), "files": digest.hexdigest()}
 
 
-class _File:
-    """An archive that is one file."""
+def _look(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
+    """Which folder it is, whatever path led there, and what is in it."""
+    try:
+        here = os.stat(folder)
+        with os.scandir(folder) as entries:
+            return (here.st_dev, here.st_ino), list(entries)
+    except OSError as error:
+        raise UserError(f"data.root: {folder} cannot be read ({error.strerror}). Remove it, or the link.") from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Or a link to one: class folders are often links to somewhere else."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        raise UserError(f"data.root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
+
+
+def _small_enough(where: object, size: int) -> None:
+    if size > LARGEST:
+        raise UserError(
+            f"data.root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it."
+        )
+
+
+class _File(ABC):
+    """An archive that is one file. Beside it may lie ``<file>.sha256``, as sha256sum writes it: then it must agree."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def key(self) -> dict[str, Any]:
-        stat = self.path.stat()
-        return {"path": str(self.path.resolve()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        file = self.path.stat()
+        return {"path": str(self.path.resolve()), "bytes": file.st_size, "mtime_ns": file.st_mtime_ns}
+
+    def names(self) -> list[str]:
+        self._compare_sum()
+        names = []
+        try:
+            for name, size in self._members():
+                _small_enough(f"{self.path}: {name}", size)
+                names.append(name)
+                if len(names) > MOST:
+                    raise UserError(f"data.root: {self.path} has more than {MOST:,} files, expected images.")
+        except UserError:
+            raise
+        except _DAMAGE as error:
+            raise self._damaged(error) from None
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise UserError(
+                f"data.root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} such files): "
+                f"which is meant? Pack it anew, each file once."
+            )
+        return names
+
+    @abstractmethod
+    def _members(self) -> Iterator[tuple[str, int]]:
+        """Name and size in bytes of every file."""
+
+    def _compare_sum(self) -> None:
+        beside = self.path.with_name(f"{self.path.name}.sha256")
+        if not beside.is_file():
+            return
+        with self.path.open("rb") as file:
+            ours = hashlib.file_digest(file, "sha256").hexdigest()
+        if beside.read_text(errors="replace").split()[:1] != [ours]:
+            raise self._damaged(ValueError(f"its SHA-256 is not the one in {beside.name}"))
 
     def _damaged(self, error: Exception) -> UserError:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists every format it tried
@@ -94,37 +183,65 @@ class _File:
 
 
 class Tar(_File):
-    def names(self) -> list[str]:
-        try:
-            with tarfile.open(self.path, "r:*") as tar:
-                return [member.name.removeprefix("./") for member in tar if member.isfile()]
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
+    def _members(self) -> Iterator[tuple[str, int]]:
+        with tarfile.open(self.path, "r:*") as tar:
+            for member in tar:
+                if member.isfile():
+                    yield member.name.removeprefix("./"), member.size
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         wanted = set(wanted)
         try:
-            with tarfile.open(self.path, "r|*") as tar:
+            # tarfile's own streams skip the compressor's checksum; a zero block tells that the end was not cut off
+            with self._unpacked() as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = member.name.removeprefix("./")
                     if name in wanted and (file := tar.extractfile(member)) is not None:
                         yield name, file.read()
+                while stream.read(1 << 20):
+                    pass
+                if any(stream.end):
+                    raise EOFError("its end is missing")
         except _DAMAGE as error:
             raise self._damaged(error) from None
+
+    def _unpacked(self) -> _Stream:
+        with self.path.open("rb") as file:
+            start = file.read(6)
+        kinds = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
+        opens = next((opens for magic, opens in kinds if start.startswith(magic)), open)
+        return _Stream(opens(self.path, "rb"))
+
+
+class _Stream:
+    """A file that remembers its last block."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.end = file, b""
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self.file.read(size)
+        self.end = (self.end + data)[-tarfile.BLOCKSIZE :]
+        return data
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
 
 
 class Zip(_File):
-    def names(self) -> list[str]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                return [info.filename for info in archive.infolist() if not info.is_dir()]
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
+    def _members(self) -> Iterator[tuple[str, int]]:
+        with zipfile.ZipFile(self.path) as archive:
+            for info in archive.infolist():
+                if not info.is_dir():
+                    yield info.filename, info.file_size
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 for name in wanted:
-                    yield name, archive.read(name)
+                    yield name, archive.read(name)  # read to its end, where zipfile compares the checksum
         except _DAMAGE as error:
             raise self._damaged(error) from None

@@ -133,8 +133,16 @@ class ImageData(L.LightningDataModule):
     @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits that name the pixels, the labels and which of them are in each split."""
+        return self._digest(SPLITS)
+
+    @property
+    def training_fingerprint(self) -> str:
+        """The same without which of the test images are used: what a training run depends on."""
+        return self._digest(("train", "val"))
+
+    def _digest(self, splits: tuple[str, ...]) -> str:
         digest = hashlib.sha256(self._cache.checksum.encode())
-        for split in SPLITS:
+        for split in splits:
             digest.update(self.splits[split].positions.astype("<i8").tobytes())
             digest.update(split.encode())
         return digest.hexdigest()[:16]

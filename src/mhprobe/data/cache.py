@@ -1,6 +1,7 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json that lists their sizes and checksums. It is built in a temporary
+A cache is a folder of .npy files and a meta.json that lists their sizes and checksums; one array is a digest per image,
+which tells a later decoding of the same files whether they still hold the same pixels. It is built in a temporary
 folder and renamed when complete, under a lock, so a killed or a second process can do no harm; a damaged one is
 built again.
 
@@ -9,6 +10,7 @@ Shapes: N images of a split, height x width pixels.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -25,6 +27,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.progress import progress
 
 FORMAT = 1
+DIGESTS = "-digests.npy"
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ def _read(folder: Path, verify: bool) -> Cache | None:
         return None
     if not intact:
         return None
-    contents = [body["class_names"], {name: facts["sha256"] for name, facts in body["files"].items()}]
+    files = {name: facts["sha256"] for name, facts in body["files"].items() if not name.endswith(DIGESTS)}
+    contents = [body["class_names"], files]
     return Cache(
         class_names=tuple(body["class_names"]),
         size=tuple(body["size"]),
@@ -136,40 +140,31 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
     temporary.mkdir()
     try:
         arrays = {
-            split: np.lib.format.open_memmap(
-                temporary / f"{split}-images.npy", mode="w+", dtype=np.uint8, shape=(len(labels), 3, *contents.size)
-            )
+            split: _Decoded(temporary, split, len(labels), contents.size, contents.objects)
             for split, labels in contents.labels.items()
         }
-        masks = {
-            split: np.lib.format.open_memmap(
-                temporary / f"{split}-objects.npy", mode="w+", dtype=np.uint8, shape=(len(labels), *contents.size)
-            )
-            for split, labels in contents.labels.items()
-            if contents.objects
-        }
+        _make_room(temporary, [path for decoded in arrays.values() for path in decoded.paths])
         total = sum(len(labels) for labels in contents.labels.values())
         written = 0
         with progress(f"decoding {source.name}", total, show=show) as done:
-            for split, position, image, *mask in contents.images():
-                arrays[split][position] = image.transpose(2, 0, 1)
-                if mask:
-                    masks[split][position] = mask[0]
+            for split, position, *parts in contents.images():
+                arrays[split].put(position, *parts)
                 written += 1
                 if written % 256 == 0:
                     done(256)
         if written != total:
             raise UserError(f"{source.name}: {total} images were listed, but {written} read. Did the files change?")
-        for array in (*arrays.values(), *masks.values()):
-            array.flush()
         for split, labels in contents.labels.items():
+            arrays[split].finish()
             np.save(temporary / f"{split}-labels.npy", labels)
-        del arrays, masks
+            _compare(folder, split, arrays[split].digests, source.name)
+        del arrays
         body = {
             "key": key,
             "class_names": contents.class_names,
             "size": contents.size,
             "splits": sorted(contents.labels),
+            "decoder": _decoder(),
             "files": {
                 path.name: {"bytes": path.stat().st_size, "sha256": _file_digest(path)}
                 for path in sorted(temporary.glob("*.npy"))
@@ -182,6 +177,78 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Decoded:
+    """The arrays of one split while they are filled. digests: (N,) uint64, one of each image's pixels."""
+
+    def __init__(self, folder: Path, split: str, count: int, size: tuple[int, int], objects: bool) -> None:
+        self.digests = np.zeros(count, dtype="<u8")
+        self.arrays = [self._new(folder / f"{split}-images.npy", (count, 3, *size))]
+        if objects:
+            self.arrays.append(self._new(folder / f"{split}-objects.npy", (count, *size)))
+        self.digest_path = folder / f"{split}{DIGESTS}"
+        self.paths = [Path(str(array.filename)) for array in self.arrays]
+
+    @staticmethod
+    def _new(path: Path, shape: tuple[int, ...]) -> np.memmap:
+        return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+
+    def put(self, position: int, image: np.ndarray, mask: np.ndarray | None = None) -> None:
+        digest = hashlib.blake2b(image.tobytes(), digest_size=8)
+        self.arrays[0][position] = image.transpose(2, 0, 1)
+        if mask is not None:
+            self.arrays[1][position] = mask
+            digest.update(mask.tobytes())
+        self.digests[position] = int.from_bytes(digest.digest(), "little")
+
+    def finish(self) -> None:
+        for array in self.arrays:
+            array.flush()
+        np.save(self.digest_path, self.digests)
+
+
+def _make_room(folder: Path, paths: list[Path]) -> None:
+    """Reserve the blocks of files that were only made long. A page that finds no block later is a SIGBUS, no error."""
+    needed = sum(path.stat().st_size for path in paths)
+    free = shutil.disk_usage(folder).free
+    try:
+        if needed > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for path in paths:
+            with path.open("r+b") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        raise UserError(
+            f"cache_dir: the decoded images need {needed:,} bytes in {folder.parent}, which has {free:,} free "
+            f"({error.strerror}). Make room, choose another place with cache_dir=<folder>, or store smaller images "
+            f"(data.source.stored_size)."
+        ) from None
+
+
+def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
+    """The same files, by size and time, must decode to the same pixels as when they were last decoded."""
+    try:
+        body = json.loads((before / "meta.json").read_text())["body"]
+        path = before / f"{split}{DIGESTS}"
+        known = body["decoder"] == _decoder() and _file_digest(path) == body["files"][path.name]["sha256"]
+        old = np.load(path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if known and len(changed := np.flatnonzero(old != digests)):
+        raise UserError(
+            f"data.root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, decode to other "
+            f"pixels than before although the files have the same size and time: they were damaged on disk. Fetch them "
+            f"again, or remove {before} if they were changed on purpose."
+        )
+
+
+def _decoder() -> str:
+    """Another one may round differently."""
+    from PIL import __version__
+
+    return f"pillow {__version__}"
 
 
 def _sync(path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -109,6 +110,10 @@ def _decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: boo
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:
         return [(file, decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
 
+    from PIL import Image
+
+    # refused where PIL would only warn: nothing that large is an image for a transformer, and a bomb looks like it
+    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
     workers = os.cpu_count() or 1
     stream = archive.read(wanted)
     pending: deque[Future[list[tuple[str, np.ndarray]]]] = deque()
