@@ -1,0 +1,39 @@
+"""Every checkpoint says which run it is of; what was changed on purpose before it went on takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+
+
+class SameRun(L.Callback):
+    """facts: what makes this run, plain values by key (mhprobe.run.fingerprint)."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = dict(facts)
+        self.changed = False
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["run"] = self.facts
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.changed = checkpoint.get("run") != self.facts
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.changed:  # the checkpoint's optimizer came back with its own rates
+            set_rates(trainer, pl_module)
+
+
+def set_rates(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Give the restored optimizer the settings of this run; its moments and its step count stay."""
+    fresh: Any = pl_module.configure_optimizers()
+    for live, new in zip(trainer.optimizers[0].param_groups, fresh["optimizer"].param_groups, strict=True):
+        live.update({key: value for key, value in new.items() if key != "params"})
+    schedule: Any = trainer.lr_scheduler_configs[0].scheduler
+    schedule.base_lrs = [group["initial_lr"] for group in trainer.optimizers[0].param_groups]
+    for group, base, factor in zip(
+        trainer.optimizers[0].param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(schedule.last_epoch)

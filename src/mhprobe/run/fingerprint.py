@@ -1,0 +1,146 @@
+"""Which run a checkpoint is of. A run that goes on is the same run, or says what is different.
+
+The facts are what makes the numbers: seed, images, backbone, gates, optimizer, precision, processes, versions. What
+only decides where things lie or what is looked at (folders, loggers, measures, curves) is none. All are plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mhprobe.errors import UserError
+
+Facts = Mapping[str, Any]
+
+# where things lie, how fast they come and what is shown: no two runs differ by these
+INDIFFERENT = {
+    "data": {"root", "cache_dir", "download_dir", "num_workers", "eval_batch_size", "limit_test"},
+    "trainer": {"accelerator", "devices", "num_nodes", "strategy", "precision", "log_every_n_steps", "benchmark"},
+    "gates": {"keep", "threshold"},
+}
+# what decides which images a step sees, and which network: it cannot change under a run
+FIXED = ("seed", "data", "processes", "backbone", "heads", "weights", "gates.relaxation", "gates.mask", "gates.frozen")
+ABSENT = "absent"
+
+
+def facts(
+    cfg: Mapping[str, Any], description: Mapping[str, Any], images: str, processes: int, precision: str
+) -> dict[str, Any]:
+    """What makes the run of a checked configuration, by key.
+
+    description: of the network (mhprobe.weights). images: the digest of those to train and validate on.
+    processes: in all. precision: as resolved from ``auto``.
+    """
+    import timm
+    import torch
+
+    from mhprobe import __version__
+
+    parts = {name: _without(cfg[name], INDIFFERENT.get(name, set())) for name in ("data", "optim", "gates", "trainer")}
+    parts["trainer"] = {key: value for key, value in parts["trainer"].items() if not key.startswith("enable_")}
+    return dict(
+        _flat(
+            {
+                "seed": cfg["seed"],
+                "compile": cfg["compile"],
+                **parts,
+                "data.images": images,
+                "backbone": description["backbone"],
+                "heads": description.get("kept"),
+                "weights": _digest(cfg["weights"]),
+                "precision": precision,
+                "processes": processes,
+                "versions": {"mhprobe": __version__, "torch": torch.__version__, "timm": timm.__version__},
+            }
+        )
+    )
+
+
+def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]:
+    """Key -> (what the checkpoint's run had, what this one has), where they are not the same."""
+    if theirs is None:
+        return {"run": ("unknown", "known")}
+    keys = sorted({*theirs, *ours})
+    pairs = {key: (theirs.get(key, ABSENT), ours.get(key, ABSENT)) for key in keys}
+    return {key: (was, now) for key, (was, now) in pairs.items() if was != now}
+
+
+def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
+    """Lines on what is different and may be; UserError with every difference that may not.
+
+    allow: keys, or what they begin with (``optim`` allows ``optim.lr``). More epochs need no permission.
+    """
+    if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in ours)]:
+        raise UserError(f"resume.allow: no part of a run is called {', '.join(unknown)}; parts: {', '.join(ours)}.")
+    found = differences(theirs, ours)
+    longer = {key for key, (was, now) in found.items() if key == "trainer.max_epochs" and _less(was, now)}
+    fixed = [key for key in found if _under(key, FIXED)]
+    refused = [key for key in found if key not in longer and not _under(key, allow) and key not in fixed]
+    said = {key: f"{key} was {was}, is {now}" for key, (was, now) in found.items()}
+    if fixed or refused:
+        ways = ["Use the old settings"]
+        if refused and not fixed:
+            ways.append(f"change them on purpose with 'resume.allow=[{','.join(refused)}]'")
+        ways.append(f"start anew from its weights with weights={path}")
+        raise UserError(
+            f"ckpt_path: {path} is of another run: {'; '.join(said[key] for key in (*fixed, *refused))}. "
+            f"{', or '.join(ways)}."
+        )
+    lines = [f"{said[key]}: allowed, and in force from here on" for key in found if key not in longer]
+    return lines + [
+        f"{said[key]}: the schedule is the longer run's from here on, so this is not the run that had it from the start"
+        for key in sorted(longer)
+    ]
+
+
+def earlier(runs: Path, folder: Path) -> list[Path]:
+    """The last.ckpt that the run in ``folder`` may go on from, newest first.
+
+    Its own, if it has one. Else those of runs beside it in ``runs``; a job of a sweep has only the jobs of the same
+    number in earlier sweeps.
+    """
+    own = folder / "checkpoints" / "last.ckpt"
+    if own.is_file():
+        return [own]
+    inside = (
+        folder.resolve().relative_to(runs.resolve()).parts if folder.resolve().is_relative_to(runs.resolve()) else ()
+    )
+    job = "/".join(["*", *inside[1:]])
+    found = [
+        path for path in runs.glob(f"{job}/checkpoints/last.ckpt") if path.relative_to(runs).parts[:1] != inside[:1]
+    ]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def _under(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _less(was: Any, now: Any) -> bool:
+    return isinstance(was, int) and isinstance(now, int) and was < now
+
+
+def _without(part: Any, keys: set[str]) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {key: _without(value, keys) for key, value in part.items() if key not in keys}
+
+
+def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in part.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _digest(weights: str | None) -> str | None:
+    """Of the file that the run starts from, wherever it lies."""
+    import hashlib
+
+    if weights is None or not Path(weights).is_file():
+        return weights
+    with Path(weights).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
