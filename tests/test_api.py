@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
+import sys
 
 import pytest
 import timm
@@ -12,6 +15,7 @@ import mhprobe
 import oracles.gate_importance
 import oracles.svcca
 from mhprobe.data.batch import Batch
+from mhprobe.measures.base import MeasureWarning
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 COUNT = 9
@@ -150,3 +154,115 @@ def test_the_public_names_are_there():
         assert getattr(mhprobe, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'probing'"):
         mhprobe.probing  # noqa: B018
+
+
+def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
+    model, other = tiny_vit(), tiny_vit()
+    images, labels = images_for(model, 4), labels_for(4)
+    with torch.device("meta"):
+        empty = tiny_vit()
+    with torch.inference_mode():
+        frozen = tiny_vit()
+    gates = [mhprobe.measures.GateImportance]
+    wrapped = torch.nn.DataParallel(other)
+    look = functools.partial(mhprobe.measure, model)
+    good = [(images, labels)]
+    for call, words in [
+        (
+            lambda: look([{"image": images, "label": labels}], gates),
+            "got a dict with 'image', 'label'",
+        ),
+        (lambda: look([(images,)], gates), "got a tuple of 1: Tensor"),
+        (lambda: look([images], gates), r"\(images, labels\) .* got a Tensor"),
+        (lambda: look([(images, [1, 2, 3, 4])], gates), "got a tuple of 2: Tensor, list"),
+        (lambda: look(good, "svcca"), "measures is a list, .* got 'svcca' alone"),
+        (lambda: look(good, gates[0]), "is a list, .* got GateImportance alone"),
+        (
+            lambda: look(good, ["js_distance"]),
+            "'js_distance' .* mhprobe.measures.JSDistance",
+        ),
+        (lambda: look(good, [torch.nn.Linear]), "Linear is no measure"),
+        (lambda: look(good, [torch.nn.Linear(1, 1)]), "Linear is no measure"),
+        (lambda: look(good, [lambda layout: 3]), "<lambda> is no measure"),
+        (
+            lambda: look([(images, labels + 4)], gates),
+            "labels: expected 0 to 4, .* got [5-8] for image",
+        ),
+        (
+            lambda: look([(images, labels.float())], gates),
+            r"\(4,\) int64, .* got \(4,\) torch.float32",
+        ),
+        (
+            lambda: look([(images.to(torch.uint8), labels)], gates),
+            "floating-point .* got torch.uint8",
+        ),
+        (lambda: mhprobe.record(model, images[0], labels), r"expected a tensor \(B, 3, .* got \(3, 16, 16\)"),
+        (lambda: mhprobe.record(model, "cat.png", labels), "expected a tensor .* got str"),
+        (lambda: mhprobe.attach("deit_tiny_patch16_224"), "expected a model, .* got str 'deit_tiny_patch16_224'"),
+        (lambda: mhprobe.attach(wrapped), "DataParallel: it wraps a supported VisionTransformer; pass model.module"),
+        (lambda: mhprobe.measure(empty, good, gates), "meta device"),
+        (lambda: mhprobe.measure(frozen, good, gates), "inference_mode"),
+    ]:
+        with pytest.raises(mhprobe.UserError, match=words) as error:
+            call()
+        assert "\n" not in str(error.value)
+    mhprobe.attach(other)
+    with pytest.raises(mhprobe.UserError, match=r"pass model\.module"):
+        mhprobe.record(wrapped, images, labels)
+
+
+def measured(*measures):
+    model = tiny_vit()
+    return mhprobe.measure(model, batches(images_for(model, COUNT), labels_for(COUNT), 4), measures)
+
+
+def test_a_value_is_a_tensor_that_has_its_other_columns_beside_it():
+    found = measured(mhprobe.measures.GateImportance, mhprobe.measures.JSDistance)
+    value = found["gate_importance"]
+    assert torch.equal(value, value.columns["value"]) and type(value + 0) is torch.Tensor
+    assert torch.equal(value.argsort(), value.columns["value"].argsort())
+    assert (value.columns["low"] < value).all() and (value.columns["high"] > value).all()
+    assert (value.name, value.kind) == ("gate_importance", "per_head") and "nats" in value.label
+    for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert torch.equal(again["gate_importance"].columns["high"], value.columns["high"])
+        assert set(again) == set(found)
+
+
+def test_values_show_themselves_as_a_table():
+    found = measured(mhprobe.measures.GateImportance, mhprobe.measures.JSDistance)
+    text, page = repr(found["gate_importance"]), found["gate_importance"]._repr_html_()
+    head, *rows = text.splitlines()[1:7]
+    assert "gate_importance: " in text and head.split()[:3] == ["head", "site", "value"]
+    assert [float(row.split()[2]) for row in rows] == pytest.approx(found["gate_importance"][:5].tolist(), rel=1e-3)
+    assert "<td>blocks.1.attn</td>" in page and "&lt;" not in page
+    pairs = repr(found["js_distance"])
+    assert "head_a" in pairs and "3 more" not in pairs and len(pairs) < 2000
+
+
+def test_values_become_a_frame_where_pandas_is_there():
+    pandas = pytest.importorskip("pandas")
+    found = measured(mhprobe.measures.GateImportance, mhprobe.measures.JSDistance)
+    frame = found["gate_importance"].to_frame()
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == 6
+    assert frame["value"].tolist() == found["gate_importance"].tolist()
+    pairs = found["js_distance"].to_frame()
+    a, b = pairs[["head_a", "head_b"]].iloc[0]
+    assert pairs["value"][0] == found["js_distance"][a, b]
+
+
+def test_without_pandas_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(mhprobe.UserError, match="pandas is not installed"):
+        measured(mhprobe.measures.GateImportance)["gate_importance"].to_frame()
+
+
+def test_a_measure_that_refuses_is_left_out_and_asking_for_it_says_why():
+    with pytest.warns(MeasureWarning, match="object_attention: .* the others were measured"):
+        found = measured(mhprobe.measures.GateImportance, mhprobe.measures.ObjectAttention)
+    assert set(found) == {"gate_importance"}
+    with pytest.raises(mhprobe.UserError, match="object_attention"):
+        found["object_attention"]
+    with pytest.raises(mhprobe.UserError, match="'svcca' was not measured; there are gate_importance"):
+        found["svcca"]
+    with pytest.raises(mhprobe.UserError, match="object_attention"):
+        measured(mhprobe.measures.ObjectAttention)

@@ -3,11 +3,13 @@
 model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
 gates = mhprobe.attach(model)
 found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])
-found["gate_importance"]            # (A,) larger means more important
+found["gate_importance"]            # (A,) tensor, larger means more important; shows itself as a table
+found["gate_importance"].columns    # with its intervals; .to_frame() for pandas
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe import measures as all_measures
 from mhprobe.backbones import attach
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
@@ -22,11 +25,13 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.measuring import measure as watch
+from mhprobe.report.values import Found, Values
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.costs import costs, head_shares
 
+_LISTS = (tuple, list)
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
 
 
@@ -36,8 +41,11 @@ def measure(
     measures: Sequence[Measure | Callable[[HeadLayout], Measure]],
     show_progress: bool = False,
     select_loader: Iterable[Any] | None = None,
-) -> dict[str, Tensor]:
+) -> Found:
     """Each measure's value on the images of ``loader``, by the measure's name, on the CPU.
+
+    A value is a tensor, larger meaning what the measure's docstring says; it has its other columns (intervals, nulls)
+    in ``.columns``, and ``.to_frame()``. A measure that refuses is left out with a warning (alone: with its error).
 
     model: a timm model; gates are attached if it has none. Weights and mode are left as they were.
     loader: yields (images, labels) or Batch; images as the model wants them, normalised float.
@@ -49,7 +57,7 @@ def measure(
     """
     layout = attach(model).layout
     device = next(model.parameters()).device
-    built = [item if isinstance(item, Measure) else item(layout) for item in measures]
+    built = [_built(item, layout) for item in _listed(measures)]
     names = [item.name for item in built]
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
@@ -76,9 +84,13 @@ def measure(
         )
     if not images:
         raise UserError(NO_IMAGES)
-    for error in refused.values():
-        raise error
-    return {name: columns["value"] for name, columns in found.items()}
+    for name, error in refused.items():
+        if not found:
+            raise error
+        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
+    return Found(
+        {n: Values.of(n, named[n].label, named[n].kind, layout, columns) for n, columns in found.items()}, refused
+    )
 
 
 def masking_curve(
@@ -139,14 +151,57 @@ def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:
     return evaluator(model, lambda: _batches(loader, device), images, rescale=rescale)
 
 
+def _listed(measures: Any) -> Sequence[Any]:
+    if isinstance(measures, str) or not isinstance(measures, Iterable):
+        raise UserError(
+            f"measure: measures is a list, e.g. [mhprobe.measures.GateImportance], got {_called(measures)} alone; "
+            f"put it in brackets."
+        )
+    return list(measures)
+
+
+def _built(item: Any, layout: HeadLayout) -> Measure:
+    """A measure from what stands in the list. UserError for anything else."""
+    makes = callable(item) and not isinstance(item, nn.Module) and (_is_measure(item) or not isinstance(item, type))
+    made = item(layout) if makes else item
+    if not isinstance(made, Measure):
+        known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
+        example = known[0] if known else "GateImportance"
+        raise UserError(
+            f"measure: {_called(item)} is no measure; expected a class or an instance of one, e.g. "
+            f"mhprobe.measures.{example}."
+        )
+    return made
+
+
+def _is_measure(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, Measure)
+
+
+def _called(item: Any) -> str:
+    return repr(item) if isinstance(item, str | int | float | None) else getattr(item, "__name__", type(item).__name__)
+
+
 def _batches(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:
     """Batches with an index of their own, from whatever the loader yields."""
     first = 0
     for item in loader:
-        images, labels, *rest = item
-        valid = item.valid if isinstance(item, Batch) else torch.ones(len(images), dtype=torch.bool)
-        index = first + torch.cumsum(valid.cpu(), 0) - 1
-        if rest and not isinstance(item, Batch):
-            raise UserError(f"loader: expected (images, labels) or Batch, got {len(item)} things in a batch.")
-        first += int(valid.sum())
-        yield Batch(*(t.to(device) for t in (images, labels, index.clamp(min=0), valid)))
+        batch = _batch(item, first)
+        first += int(batch.valid.sum())
+        yield Batch._make(part if part is None else part.to(device) for part in batch)
+
+
+def _batch(item: Any, first: int) -> Batch:
+    """first: the index of its first image. UserError for what is no batch."""
+    if not isinstance(item, Batch):
+        if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(part, Tensor) for part in item):
+            keys = f" with {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
+            things = f" of {len(item)}: {', '.join(_called(part) for part in item)}" if type(item) in _LISTS else ""
+            raise UserError(
+                f"loader: expected batches (images, labels) of two tensors, or Batch, got a {type(item).__name__}"
+                f"{keys}{things}. Give it as a list of pairs, e.g. [(batch[...], batch[...]) for batch in loader]."
+            )
+        images, labels = item
+        item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))
+    index = first + torch.cumsum(item.valid.cpu(), 0) - 1
+    return item._replace(index=index.clamp(min=0), targets=None)

@@ -29,9 +29,15 @@ def family_of(model: nn.Module) -> type[Family]:
     for family in families():
         if family.claims(model):
             return family
+    for name, part in model.named_modules():
+        if name and any(family.claims(part) for family in families()):
+            raise UserError(
+                f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
+            )
     supported = ", ".join(family.title for family in families())
     raise UserError(
-        f"{type(model).__name__}: no supported family knows where its heads are; supported: {supported}. "
+        f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; supported: "
+        f"{supported}. "
         f"To add one, see 'A backbone family' in CONTRIBUTING.md."
     )
 
@@ -53,6 +59,11 @@ def attach(
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones (which leave the model's output bit-identical).
     Raises UserError for an unsupported model, with the reason.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"attach: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
+            f"{str(model)[:60]!r}."
+        )
     gates = find_gates(model)
     if gates is not None and make is None:
         gates.values.requires_grad_(learnable)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream, wide
+from mhprobe.recording.checks import check_batch, check_labels, check_model
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, prefix_of, unfused, usable
@@ -54,6 +55,8 @@ def record(
     slopes = named & {"grad", "attn_grad"}
     if slopes and labels is None:
         raise UserError(f"record: needs={slopes} takes the slope of the loss, so it needs labels, got None.")
+    check_model(model)
+    check_batch(images, labels)
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
@@ -108,7 +111,9 @@ def record(
         logits = model(images)
         _check_finite(layout, heads, logits, valid, index)
         grad, attn_grad = None, None
-        labels = None if labels is None else usable(labels)
+        if labels is not None:
+            labels = usable(labels)
+            check_labels(labels, logits)
         if labels is not None and slopes:
             loss = nn.functional.cross_entropy(wide(logits), labels, reduction="none")
             along = [*gated, *attn] if "attn_grad" in named else gated

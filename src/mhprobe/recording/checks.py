@@ -1,0 +1,57 @@
+"""What ``record`` cannot run on, said before it is tried: torch's own answers come from deep inside the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+
+_REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def check_model(model: nn.Module) -> None:
+    """UserError for a model that runs as copies of itself, or whose weights no graph can go through."""
+    if isinstance(model, _REPLICATED):
+        raise UserError(
+            f"record: {type(model).__name__} runs copies of the model, whose heads nobody sees; pass model.module."
+        )
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise UserError(f"record: {name} is on the meta device and holds no numbers; load weights first.")
+        if weight.is_inference():
+            raise UserError(
+                f"record: {name} was made inside torch.inference_mode(), where nothing has slopes; make the model "
+                f"outside it."
+            )
+
+
+def check_batch(images: Any, labels: Any) -> None:
+    """UserError unless images are (B, channels, height, width) of a floating type and labels (B,) whole numbers."""
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
+    if not images.is_floating_point():
+        raise UserError(
+            f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
+            f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
+        )
+    if labels is None:
+        return
+    if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+        got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
+
+
+def check_labels(labels: Tensor, logits: Tensor) -> None:
+    """UserError for a label that the model has no logit for."""
+    classes = logits.shape[1]
+    bad = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        raise UserError(
+            f"record: labels: expected 0 to {classes - 1}, for the model gives {classes} logits, got {int(labels[at])} "
+            f"for image {at} of the batch. Is it the right data set for this head?"
+        )

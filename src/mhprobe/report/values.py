@@ -1,0 +1,111 @@
+"""What a measure answers in a notebook: its value as a tensor, with all its other columns beside it.
+
+It is a tensor, so that whatever took one (``argsort``, ``torch.testing``, NumPy, matplotlib) takes it still. What is
+computed from it is a plain tensor: the columns belong to the value as measured, and to nothing derived from it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.report import tables
+from mhprobe.report.tables import Table
+
+_ROWS = 12  # of a table that is displayed; to_frame() has all
+_COLUMNS = 8
+_PLACE = {"stage", "block", "index", "layout"}  # the site's name says as much
+
+
+class Values(Tensor):
+    """A measure's column "value", (A,) or (A, A) or (S, S).
+
+    columns: all columns by name, "value" first: intervals, nulls, counts ... as the measure's docstring lists them.
+    name, label: of the measure, and what the value is. kind: "per_head", "pairwise" or "pairwise_layers".
+    heads: the layout, which head is which.
+    """
+
+    columns: dict[str, Tensor]
+    label: str
+    kind: str
+    heads: HeadLayout
+    _name: str
+
+    # results of operations are plain tensors
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def of(name: str, label: str, kind: str, layout: HeadLayout, columns: Mapping[str, Tensor]) -> Values:
+        values: Values = Tensor._make_subclass(Values, columns["value"])
+        values._name, values.label, values.kind = name, label, kind
+        values.heads, values.columns = layout, dict(columns)
+        return values
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def table(self) -> Table:
+        """One row per head, or per pair that was compared, as in the measure's .csv."""
+        return getattr(tables, self.kind)(self.heads, self.columns)
+
+    def to_frame(self) -> Any:
+        """``table`` as a pandas.DataFrame. UserError where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_frame: pandas is not installed; pip install pandas, or use .columns.") from None
+        table = self.table()
+        return pandas.DataFrame(table.rows, columns=table.columns)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        cells, left = self._shown()
+        wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(text.rjust(room) for text, room in zip(row, wide, strict=True)) for row in cells]
+        return "\n".join([self._title(), *lines, *left])
+
+    def _repr_html_(self) -> str:
+        cells, left = self._shown()
+        rows = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in cells)
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in left)
+        return f"<p>{html.escape(self._title())}</p><table>{rows}</table>{lines}"
+
+    def _title(self) -> str:
+        return f"{self.name}: {self.label} ({' x '.join(map(str, self.shape))})"
+
+    def _shown(self) -> tuple[list[list[str]], list[str]]:
+        """As much of the table as fits on a screen, its header first, and a line about the rest."""
+        table = self.table()
+        names = [name for name in table.columns if name not in _PLACE][:_COLUMNS]
+        rows = [[row[table.columns.index(name)] for name in names] for row in table.rows[:_ROWS]]
+        more = [name for name in self.columns if not {name, f"{name}_a"} & set(names)]
+        hidden = [f"{len(table.rows) - len(rows)} more rows"] if len(table.rows) > len(rows) else []
+        hidden += [f"columns {', '.join(more)}"] if more else []
+        cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+        return [names, *cells], [f"... {'; '.join(hidden)}: see .columns and .to_frame()"] if hidden else []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Values:
+        copied = {name: values.clone() for name, values in self.columns.items()}
+        return Values.of(self.name, self.label, self.kind, self.heads, copied)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Values.of, (self.name, self.label, self.kind, self.heads, self.columns)
+
+
+class Found(dict[str, Values]):
+    """What measures found, by their names. refused: why others found nothing; asking for one of them raises that."""
+
+    def __init__(self, found: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
+        super().__init__(found)
+        self.refused = dict(refused)
+
+    def __missing__(self, name: str) -> Values:
+        if name in self.refused:
+            raise self.refused[name]
+        raise UserError(f"measure: {name!r} was not measured; there are {', '.join(self) or 'none'}.")
