@@ -27,6 +27,7 @@ from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.measuring import measure as watch
+from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.costs import costs, head_shares
@@ -106,11 +107,13 @@ def masking_curve(
     target: Mapping[str, float] | None = None,
     **order_options: Any,
 ) -> list[dict[str, Any]]:
-    """Accuracy as heads are masked one unit after the other: rows of curve, split, step, heads_masked, ... seed.
+    """Accuracy as heads are masked one unit after the other: a row per point, as in tables/masking_curves.csv.
 
-    units: index (the same head of every layer), layer, head or stage. order: keep_best, hurt_most, beam, by_score,
-    interactions or random, with its options as keywords. select_loader: the images an order is chosen on; without it
-    the order is chosen on the images it is reported on, which flatters.
+    Its columns: see ``mhprobe.report.tables.curve_rows``.
+
+    units: index (the same head of every layer), layer, head or stage. order: keep_best or another file of masking/ that
+    holds an order, with its options as keywords. select_loader: the images an order is chosen on. Without it the order
+    is chosen on the images it is reported on: the curve lies too high, and nothing is tested (p is empty).
     exclude_layers: never masked. min_heads_per_layer: of every layer so many heads stay. rescale: multiply the heads a
     layer keeps by H / kept. target: where to stop: {"heads": at most so many left} | {"flops": share of the dense
     model's} | {"latency": share of its time on a batch of the loader}.
@@ -131,7 +134,7 @@ def masking_curve(
     images = next(_batches(loader, next(model.parameters()).device)).images
     left = costs(head_shares(model, layout, images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
-    return trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left)
+    return curve_rows(trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left))
 
 
 def load(path: str | Path) -> nn.Module:

@@ -9,11 +9,12 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from mhprobe.callbacks.maskable import Maskable
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
+from mhprobe.masking.redundant_or_inert import RedundantOrInert
+from mhprobe.masking.search.auto import Auto
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
@@ -24,7 +25,7 @@ CONF = Path(__file__).parents[2] / "conf" / "masking"
 
 def masking(name: str) -> DictConfig:
     """The group in its place, so that its interpolations resolve."""
-    search = OmegaConf.load(CONF.parent / "search" / "exact.yaml")
+    search = OmegaConf.load(CONF.parent / "search" / "auto.yaml")
     return OmegaConf.create({"masking": OmegaConf.load(CONF / f"{name}.yaml"), "search": search}).masking
 
 
@@ -45,11 +46,12 @@ def test_six_curves_are_the_seed_papers_six():
     assert (settings.select_on, settings.steps, settings.step) == ("validation", None, None)
 
 
-def test_a_search_is_fast_unless_told_otherwise():
+def test_a_search_is_exact_for_few_candidates_and_fast_for_many_unless_told_otherwise():
     with initialize_config_dir(str(CONF.parent), version_base="1.3"):
-        settings = [check(compose("config", overrides)) for overrides in ([], ["search=exact"])]
-    fast, exact = (instantiate(cfg["masking"]["curves"]["head_max"]["order"]).search for cfg in settings)
-    assert fast == Screened(20, Racing(epsilon=0.002, delta=0.01)) and exact == Exact()
+        settings = [check(compose("config", overrides)) for overrides in ([], ["search=fast"], ["search=exact"])]
+    found = [instantiate(cfg["masking"]["curves"]["head_max"]["order"]).search for cfg in settings]
+    fast = Screened(20, Racing(epsilon=0.002, delta=0.01))
+    assert found == [Auto(), fast, Exact()] and Auto() == Auto(Exact(), fast)
 
 
 def test_orders_has_every_way_to_order_heads():
@@ -72,4 +74,4 @@ def test_every_order_and_join_can_be_made(name):
     for curve in settings.curves.values():
         assert callable(instantiate(curve.order, _convert_="all").paths)
     if settings.join is not None:
-        assert isinstance(instantiate(settings.join, _convert_="all"), Maskable)
+        assert isinstance(instantiate(settings.join, _convert_="all"), RedundantOrInert)

@@ -14,11 +14,13 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.curve import CurveSpec, masking_curve
+from mhprobe.masking.curve import CurveSpec
+from mhprobe.masking.curve import masking_curve as curves_of
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.interactions import Interactions
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
+from mhprobe.report.tables import curve_rows
 
 
 def layout_of(*heads: int) -> HeadLayout:
@@ -27,6 +29,10 @@ def layout_of(*heads: int) -> HeadLayout:
 
 def a_measure(layout):
     raise AssertionError
+
+
+def masking_curve(*args, **kwargs) -> list[dict]:
+    return curve_rows(curves_of(*args, **kwargs))
 
 
 class Table(Evaluate):

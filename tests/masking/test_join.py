@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from mhprobe.masking.join import Similarity, join
+from mhprobe.masking.base import Path
+from mhprobe.masking.redundant_or_inert import Likeness, Similarity, masked_heads
+from mhprobe.masking.trace import Curve, Points, Trace
+from mhprobe.report.tables import masked_heads as table_of
 
 
-def rows(masked: list[str], accuracy: list[float], p_holm: list[float]) -> list[dict]:
-    return [
-        {"curve": "c", "split": "test", "step": k, "masked": m, "accuracy": a, "p_holm": p}
-        for k, (m, a, p) in enumerate(zip(masked, accuracy, p_holm, strict=True))
-    ]
+def curve(masked: list[set[int]], accuracy: list[float], p: list[float] | None) -> Curve:
+    mask = torch.tensor([[head in heads for head in range(6)] for heads in masked])
+    points = Points(mask.sum(1).double(), *[torch.tensor(accuracy, dtype=torch.float64)] * 7)
+    path = Path(None, mask[1:] & ~mask[:-1], ("",) * (len(masked) - 1))
+    found = None if p is None else torch.tensor(p, dtype=torch.float64)
+    trace = Trace(path, tuple(range(len(masked))), mask, points, found)
+    return Curve("c", "test", "exact", "validation", False, (trace,))
 
 
-CURVE = rows(["", "0", "0 1", "0 1 2", "0 1 2 3 4"], [0.9, 0.9, 0.895, 0.88, 0.5], [1.0, 1.0, 0.5, 0.2, 0.001])
+def with_p(p: list[float] | None, accuracy: list[float] | None = None) -> Curve:
+    return curve(MASKED, accuracy or [0.9, 0.9, 0.895, 0.88, 0.5], p)
+
+
+MASKED = [set(), {0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3, 4}]
+CURVE = with_p([1.0, 1.0, 0.5, 0.01, 0.001])  # Holm: 0.03 at the third step
 NORM = torch.tensor([1.0, 0.1, 1.0, 1.0, 2.0, 1.0])
 
 
@@ -26,26 +38,47 @@ def similarity(pairs: dict[tuple[int, int], float]) -> Similarity:
     return Similarity(value, torch.full((6, 6), 0.2, dtype=torch.float64))
 
 
-def test_phases_part_at_the_first_drop_of_more_than_a_point():
-    found = {row["head"]: (row["step"], row["phase"]) for row in join(CURVE, {"s": similarity({})}, NORM)}
-    assert found == {0: (1, "before"), 1: (2, "before"), 2: (3, "at"), 3: (4, "after"), 4: (4, "after")}
+def phases(found) -> dict[int, str]:
+    return {head.head: head.phase for head in found}
 
 
-def test_a_significant_drop_counts_if_it_is_down():
-    down = [{**row, "p_holm": 0.01 if row["step"] == 2 else row["p_holm"]} for row in CURVE]
-    assert {row["head"]: row["phase"] for row in join(down, {"s": similarity({})}, NORM)}[1] == "at"
-    up = [{**row, "accuracy": 0.95} if row["step"] == 2 else row for row in down]
-    assert {row["head"]: row["phase"] for row in join(up, {"s": similarity({})}, NORM)}[1] == "before"
+def test_phases_part_at_the_first_significant_drop():
+    found = masked_heads(CURVE, {"s": similarity({})}, NORM)
+    assert [(head.head, head.step) for head in found] == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
+    assert phases(found) == {0: "before", 1: "before", 2: "at", 3: "after", 4: "after"}
+    early = masked_heads(with_p([1.0, 1.0, 0.01, 0.01, 0.001]), {"s": similarity({})}, NORM)
+    assert phases(early)[1] == "at"
+    up = with_p([1.0, 1.0, 0.01, 0.01, 0.001], [0.9, 0.9, 0.95, 0.88, 0.5])
+    assert phases(masked_heads(up, {"s": similarity({})}, NORM))[1] == "before"  # better is no drop
+
+
+def test_a_drop_of_a_point_that_may_be_chance_does_not_end_the_first_phase():
+    """With few images a point is noise: the curve must not say at once that eight heads can go and that none can."""
+    noisy = with_p([1.0, 0.4, 0.4, 0.3, 0.001], [0.9, 0.88, 0.88, 0.88, 0.5])
+    assert bool(noisy.falls[1])
+    assert list(phases(masked_heads(noisy, {"s": similarity({})}, NORM)).values()) == ["before"] * 3 + ["at"] * 2
+
+
+def test_without_a_test_the_drop_is_of_more_than_a_point():
+    found = masked_heads(with_p(None), {"s": similarity({})}, NORM)
+    assert phases(found) == {0: "before", 1: "before", 2: "at", 3: "after", 4: "after"}
 
 
 def test_likeness_is_to_heads_that_are_kept_at_the_drop():
     # 0 is most like 1, but 1 goes before the drop too; 2 and 3 are still there
     s = similarity({(0, 1): 0.99, (0, 2): 0.7, (0, 3): 0.5, (2, 3): 0.4, (3, 1): 0.8})
-    found = {row["head"]: row for row in join(CURVE, {"s": s}, NORM)}
-    assert (found[0]["kept_s"], found[0]["similarity_s"], found[0]["null_s"]) == (2, 0.7, pytest.approx(0.2))
-    assert (found[1]["kept_s"], found[1]["similarity_s"]) == (3, 0.8)
-    assert (found[2]["kept_s"], found[2]["similarity_s"]) == (0 + 3, 0.4)  # itself is no kept head
-    assert found[4]["kept_s"] == "" and found[4]["similarity_s"] == ""
+    found = {head.head: head.likeness["s"] for head in masked_heads(CURVE, {"s": s}, NORM)}
+    assert found[0] == Likeness(2, 0.7, 0.2) and found[1] == Likeness(3, 0.8, 0.2)
+    assert found[2] == Likeness(3, 0.4, 0.2)  # itself is no kept head
+    assert found[4] is None
+
+
+def test_the_largest_similarity_is_read_against_the_largest_chance_level():
+    s = similarity({(0, 2): 0.7, (0, 3): 0.5})
+    s.null[0, 3] = 0.6  # of a pair that is not the most alike
+    s.null[0, 1] = 0.9  # of a head that is gone
+    first = masked_heads(CURVE, {"s": s}, NORM)[0]
+    assert first.likeness["s"] == Likeness(2, 0.7, 0.6) and first.likeness["s"].standing == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +88,28 @@ def test_likeness_is_to_heads_that_are_kept_at_the_drop():
 def test_verdicts_at_their_thresholds(value, norm, verdict):
     # (0.6 - 0.2) / (1 - 0.2) = 0.5; the median norm is 1
     norms = torch.tensor([norm, 1.0, 1.0, 1.0, 1.0, 1.0])
-    row = join(CURVE, {"s": similarity({(0, 5): value})}, norms)[0]
-    assert (row["head"], row["verdict"], row["write_share"]) == (0, verdict, pytest.approx(norm))
+    head = masked_heads(CURVE, {"s": similarity({(0, 5): value})}, norms)[0]
+    assert (head.head, head.verdict, head.write_share) == (0, verdict, pytest.approx(norm))
 
 
 def test_any_similarity_makes_a_head_redundant():
     low, high = similarity({(0, 5): 0.3}), similarity({(0, 5): 0.9})
-    assert join(CURVE, {"a": low, "b": high}, NORM)[0]["verdict"] == "redundant"
-    no_null = Similarity(high.value, None)
-    assert join(CURVE, {"b": no_null}, NORM)[0]["null_b"] == ""
+    assert masked_heads(CURVE, {"a": low, "b": high}, NORM)[0].verdict == "redundant"
+    assert masked_heads(CURVE, {"b": Similarity(high.value)}, NORM)[0].likeness["b"].null is None
 
 
 def test_a_curve_without_a_drop_is_all_before():
-    flat = [{**row, "accuracy": 0.9, "p_holm": 1.0} for row in CURVE]
-    found = join(flat, {"s": similarity({(0, 5): 0.9, (0, 2): 0.95})}, NORM)
-    assert {row["phase"] for row in found} == {"before"}
-    assert found[0]["kept_s"] == 5  # the only one that is there at the end
+    found = masked_heads(with_p([1.0] * 5), {"s": similarity({(0, 5): 0.9, (0, 2): 0.95})}, NORM)
+    assert set(phases(found).values()) == {"before"}
+    assert found[0].likeness["s"].kept == 5  # the only one that is there at the end
+
+
+def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
+    s = similarity({(0, 2): 0.7})
+    found = masked_heads(CURVE, {"s": s, "t": Similarity(s.value)}, NORM)
+    table = table_of(found)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["head"] for row in rows] == [0, 1, 2, 3, 4]
+    assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_s"], rows[0]["null_t"]) == (2, 0.7, 0.2, "")
+    assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null")} == {""}
+    assert dataclasses.asdict(found[0])["redundant"] == (rows[0]["verdict"] in ("redundant", "both"))

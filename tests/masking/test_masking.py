@@ -9,15 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from curves import curve
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.curve import COLUMNS, CurveSpec, known_orders, masking_curve, order_named, summary
+from mhprobe.masking.curve import CurveSpec, known_orders, order_named
+from mhprobe.masking.curve import masking_curve as curves_of
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.totals import summary, totals
 from mhprobe.masking.units import make_units
+from mhprobe.report.tables import CURVE_COLUMNS, curve_rows
 from mhprobe.stats.significance import wilson
 from oracles import masking as oracle
 
@@ -71,6 +75,10 @@ def alone(rows: list[dict]) -> list[dict]:
     """
     plain = [{k: round(v, 12) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     return sorted(({**row, "p_holm": ""} for row in plain), key=str)
+
+
+def masking_curve(*args, **kwargs) -> list[dict]:
+    return curve_rows(curves_of(*args, **kwargs))
 
 
 def order_of(order, units, layout, table, **kwargs) -> list[int]:
@@ -247,7 +255,7 @@ def test_wilson_interval_agrees_with_scipy(images):
 def test_a_searched_curve_is_chosen_on_one_split_and_reported_on_both():
     select, report = Table(0), Table(1)
     rows = masking_curve(VIT, CurveSpec("head_max", "index", KeepBest(search=PLAIN)), select, report)
-    assert all(tuple(row) == COLUMNS for row in rows)
+    assert all(tuple(row) == CURVE_COLUMNS for row in rows)
     assert [(row["split"], row["step"]) for row in rows] == [(s, k) for s in ("validation", "test") for k in range(13)]
     assert report.evaluations == 13 and report.walks == 1
     order, _ = oracle.greedy(sets(make_units("index", VIT).masks), Table(0).score, highest=True)
@@ -314,13 +322,49 @@ def test_orders_are_found_by_their_file():
         order_named("greedy")
 
 
-def test_summary_of_a_straight_line_is_known():
-    rows = [
-        {"curve": "c", "split": "test", "step": k, "heads_masked": 10 * k, "accuracy": 0.9 - 0.004 * k}
-        for k in range(6)
-    ]
-    rows = [{**row, "seed": "", "p_holm": [1.0, 0.9, 0.6, 0.2, 0.04, 0.01][row["step"]]} for row in rows]
+def test_totals_of_a_straight_line_are_known():
+    p = [1.0, 0.9, 0.6, 0.2, 0.009, 0.001]  # Holm: 0.009 * 2 < .05 < 0.2
+    line = curve("c", [0, 10, 20, 30, 40, 50], [0.9 - 0.004 * k for k in range(6)], p)
     # mean of a line is its middle: 0.89; 0.9 - 0.004 * 2 is the last one above 0.89
-    numbers = {"c/test/area": 0.89, "c/test/heads_within_1_point": 20, "c/test/heads_before_worse": 30}
-    assert summary(rows) == pytest.approx(numbers)
-    assert summary(rows[:1]) == {}
+    numbers = {"area_shared": 0.89, "shared_heads": 50, "heads_within_1_point": 20, "heads_before_worse": 30}
+    expected = {f"c/test/{name}": value for name, value in numbers.items()}
+    assert summary(totals([line])) == pytest.approx(expected)
+    assert summary(totals([curve("c", [0], [0.9], [1.0])])) == {}
+
+
+def test_areas_are_of_the_heads_that_all_curves_reach():
+    """A curve that ends before it falls must not beat one that goes on."""
+    long = curve("long", [0, 6, 12, 18, 24], [0.9, 0.9, 0.8, 0.7, 0.1])
+    short = curve("short", [0, 9, 15], [0.9, 0.8, 0.2])
+    found = {row.curve: row for row in totals([long, short])}
+    assert {row.shared_heads for row in found.values()} == {15}
+    # trapezoids up to 15, where the long curve stands at 0.75
+    assert found["long"].area_shared == pytest.approx((6 * 0.9 + 6 * 0.85 + 3 * 0.775) / 15)
+    assert found["short"].area_shared == pytest.approx((9 * 0.85 + 6 * 0.5) / 15)
+    assert totals([long])[0].shared_heads == 24 and totals([long])[0].area_shared < found["long"].area_shared
+    assert totals([long, short, curve("point", [0], [0.9])]) == list(found.values())
+
+
+def test_nothing_is_tested_on_the_images_that_chose_the_path():
+    spec = CurveSpec("c", "index", KeepBest(search=PLAIN))
+    validation, test = curves_of(VIT, spec, Table(0), Table(1))
+    assert (validation.split, test.split) == ("validation", "test")
+    assert (validation.optimistic, test.optimistic) == (True, False) and validation.worse is None
+    assert totals([validation])[0].heads_before_worse is None is not totals([test])[0].heads_before_worse
+    (alone,) = curves_of(VIT, spec, Table(0), Table(0), splits=("test", "test"))
+    assert alone.optimistic and alone.worse is None
+    rows = curve_rows([validation, test])
+    assert {(row["chosen_on"], row["search"], row["rescale"]) for row in rows} == {("validation", "exact", 0)}
+    assert all((row["p"] == row["p_holm"] == "") == (row["split"] == "validation") for row in rows)
+    (drawn,) = curves_of(VIT, CurveSpec("r", "index", Random(repeats=1)), Table(0), Table(0), splits=("test", "test"))
+    assert not drawn.optimistic and drawn.worse is not None  # nobody chose it
+    assert curve_rows([drawn])[0]["chosen_on"] == curve_rows([drawn])[0]["search"] == ""
+
+
+@pytest.mark.parametrize(
+    ("units", "search"), [("index", "exact"), ("layer", "exact"), ("stage", "exact"), ("head", "screened, racing")]
+)
+def test_few_candidates_are_searched_exactly_and_many_fast(units, search):
+    for order in (KeepBest(), HurtMost()):
+        curves = curves_of(VIT, CurveSpec("c", units, order), Table(0), Table(1), steps=0)
+        assert {curve.search for curve in curves} == {search}

@@ -17,6 +17,7 @@ from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.interactions import Interactions
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.units import make_units
 from oracles import masking as oracle
 
@@ -183,7 +184,7 @@ def test_impossible_options_are_refused(options, says):
 
 def test_width_one_is_greedy():
     units = make_units("head", VIT)
-    assert path_of(Beam(1), units, VIT, Table(3)) == path_of(KeepBest(), units, VIT, Table(3))
+    assert path_of(Beam(1), units, VIT, Table(3)) == path_of(KeepBest(search=Exact()), units, VIT, Table(3))
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 5))

@@ -9,7 +9,10 @@ import pytest
 import torch
 from matplotlib.image import AxesImage
 
+from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
+from mhprobe.masking.trace import Curve
 from mhprobe.report.figures import curves, maskable, pairwise, per_head, settling, style
 
 
@@ -124,31 +127,28 @@ def test_pairs_across_layers_are_one_matrix():
     assert_nothing_is_clipped(figure)
 
 
-def curve_rows(num_heads: int, names: list[str], points: int = 5) -> list[dict[str, Any]]:
-    rows = []
+def some_curves(num_heads: int, names: list[str], points: int = 5, p: list[float] | None = None) -> list[Curve]:
+    """Lines that fall from 95 %, each a point below the one before; random ones are means of three repeats."""
+    found = []
+    heads = [step * num_heads // points for step in range(points)]
     for n, name in enumerate(names):
-        for split in ("validation", "test"):
-            for step in range(points):
-                accuracy = (
-                    0.95 - 0.8 * step / max(points - 1, 1) - 0.01 * n * (step > 0) - 0.02 * (split == "validation")
-                )
-                seed = "mean" if name.startswith("random") else ""
-                rows.append(
-                    {"curve": name, "split": split, "step": step, "heads_masked": step * num_heads // points,
-                     "accuracy": accuracy, "low": accuracy - 0.02, "high": accuracy + 0.02, "seed": seed}
-                )  # fmt: skip
-                if seed:
-                    rows.append({**rows[-1], "seed": 0, "accuracy": 0.0})
-    return rows
+        fall = [0.95 - 0.8 * k / max(points - 1, 1) - 0.01 * n * (k > 0) for k in range(points)]
+        if name.startswith("random"):
+            found.append(curve(name, heads, fall, chosen_on=None, search="", seeds=(0, 1, 2)))
+            continue
+        found.append(curve(name, heads, [value - 0.02 for value in fall], split="validation"))
+        found.append(curve(name, heads, fall, p))
+    return found
 
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     names = ["head_max", "head_min", "layer_max", "layer_min", "layer_max2", "random"]
-    figure = curves.draw(curve_rows(144, names), 144, chance=0.1)
+    figure = curves.draw(some_curves(144, names), 144, chance=0.1)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     thin = {f"_{name}, validation" for name in names if name != "random"}
-    assert set(lines) == {*names, *thin, "thin: validation", "unmasked", "chance"}
+    notes = ["thin: validation, chosen on it", "search: exact", "unmasked", "chance"]
+    assert set(lines) == {*names, *thin, *notes}
     assert max(lines[name].get_linewidth() for name in thin) < lines["head_max"].get_linewidth()
     assert list(lines["_head_max, validation"].get_ydata()) == pytest.approx([93, 73, 53, 33, 13])
     for n, name in enumerate(names):
@@ -159,45 +159,66 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     assert len({lines[name].get_color() for name in names}) == 6
     assert len(axes.collections) == 6  # a band each
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == [*names, "thin: validation", "unmasked", "chance"]
+    assert legend == [*names, *notes]
     assert_nothing_is_clipped(figure)
 
 
-def test_a_ring_marks_the_first_significant_step():
-    p = [1.0, 0.2, 0.04, 0.01, 0.001]
-    rows = [{**row, "p_holm": p[row["step"]]} for row in curve_rows(24, ["a"])]
-    (axes,) = curves.draw(rows, 24).axes
-    (ring,) = [line for line in axes.get_lines() if line.get_label() == "_ring"]
+def rings(found: list[Curve]) -> list[Any]:
+    return [line for line in curves.draw(found, 24).axes[0].get_lines() if line.get_label() == "_ring"]
+
+
+def test_a_ring_marks_the_first_significant_step_and_there_is_none_without_a_test():
+    p = [1.0, 0.2, 0.016, 0.01, 0.001]  # Holm: 0.032 at the third
+    (ring,) = rings(some_curves(24, ["a"], p=p))
     assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (2 * 24 // 5, pytest.approx(55))
-    better = [{**row, "accuracy": 0.95 + row["step"] / 100} for row in rows]  # significant, but not lower
-    assert not [line for line in curves.draw(better, 24).axes[0].get_lines() if line.get_label() == "_ring"]
+    assert not rings([curve("a", range(5), [0.95 + k / 100 for k in range(5)], p)])  # significant, but not lower
+    assert not rings(some_curves(24, ["a"]))
+
+
+def test_curves_on_the_images_that_chose_them_say_so():
+    found = [curve("a", range(3), [0.9, 0.8, 0.5], chosen_on="test"), curve("b", range(3), [0.9, 0.8, 0.4])]
+    legend = [text.get_text() for text in curves.draw(found, 24).axes[0].get_legend().get_texts()]
+    assert "chosen on test:\ntoo high, not tested" in legend
+    legend = [text.get_text() for text in curves.draw(found[1:], 24).axes[0].get_legend().get_texts()]
+    assert not any("too high" in text for text in legend)
+
+
+def test_curves_that_were_searched_differently_say_how():
+    found = [curve("a", range(3), [0.9, 0.8, 0.5]), curve("b", range(3), [0.9, 0.8, 0.4], search="screened, racing")]
+    figure = curves.draw(found, 24)
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend[:2] == ["a (exact)", "b (screened, racing)"]
+    assert_nothing_is_clipped(figure)
 
 
 def test_many_curves_can_be_told_apart():
     names = [f"curve {n}" for n in range(16)]
-    figure = curves.draw(curve_rows(144, names), 144, chance=0.1)
+    figure = curves.draw(some_curves(144, names), 144, chance=0.1)
     drawn = [line for line in figure.axes[0].get_lines() if line.get_label() in names]
     assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 16
     assert_nothing_is_clipped(figure)
 
 
 def test_a_short_search_fills_the_axes_and_single_points_show_where_they_lie():
-    rows = [{**row, "accuracy": 0.7, "low": 0.65, "high": 0.75} for row in curve_rows(144, ["head_max"], points=3)]
-    (axes,) = curves.draw(rows, 144, chance=0.1).axes
-    assert axes.get_xlim()[1] < 1.1 * rows[-1]["heads_masked"] < 144
+    (axes,) = curves.draw([curve("a", [0, 28, 57], [0.7] * 3, width=0.05)], 144, chance=0.1).axes
+    assert axes.get_xlim()[1] < 1.1 * 57
     assert 50 < axes.get_ylim()[0] < 65 and 75 < axes.get_ylim()[1] < 90
     assert "chance" not in axes.get_legend_handles_labels()[1]
-    (axes,) = curves.draw(curve_rows(144, ["head_max"], points=1), 144, chance=0.1).axes
+    (axes,) = curves.draw(some_curves(144, ["head_max"], points=1), 144, chance=0.1).axes
     assert axes.get_xlim()[1] > 144 and axes.get_ylim()[0] < 0
 
 
+def masked_head(name: str, phase: str, like: Likeness | None, share: float) -> MaskedHead:
+    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, share, share, redundant=False, inert=False)
+
+
 def test_maskable_draws_every_head_of_every_curve_in_its_phase():
-    rows = [
-        {"curve": curve, "phase": phase, "similarity_svcca": 0.2 + 0.1 * n, "null_svcca": 0.05, "write_share": 0.1 + n}
-        for curve in ("a", "b", "c", "d")
+    heads = [
+        masked_head(name, phase, Likeness(0, 0.2 + 0.1 * n, 0.05), 0.1 + n)
+        for name in ("a", "b", "c", "d")
         for n, phase in enumerate(["before", "before", "at", "after", "after"])
     ]
-    figure = maskable.draw([*rows, {**rows[0], "similarity_svcca": ""}], "svcca", 0.5, 0.5)
+    figure = maskable.draw([*heads, masked_head("a", "before", None, 0.1)], "svcca", 0.5, 0.5)
     assert len(figure.axes) == 4
     points = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines() if line.get_marker() != ""}
     assert {points[label] for label in points if label.startswith("masked")} == {2}
@@ -206,8 +227,7 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
 
 
 def test_maskable_without_a_compared_head_is_an_empty_figure():
-    row = {"curve": "a", "phase": "at", "similarity_svcca": "", "null_svcca": "", "write_share": 0.1}
-    assert not maskable.draw([row], "svcca", 0.5, 0.5).axes
+    assert not maskable.draw([masked_head("a", "at", None, 0.1)], "svcca", 0.5, 0.5).axes
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 40])
@@ -226,16 +246,17 @@ def test_settling_draws_every_epoch(epochs):
 
 
 def test_a_curve_keeps_its_colour_when_another_overtakes_it():
-    rows = curve_rows(24, ["a", "b"])
-    swapped = [{**row, "accuracy": row["accuracy"] - 0.1 * (row["curve"] == "a")} for row in rows]
+    a, b = (curve(name, range(3), [0.9, 0.8, end]) for name, end in (("a", 0.5), ("b", 0.4)))
+    lower = curve("a", range(3), [0.9, 0.8, 0.1])
     colours = [
-        {line.get_label(): line.get_color() for line in curves.draw(r, 24).axes[0].get_lines()} for r in (rows, swapped)
+        {line.get_label(): line.get_color() for line in curves.draw(found, 24).axes[0].get_lines()}
+        for found in ([a, b], [lower, b])
     ]
     assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
 
 
 def test_single_points_are_drawn_with_their_interval():
-    figure = curves.draw(curve_rows(24, ["head_max", "random"], points=1), 24)
+    figure = curves.draw(some_curves(24, ["head_max", "random"], points=1), 24)
     assert len(figure.axes[0].containers) == 2
     assert_nothing_is_clipped(figure)
 

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from curves import curve
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.report import Dashboard, Report
+from mhprobe.report.masking import of_curves, of_masked_heads
+from mhprobe.report.report import Dashboard, Report, Result
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
-ROWS = [
-    {"curve": "head_max", "split": "test", "step": step, "heads_masked": 2 * step, "unit": "", "masked": "",
-     "accuracy": 0.9 - 0.2 * step, "loss": 1.0, "low": 0.0, "high": 1.0, "seed": ""}
-    for step in range(4)
-]  # fmt: skip
+CURVES = [curve("head_max", [0, 2, 4, 6], [0.9, 0.7, 0.5, 0.3])]
 
 
 class Listener:
@@ -34,8 +32,8 @@ class Listener:
         assert png.read_bytes().startswith(b"\x89PNG")
         self.heard.append(("figure", name))
 
-    def add_curves(self, rows) -> None:
-        self.heard.append(("curves", f"{len(rows)} rows"))
+    def add_curves(self, curves) -> None:
+        self.heard.append(("curves", ", ".join(curve.name for curve in curves)))
 
     def add_metrics(self, metrics) -> None:
         self.heard.append(("metrics", ", ".join(metrics)))
@@ -55,7 +53,7 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
         *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
         *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, suffix="_epoch_004"),
         *report.add_measure("svcca", "pairwise", {"value": torch.rand(6, 6)}),
-        *report.add_curves(ROWS, chance=0.1),
+        *report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]),
         *report.add_metrics({"test/accuracy": 0.9}),
     ]
     report.close()
@@ -67,7 +65,7 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
         ("table", "gate_importance: 6 rows"), ("figure", "gate_importance"),
         ("table", "gate_importance_epoch_004: 6 rows"), ("figure", "gate_importance_epoch_004"),
         ("table", "svcca: 15 rows"), ("table", "svcca_blocks: 3 rows"), ("figure", "svcca"),
-        ("curves", "4 rows"), ("table", "masking_curves: 4 rows"), ("figure", "masking_curves"),
+        ("table", "masking_curves: 4 rows"), ("curves", "head_max"), ("figure", "masking_curves"),
         ("metrics", "test/accuracy"), ("finish", ""),
     ]  # fmt: skip
     assert capfd.readouterr() == ("", "")
@@ -92,8 +90,9 @@ def test_damaged_metrics_are_named_not_overwritten(tmp_path):
     assert (tmp_path / "metrics.json").read_text() == '{"a": 1'
 
 
-def test_no_rows_make_no_files(tmp_path):
-    assert Report(tmp_path, LAYOUT).add_curves([]) == []
+def test_nothing_makes_no_files(tmp_path):
+    assert of_curves([], [], LAYOUT, chance=0.1) == of_masked_heads([], None) == {}
+    assert Report(tmp_path, LAYOUT).add("nothing", Result()) == []
     assert names(tmp_path) == set()
 
 

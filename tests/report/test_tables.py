@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from curves import curve
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report import tables
@@ -51,22 +52,28 @@ def test_pairwise_rows_are_the_pairs_that_were_compared_once_each(tmp_path):
         assert (row["dims_a"], row["dims_b"], row["seed"]) == (str(a), str(b), "3")
 
 
-def test_curve_rows_keep_their_columns(tmp_path):
-    given = [
-        {
-            "curve": "random",
-            "masked": "3 17",
-            "unit": 'a "quoted", name',
-            "accuracy": 1 / 3,
-            "low": math.nan,
-            "seed": "mean",
-        },
-        {"curve": "random", "masked": "", "unit": "", "accuracy": 0.5, "low": 0.1, "seed": 4},
-    ]
-    rows = read(tables.write_csv(tmp_path / "t.csv", tables.curves(given)))
+def test_rows_keep_their_columns(tmp_path):
+    given = [{"unit": 'a "quoted", name', "accuracy": 1 / 3, "low": math.nan}, {"unit": "", "accuracy": 5, "low": 0.1}]
+    rows = read(tables.write_csv(tmp_path / "t.csv", tables.from_rows(given)))
     assert list(rows[0]) == list(given[0])
     assert rows[0]["unit"] == given[0]["unit"] and float(rows[0]["accuracy"]) == 1 / 3 and rows[0]["low"] == "nan"
     assert rows[1] == {key: str(value) for key, value in given[1].items()}
+
+
+def test_a_curve_of_repeats_has_their_rows_and_their_mean():
+    rows = tables.curve_rows([curve("random", [0, 2], [0.9, 0.5], chosen_on=None, search="", seeds=(4, 5, 6))])
+    assert [(row["seed"], row["step"]) for row in rows] == [(s, k) for s in (4, 5, 6, "mean") for k in (0, 1)]
+    assert rows[-1]["accuracy"] == pytest.approx(0.5) and rows[-1]["masked"] == rows[-1]["p"] == ""
+
+
+def test_the_terminal_gets_aligned_columns_and_short_numbers():
+    table = tables.Table(["curve", "area"], [["a", 1 / 3], ["longer", ""], ["b [x]", 20.0]])
+    assert tables.as_text(table).splitlines() == [
+        "curve     area",
+        "a       0.3333",
+        "longer",
+        "b [x]       20",
+    ]
 
 
 def test_a_table_without_pairs_has_a_header_and_no_rows(tmp_path):

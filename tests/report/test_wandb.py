@@ -19,7 +19,9 @@ import torch
 import wandb
 from lightning.pytorch.utilities import rank_zero_only
 
+from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.masking import of_curves
 from mhprobe.report.report import Dashboard, Report
 from mhprobe.report.wandb import RunLogger
 
@@ -39,14 +41,10 @@ def fresh_session(monkeypatch, tmp_path):
     wandb.teardown()
 
 
-def rows(*curves: str) -> list[dict[str, Any]]:
-    return [
-        {"curve": curve, "split": "test", "step": step, "heads_masked": 2 * step, "unit": "", "masked": "",
-         "accuracy": 0.9 - 0.2 * step, "loss": 1.0 + step, "low": 0.0, "high": 1.0, "seed": seed}
-        for curve in curves
-        for seed in ((0, "mean") if curve == "random" else ("",))
-        for step in range(4)
-    ]  # fmt: skip
+CURVES = [
+    curve("head_max", [0, 2, 4, 6], [0.9, 0.7, 0.5, 0.3]),
+    curve("random", [0, 2, 4, 6], [0.9, 0.7, 0.5, 0.3], chosen_on=None, seeds=(0, 1, 2)),
+]
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -70,7 +68,7 @@ def log_everything(logger: RunLogger, folder: Path) -> None:
     logger.log_metrics({"train/loss": 0.5}, step=3)
     report = Report(folder, LAYOUT, [logger])
     report.add_measure("gate_importance", "per_head", {"value": torch.arange(6.0)})
-    report.add_curves(rows("head_max", "random"), chance=0.1)
+    report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"])
     report.add_metrics({"test/accuracy": 0.875})
     report.close()
 
@@ -107,13 +105,13 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
 def test_curves_share_an_axis_and_random_ones_log_their_mean(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = RunLogger(tmp_path / "run")
-    logger.add_curves(rows("head_max", "random"))
+    logger.add_curves(CURVES)
     logger.finish()
     steps = history(tmp_path / "run")
-    for curve in ("head_max", "random"):
-        points = [step for step in steps if f"masking/{curve}/test/accuracy" in step]
+    for name in ("head_max", "random"):
+        points = [step for step in steps if f"masking/{name}/test/accuracy" in step]
         assert [step["masking/heads_masked"] for step in points] == [0, 2, 4, 6]
-        assert [step[f"masking/{curve}/test/accuracy"] for step in points] == pytest.approx([0.9, 0.7, 0.5, 0.3])
+        assert [step[f"masking/{name}/test/accuracy"] for step in points] == pytest.approx([0.9, 0.7, 0.5, 0.3])
     metrics = [record["metric"] for record in records(tmp_path / "run") if record["type"] == "metric"]
     axes = {metric.get("name"): metric.get("step_metric") for metric in metrics}
     assert axes["masking/head_max/test/accuracy"] == axes["masking/random/test/loss"] == "masking/heads_masked"

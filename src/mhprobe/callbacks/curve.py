@@ -18,16 +18,20 @@ import lightning as L
 import torch
 
 from mhprobe import ranks
-from mhprobe.callbacks.maskable import Maskable
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.cache import MaskCache, cache_key
-from mhprobe.masking.curve import CurveSpec, Row, masking_curve, summary, totals
+from mhprobe.masking.curve import CurveSpec, masking_curve
 from mhprobe.masking.limits import Cost
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
+from mhprobe.masking.totals import totals
+from mhprobe.masking.trace import Curve
 from mhprobe.masking.units import make_units
+from mhprobe.recording.measuring import measure
+from mhprobe.report import tables
+from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.report import Report
-from mhprobe.report.tables import as_text, curves
 from mhprobe.scoring.evaluate import evaluator
 
 SPLITS = {"validation": "val", "test": "test"}
@@ -49,7 +53,7 @@ class MaskingCurve(L.Callback):
         select_on: str = "validation",
         steps: int | None = None,
         step: int | None = None,
-        join: Maskable | None = None,
+        join: RedundantOrInert | None = None,
     ) -> None:
         self.specs = specs
         self.report = report
@@ -62,14 +66,14 @@ class MaskingCurve(L.Callback):
         data = _data(trainer)
         identity = {"weights": _digest(pl_module), "data": data.fingerprint}
         costs = self._costs(pl_module, data)
-        rows: list[Row] = []
+        curves: list[Curve] = []
         for spec in self.specs:
             if trainer.is_global_zero and make_units(spec.units, layout, spec.exclude_layers).per_stage:
                 print(f"{spec.name}: stages differ in their heads, so units={spec.units} goes stage by stage")
             select, report = (
                 self._evaluator(trainer, pl_module, split, spec, identity) for split in (self.select_on, "test")
             )
-            rows += masking_curve(
+            curves += masking_curve(
                 layout,
                 spec,
                 select,
@@ -79,18 +83,30 @@ class MaskingCurve(L.Callback):
                 step=self.step,
                 costs=costs,
             )
+        heads = self._redundant_or_inert(trainer, pl_module, curves)
         if trainer.is_global_zero:
-            self.report.add_curves(rows, chance=1 / data.num_classes)
-            self.report.add_metrics(summary(rows))
-            if found := totals(rows):
-                self.report.add_table("masking_totals", curves(found))
-                print(as_text(curves(found)))
-        if self.join is not None and self.step is None:
-            searched = [row for row in rows if row["split"] == "test" and row["seed"] == ""]
-            names = dict.fromkeys(row["curve"] for row in searched)
-            paths = [[row for row in searched if row["curve"] == name] for name in names]
-            batches = functools.partial(data.batches, SPLITS[self.select_on], pl_module.device)
-            self.join.report(trainer, pl_module, batches, paths, self.report)
+            found = totals(curves)
+            results = of_curves(curves, found, layout, chance=1 / data.num_classes)
+            if self.join is not None:
+                results |= of_masked_heads(heads, self.join)
+            for name, result in results.items():
+                self.report.add(name, result)
+            if found:
+                print(tables.as_text(tables.totals(found)), *answer(found, heads), sep="\n")
+
+    def _redundant_or_inert(
+        self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]
+    ) -> list[MaskedHead]:
+        """What the heads that the searched curves mask are, by measures on the images that the paths were chosen on."""
+        whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
+        if self.join is None or not whole:
+            return []
+        walk = functools.partial(_data(trainer).batches, SPLITS[self.select_on], module.device)
+        columns, refused = measure(module, self.join.measures(gates_of(module).layout), walk)
+        if trainer.is_global_zero:
+            for name, error in refused.items():
+                print(f"maskable_heads without {name}: {error}")
+        return self.join.answer(whole, columns)
 
     def _evaluator(
         self, trainer: L.Trainer, module: L.LightningModule, split: str, spec: CurveSpec, identity: dict[str, Any]

@@ -22,6 +22,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
+from mhprobe.report.masking import of_settling
 from mhprobe.report.report import Report
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.agreement import spearman
@@ -85,7 +86,8 @@ class Settling(L.Callback):
             )
         ]
         if trainer.is_global_zero:
-            self.report.add_settling(self.rows, agreement(self.scores))
+            for name, result in of_settling(self.rows, agreement(self.scores)).items():
+                self.report.add(name, result)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

@@ -1,16 +1,15 @@
-"""What masking is made of: scores of masks, paths through the heads, and the curve along a path.
+"""What masking is made of: scores of masks, sets of heads, and paths through them.
 
 This package takes an evaluate function and never the model behind it: anything that turns masks into scores will
 do, a network on eight GPUs or a table in a test.
 
-Shapes: A heads, M masks of one evaluation, S steps, K points of a curve. In every mask True means: head off.
+Shapes: A heads, M masks of one evaluation, U units, S steps. In every mask True means: head off.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -21,8 +20,6 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.limits import Limits
-from mhprobe.stats.bootstrap import bootstrap
-from mhprobe.stats.significance import mcnemar, wilson
 
 
 class Scores(NamedTuple):
@@ -169,6 +166,10 @@ class Order(abc.ABC):
         """Steps of a complete path."""
         return len(units)
 
+    def search_name(self, units: Units) -> str:
+        """How its steps are decided, for tables and figures; empty where nothing is searched."""
+        return ""
+
     @abc.abstractmethod
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """Paths of ``steps`` steps, or complete ones.
@@ -176,68 +177,3 @@ class Order(abc.ABC):
         The same arguments and scores give the same paths on every rank. A search that is done again, longer or after
         it was killed, asks the same questions; the cache behind ``evaluate`` knows the answers.
         """
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Scores along a path, at K of its steps; low and high bound the accuracy (Wilson, 95 %).
-
-    Against the unmasked model on the same images (stats/significance.py): p of the accuracies (McNemar), delta of
-    the losses with its 95 % interval (bootstrap).
-    """
-
-    path: Path
-    step: tuple[int, ...]
-    mask: Tensor  # (K, A) bool
-    correct: Tensor  # (K,)
-    accuracy: Tensor  # (K,) in [0, 1]
-    loss: Tensor  # (K,) mean nats
-    low: Tensor  # (K,)
-    high: Tensor  # (K,)
-    p: Tensor  # (K,)
-    delta: Tensor  # (K,) mean nats, positive where masking hurts
-    delta_low: Tensor  # (K,)
-    delta_high: Tensor  # (K,)
-    images: int
-
-
-def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None) -> list[Curve]:
-    """One Curve per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once."""
-    steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
-    masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
-    unmasked = paths[0].added.new_zeros(1, paths[0].added.shape[1])
-    distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
-    scores = evaluate(distinct)
-    low, high = wilson(scores.correct, torch.tensor(scores.images))
-    right = scores.right[place[0]]
-    p = mcnemar((~scores.right & right).sum(1), (scores.right & ~right).sum(1))
-    difference = scores.losses - scores.losses[place[0]]
-    delta_low, delta_high = bootstrap(difference)
-    return [
-        Curve(
-            path=path,
-            step=chosen,
-            mask=mask,
-            correct=scores.correct[at],
-            accuracy=scores.accuracy[at],
-            loss=scores.mean_loss[at],
-            low=low[at],
-            high=high[at],
-            p=p[at],
-            delta=difference.mean(1)[at],
-            delta_low=delta_low[at],
-            delta_high=delta_high[at],
-            images=scores.images,
-        )
-        for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
-    ]
-
-
-def t_interval(values: Tensor) -> tuple[float, float, float]:
-    """Mean and Student's 95 % interval of the mean, over (R,) independent repeats, R >= 2."""
-    from scipy.special import stdtrit  # only random curves need it
-
-    repeats = len(values)
-    mean = values.mean().item()
-    half = float(stdtrit(repeats - 1, 0.975)) * values.std().item() / math.sqrt(repeats)
-    return mean, mean - half, mean + half

@@ -34,6 +34,9 @@ class Beam(Order):
         if self.width < 1:
             raise UserError(f"masking order beam: width is at least 1, got {self.width}.")
 
+    def search_name(self, units: Units) -> str:
+        return f"beam of {self.width}"
+
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The way to the best set of ``steps`` units. Ties: more images right on the way, then lower unit indices."""
         length = units.steps(steps)

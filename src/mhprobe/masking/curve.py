@@ -1,4 +1,4 @@
-"""From a curve's description to its rows: choose the path, score it, say how sure the score is.
+"""From a curve's description to its numbers: choose the path, score it, say how sure the score is.
 
 A searched path is chosen on the selection split and scored on both splits, so that a reader sees what choosing gained;
 a random path is scored on the report split, each repeat and the mean over repeats. Every point is compared with the
@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import itertools
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +19,11 @@ import torch
 import mhprobe.masking
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.base import Curve, Evaluate, Order, Units, t_interval, trace
+from mhprobe.masking.base import Evaluate, Order, Units
 from mhprobe.masking.constraints import check_reached, constrain, target_of
 from mhprobe.masking.limits import Cost, Limits
+from mhprobe.masking.trace import Curve, trace
 from mhprobe.masking.units import make_units
-from mhprobe.stats.significance import holm
-
-Row = dict[str, Any]
-COLUMNS = (
-    *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
-    *("p", "p_holm", "delta", "delta_low", "delta_high", "spent", "exhaustive", "seed"),
-)
-WITHIN = 0.01  # one point of accuracy
-LEVEL = 0.05  # of the tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,22 +85,14 @@ def masking_curve(
     steps: int | None = None,
     step: int | None = None,
     costs: Mapping[str, Cost] | None = None,
-) -> list[Row]:
-    """The rows of one curve, with the columns of ``COLUMNS``; step 0 is the unmasked model.
+) -> list[Curve]:
+    """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
     splits: names of the selection and the report split. If they are equal, the path is chosen and reported on the
         same images, as papers do that did not separate them, and ``evaluate_select`` is used for both.
     steps: the path stops there. step: only this point of the curve is scored, and the search goes no further than
-        it has to; no rows if the path is shorter.
+        it has to; no curve if the path is shorter.
     costs: what masks leave of "flops" and "latency", as shares; for targets in these units.
-
-    accuracy, low and high are in [0, 1], loss in nats. low and high: Wilson's 95 % interval over images; on rows with
-    seed "mean", Student's over repeats, with ``heads_masked`` their mean and no heads named.
-    Against the unmasked model on the same images: p of the accuracy (McNemar, exact) and p_holm (over the steps of the
-    curve; empty where a single step is scored); delta of the loss in nats, positive where masking hurts, with its 95 %
-    interval (bootstrap over images; on "mean" rows Student's over repeats).
-    spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
-    image would have taken; empty where the order does not say.
     """
     for name, value in (("steps", steps), ("step", step)):
         if value is not None and value < 0:
@@ -129,129 +112,18 @@ def masking_curve(
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 
-    rows: list[Row] = []
-    if spec.order.searches or splits[0] == splits[1]:
-        rows += _rows(spec.name, splits[0], trace(paths, evaluate_select, step))
-    if splits[0] != splits[1]:
-        rows += _rows(spec.name, splits[1], trace(paths, evaluate_report, step))
-    return rows
-
-
-def totals(rows: Sequence[Row]) -> list[Row]:
-    """A row of numbers per curve and split, for searched and for averaged curves that have more than one step.
-
-    area: mean accuracy over the fraction of heads masked (trapezoids, divided by the range).
-    heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the unmasked model's.
-    heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm < 0.05); empty on
-        averaged curves.
-    """
-    curves: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row["seed"] in ("", "mean"):
-            curves.setdefault((row["curve"], row["split"]), []).append(row)
-    found: list[Row] = []
-    for (curve, split), points in curves.items():
-        if len(points) < 2 or points[0]["step"] != 0:
-            continue
-        heads = torch.tensor([float(row["heads_masked"]) for row in points], dtype=torch.float64)
-        accuracy = torch.tensor([row["accuracy"] for row in points], dtype=torch.float64)
-        tested = points[0]["p_holm"] != ""
-        found.append(
-            {
-                "curve": curve,
-                "split": split,
-                "unmasked": points[0]["accuracy"],
-                "area": (torch.trapezoid(accuracy, heads) / (heads[-1] - heads[0])).item(),
-                "heads_within_1_point": _before(points, falls),
-                "heads_before_worse": _before(points, worse) if tested else "",
-            }
-        )
-    return found
-
-
-def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """The numbers of ``totals`` by name, ``<curve>/<split>/<number>``."""
-    return {
-        f"{row['curve']}/{row['split']}/{name}": row[name]
-        for row in totals(rows)
-        for name in ("area", "heads_within_1_point", "heads_before_worse")
-        if row[name] != ""
-    }
-
-
-def falls(row: Row, unmasked: Row) -> bool:
-    """Whether the point lies more than one point of accuracy below the unmasked model."""
-    return row["accuracy"] < unmasked["accuracy"] - WITHIN
-
-
-def worse(row: Row, unmasked: Row) -> bool:
-    """Whether the point's accuracy is significantly below the unmasked model's."""
-    return row["p_holm"] != "" and row["p_holm"] < LEVEL and row["accuracy"] < unmasked["accuracy"]
-
-
-def _before(points: Sequence[Row], dropped: Callable[[Row, Row], bool]) -> float:
-    """Heads masked at the last point before the first that has dropped below the first of all."""
-    kept = itertools.takewhile(lambda row: not dropped(row, points[0]), points)
-    return float(max(row["heads_masked"] for row in kept))
-
-
-def _rows(name: str, split: str, curves: Sequence[Curve]) -> list[Row]:
-    """Points of each curve in turn, and of their mean where there are several."""
-    rows = [row for curve in curves for row in _points(name, split, curve)]
-    if len(curves) > 1:
-        shortest = min(len(curve.step) for curve in curves)
-        rows += [_mean_row(name, split, k, curves) for k in range(shortest)]
-    return rows
-
-
-def _points(name: str, split: str, curve: Curve) -> list[Row]:
-    tests = [k for k, step in enumerate(curve.step) if step > 0]
-    p_holm: list[float | str] = ["" if len(curve.step) == 1 else 1.0] * len(curve.step)
-    if len(curve.step) > 1:
-        for k, adjusted in zip(tests, holm(curve.p[tests]).tolist(), strict=True):
-            p_holm[k] = adjusted
-    spent, exhaustive = (
-        ["", *counts] if counts else [""] * (len(curve.path.names) + 1)
-        for counts in (curve.path.spent, curve.path.exhaustive)
-    )
+    chosen_on = splits[0] if spec.order.searches else None
+    scored = [(splits[1], evaluate_report)] if splits[0] != splits[1] else []
+    if spec.order.searches or not scored:
+        scored.insert(0, (splits[0], evaluate_select))
     return [
-        {
-            **dict.fromkeys(COLUMNS, ""),  # in this order
-            "curve": name,
-            "split": split,
-            "step": step,
-            "heads_masked": int(curve.mask[k].sum()),
-            "unit": curve.path.names[step - 1] if step else "",
-            "masked": " ".join(str(head) for head in torch.nonzero(curve.mask[k]).flatten().tolist()),
-            **{
-                column: getattr(curve, column)[k].item()
-                for column in ("accuracy", "loss", "low", "high", "p", "delta", "delta_low", "delta_high")
-            },
-            "p_holm": p_holm[k],
-            "spent": spent[step],
-            "exhaustive": exhaustive[step],
-            "seed": "" if curve.path.seed is None else curve.path.seed,
-        }
-        for k, step in enumerate(curve.step)
+        Curve(
+            name=spec.name,
+            split=split,
+            search=spec.order.search_name(units),
+            chosen_on=chosen_on,
+            rescale=spec.rescale,
+            traces=trace(paths, evaluate, step, tested=split != chosen_on),
+        )
+        for split, evaluate in scored
     ]
-
-
-def _mean_row(name: str, split: str, k: int, curves: Sequence[Curve]) -> Row:
-    accuracy, low, high = t_interval(torch.stack([curve.accuracy[k] for curve in curves]))
-    delta, delta_low, delta_high = t_interval(torch.stack([curve.delta[k] for curve in curves]))
-    heads = sum(int(curve.mask[k].sum()) for curve in curves) / len(curves)
-    return {
-        **dict.fromkeys(COLUMNS, ""),
-        "curve": name,
-        "split": split,
-        "step": curves[0].step[k],
-        "heads_masked": int(heads) if heads.is_integer() else heads,
-        "accuracy": accuracy,
-        "loss": torch.stack([curve.loss[k] for curve in curves]).mean().item(),
-        "low": low,
-        "high": high,
-        "delta": delta,
-        "delta_low": delta_low,
-        "delta_high": delta_high,
-        "seed": "mean",
-    }

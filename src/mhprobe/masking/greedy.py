@@ -13,8 +13,8 @@ from typing import Literal
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
-from mhprobe.masking.search.base import Search, Step
-from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.search.auto import Auto
+from mhprobe.masking.search.base import Search, Step, search_name
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GreedySearch(Order):
     """
 
     tie_break: Literal["index", "loss"] = "index"
-    search: Search = field(default_factory=Exact)
+    search: Search = field(default_factory=Auto)
 
     def __post_init__(self) -> None:
         if self.tie_break not in ("index", "loss"):
@@ -36,9 +36,15 @@ class GreedySearch(Order):
     def prefers(self) -> int:
         """+1: the highest score goes first, -1: the lowest."""
 
+    def search_name(self, units: Units) -> str:
+        return search_name(self._search(units))
+
+    def _search(self, units: Units) -> Search:
+        return self.search.of(units.masks) if isinstance(self.search, Auto) else self.search
+
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one greedy path of ``steps`` units."""
-        length = units.steps(steps)
+        length, search = units.steps(steps), self._search(units)
         order: list[int] = []
         spent: list[int] = []
         # at most: limits leave fewer candidates
@@ -51,7 +57,7 @@ class GreedySearch(Order):
                 say(f"step {number + 1} of {length}, {len(candidates)} candidates", sum(exhaustive[:number]))
                 off = units.masks[order].any(0)
                 step = Step(off, units.masks[candidates], self.prefers, self.tie_break == "loss", number, before)
-                choice = self.search.choose(step, evaluate)
+                choice = search.choose(step, evaluate)
                 before = choice.scores
                 order.append(candidates[choice.candidate])
                 spent.append(evaluate.spent - paid)

@@ -6,15 +6,29 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.masking.trace import Curve
 from mhprobe.report import figures, tables
-from mhprobe.report.figures import curves, maskable, settling, style
+from mhprobe.report.figures import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Result(NamedTuple):
+    """What one question gave. curves: for dashboards that draw them themselves, beside the figure."""
+
+    table: tables.Table | None = None
+    figure: Figure | None = None
+    metrics: Mapping[str, float] = MappingProxyType({})
+    curves: Sequence[Curve] = ()
 
 
 @runtime_checkable
@@ -25,7 +39,7 @@ class Dashboard(Protocol):
 
     def add_figure(self, name: str, png: Path) -> None: ...
 
-    def add_curves(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def add_curves(self, curves: Sequence[Curve]) -> None: ...
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -54,6 +68,16 @@ class Report:
             return json.loads(file.read_text())
         except (OSError, ValueError) as error:
             raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
+
+    def add(self, name: str, result: Result) -> list[Path]:
+        """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json: what the result has of them."""
+        paths = [] if result.table is None else self.add_table(name, result.table)
+        if result.curves:
+            for dashboard in self.dashboards:
+                dashboard.add_curves(result.curves)
+        if result.figure is not None:
+            paths += self.add_figure(name, result.figure)
+        return paths + (self.add_metrics(result.metrics) if result.metrics else [])
 
     def add_measure(
         self,
@@ -84,34 +108,6 @@ class Report:
         for other in also:
             paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label, axes))
         return paths
-
-    def add_curves(
-        self, rows: Sequence[Mapping[str, Any]], chance: float | None = None, name: str = "masking_curves"
-    ) -> list[Path]:
-        """The rows of all masking curves of a run, in one table and one figure. chance: the accuracy of guessing."""
-        if not rows:
-            return []
-        for dashboard in self.dashboards:
-            dashboard.add_curves(rows)
-        figure = curves.draw(rows, self.layout.num_heads, chance)
-        return self.add_table(name, tables.curves(rows)) + self.add_figure(name, figure)
-
-    def add_maskable(
-        self, rows: Sequence[Mapping[str, Any]], similarities: Sequence[str], redundant: float, inert: float
-    ) -> list[Path]:
-        """Whether heads that could be masked were redundant or inert: a table, and a figure per similarity."""
-        if not rows:
-            return []
-        paths = self.add_table("maskable_heads", tables.curves(rows))
-        for name in similarities:
-            paths += self.add_figure(f"maskable_heads_{name}", maskable.draw(rows, name, redundant, inert))
-        return paths
-
-    def add_settling(self, rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Accuracy after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
-        paths = self.add_table("settling", tables.curves(rows))
-        paths += self.add_table("settling_agreement", tables.curves(agreement))
-        return paths + self.add_figure("settling", settling.draw(rows, agreement))
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""

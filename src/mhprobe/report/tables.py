@@ -20,6 +20,15 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.head_tables import DIGEST
+from mhprobe.masking.redundant_or_inert import MaskedHead
+from mhprobe.masking.totals import Totals
+from mhprobe.masking.trace import Curve, Points, Trace
+
+CURVE_COLUMNS = (
+    *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
+    *("p", "p_holm", "delta", "delta_low", "delta_high", "spent", "exhaustive", "seed"),
+    *("search", "chosen_on", "rescale"),
+)
 
 
 class Table(NamedTuple):
@@ -109,24 +118,110 @@ def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Ta
     return Table(list(lists), [list(row) for row in zip(*(values.tolist() for values in lists.values()), strict=True)])
 
 
-def curves(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of masking curves, in their own columns."""
+def from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Dicts of equal keys, which become the columns."""
     columns = list(rows[0]) if rows else []
     return Table(columns, [[row[column] for column in columns] for row in rows])
 
 
+def curves(found: Sequence[Curve]) -> Table:
+    """Masking curves, a row per point: see ``curve_rows``."""
+    return from_rows(curve_rows(found))
+
+
+def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
+    """The points of every curve; of a random one each repeat, and then their mean. "" stands for nothing.
+
+    curve, split, step (0 is the unmasked model), heads_masked, unit (the one that the step added), masked (their flat
+        indices).
+    accuracy, low, high: in [0, 1], with Wilson's 95 % interval over images; in rows with seed "mean" Student's over
+        repeats, with ``heads_masked`` their mean and no heads named. loss: mean nats.
+    p: McNemar's exact test of the accuracy against the unmasked model on the same images; p_holm: the same after Holm's
+        correction over the steps. Both are left empty on the images that the path was chosen on, where they would be
+        too small; p_holm also where a single step is scored. delta: of the loss, in nats, positive where masking hurts,
+        with its 95 % interval (bootstrap over images; in "mean" rows Student's over repeats).
+    spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
+        image takes; empty where the order does not say. seed: of a random path.
+    search: how steps were decided. chosen_on: the split that the path was chosen on. rescale: 1 where kept heads were
+        multiplied by H / kept.
+    """
+    rows = []
+    for curve in found:
+        for trace in curve.traces:
+            p_holm = trace.p_holm
+            for k in range(len(trace.step)):
+                rows.append({**_point(curve, trace.step, trace.points, k), **_of_path(trace, k, p_holm)})
+        if curve.averaged:
+            points = curve.points
+            rows += [{**_point(curve, curve.step, points, k), "seed": "mean"} for k in range(len(curve.step))]
+    return rows
+
+
+def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[str, Any]:
+    numbers = {name: values[k].item() for name, values in points._asdict().items()}
+    heads = numbers.pop("heads")
+    return {
+        **dict.fromkeys(CURVE_COLUMNS, ""),  # in this order
+        **numbers,
+        "curve": curve.name,
+        "split": curve.split,
+        "step": step[k],
+        "heads_masked": int(heads) if heads.is_integer() else heads,
+        "search": curve.search,
+        "chosen_on": curve.chosen_on or "",
+        "rescale": int(curve.rescale),
+    }
+
+
+def _of_path(trace: Trace, k: int, p_holm: Tensor | None) -> dict[str, Any]:
+    step = trace.step[k]
+    return {
+        "unit": trace.path.names[step - 1] if step else "",
+        "masked": " ".join(map(str, torch.nonzero(trace.mask[k]).flatten().tolist())),
+        "p": "" if trace.p is None else trace.p[k].item(),
+        "p_holm": "" if p_holm is None else p_holm[k].item(),
+        "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
+        "exhaustive": trace.path.exhaustive[step - 1] if step and trace.path.exhaustive else "",
+        "seed": "" if trace.path.seed is None else trace.path.seed,
+    }
+
+
+def totals(found: Sequence[Totals]) -> Table:
+    """A row per curve and split: the fields of ``Totals``."""
+    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in found])
+
+
+def masked_heads(heads: Sequence[MaskedHead]) -> Table:
+    """A row per masked head: whether it is redundant or inert (masking/redundant_or_inert.py).
+
+    curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name> for each similarity, empty where no
+    kept head was compared; write_norm, write_share, verdict.
+    """
+    rows = []
+    for head in heads:
+        row: dict[str, Any] = {name: getattr(head, name) for name in ("curve", "split", "head", "step", "phase")}
+        for name, like in head.likeness.items():
+            row[f"kept_{name}"] = "" if like is None else like.kept
+            row[f"similarity_{name}"] = "" if like is None else like.similarity
+            row[f"null_{name}"] = "" if like is None or like.null is None else like.null
+        rows.append(row | {"write_norm": head.write_norm, "write_share": head.write_share, "verdict": head.verdict})
+    return from_rows(rows)
+
+
 def as_text(table: Table) -> str:
     """The table for a terminal: aligned columns, numbers to four decimals."""
-    cells = [table.columns, *[[_short(value) for value in row] for row in table.rows]]
-    wide = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    numeric = [all(isinstance(row[i], float | int) or row[i] == "" for row in table.rows) for i in range(len(wide))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(room) if right else text.ljust(room)
-            for text, room, right in zip(row, wide, numeric, strict=True)
-        ).rstrip()
-        for row in cells
-    )
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for number, column in enumerate(table.columns):
+        numeric = all(isinstance(row[number], float | int) or row[number] == "" for row in table.rows)
+        drawn.add_column(column, justify="right" if numeric else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*map(_short, row))
+    text = io.StringIO()
+    Console(file=text, width=10_000, color_system=None, markup=False, highlight=False).print(drawn)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def _short(value: Any) -> str:

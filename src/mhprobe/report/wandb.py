@@ -17,6 +17,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from mhprobe.masking.trace import Curve
 from mhprobe.report.tables import Table
 
 log = logging.getLogger(__name__)
@@ -70,13 +71,16 @@ class RunLogger(WandbLogger):
     def add_figure(self, name: str, png: Path) -> None:
         self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png))})
 
-    def add_curves(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def add_curves(self, curves: Sequence[Curve]) -> None:
         """One point at a time, along the number of heads masked; of random curves the mean over repeats."""
         points = [
-            {f"masking/{row['curve']}/{row['split']}/{value}": row[value] for value in ("accuracy", "loss")}
-            | {CURVE_AXIS: row["heads_masked"]}
-            for row in rows
-            if row["seed"] in ("", "mean")
+            {
+                f"masking/{curve.name}/{curve.split}/accuracy": accuracy,
+                f"masking/{curve.name}/{curve.split}/loss": loss,
+                CURVE_AXIS: heads,
+            }
+            for curve in curves
+            for heads, accuracy, loss, *_ in zip(*(part.tolist() for part in curve.points), strict=True)
         ]
         for name in dict.fromkeys(name for point in points for name in point if name != CURVE_AXIS):
             self._send(self.experiment.define_metric, name, CURVE_AXIS)

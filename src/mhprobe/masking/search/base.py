@@ -56,6 +56,13 @@ class Choice(NamedTuple):
     scores: Scores | None = None
 
 
+def search_name(search: Search) -> str:
+    """ "exact", or with the search that it hands on to, "screened, racing"."""
+    parts = [getattr(search, name) for name in search.__dataclass_fields__]
+    inner = [search_name(part) for part in parts if hasattr(part, "choose")]
+    return ", ".join([type(search).__name__.lower(), *inner])
+
+
 class Search(Protocol):
     """A frozen dataclass: its fields are its options. It decides on numbers that are the same on every rank."""
 

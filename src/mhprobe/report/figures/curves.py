@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mhprobe.masking.trace import Curve, first
 from mhprobe.report.figures.style import COLOURS, STYLE, blank, colour, place
 
 if TYPE_CHECKING:
@@ -12,58 +13,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew
-LEVEL = 0.05  # of the test against the unmasked model
 
 
-def draw(rows: Sequence[Mapping[str, Any]], num_heads: int, chance: float | None = None) -> Figure:
+def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -> Figure:
     """Accuracy in per cent over the number of heads masked, all curves of a run, each with its 95 % band.
 
-    rows: as masking curves give them. Drawn is the last split that occurs, the one to report; thin and without a band
-    the split that a searched curve was chosen on. A ring: the first step that is significantly less accurate than the
-    unmasked model (McNemar, Holm over the curve). Of a random curve the mean over repeats is drawn, in grey.
+    Drawn is the last split that occurs, the one to report; thin and without a band the split that a searched curve was
+    chosen on. A ring: the first step that is significantly less accurate than the unmasked model (McNemar, Holm over
+    the curve); on the images that chose the path there is none, and the legend says so. Of a random curve the mean
+    over repeats is drawn, in grey. The legend names the searches.
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
     chance only where some curve comes near it.
     """
     from matplotlib import rc_context
     from matplotlib.ticker import MaxNLocator
 
-    split = rows[-1]["split"]
-    lines = _lines([row for row in rows if row["split"] == split])
-    searched = [name for name in dict.fromkeys(row["curve"] for row in rows) if lines[name][0]["seed"] != "mean"]
-    tall = max(3.2, 0.2 + 0.17 * (len(lines) + 4))  # the legend stands beside the axes
+    split = curves[-1].split
+    places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
+    looks = {name: _look(i) for name, i in places.items()}
+    shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
+    names = _names(shown)
+    tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with rc_context(STYLE):
-        figure = blank((5.75, tall))
+        figure = blank((6.1, tall))
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
-        for chosen_on in dict.fromkeys(row["split"] for row in rows if row["split"] != split):
-            for name, points in _lines([row for row in rows if row["split"] == chosen_on]).items():
-                if name in searched and len(points) > 1:
-                    shade, _, dashes = _look(searched.index(name))
-                    axes.plot(
-                        *_points(points), color=shade, linestyle=dashes, linewidth=0.5, label=f"_{name}, {chosen_on}"
-                    )
-            axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {chosen_on}")
-        rings = False
-        for name, points in lines.items():
-            averaged = name not in searched
-            shade, marker, dashes = ("0.45", "", "-") if averaged else _look(searched.index(name))
-            heads, accuracy = _points(points)
-            low, high = ([100 * point[key] for point in points] for key in ("low", "high"))
-            if len(points) == 1:
-                below, above = accuracy[0] - low[0], high[0] - accuracy[0]
-                axes.errorbar(heads, accuracy, [[below], [above]], color=shade, marker=marker or "_", ms=4, label=name)
-                continue
-            every = -(-len(points) // 13)  # markers of a step each would hide a long curve
-            look: dict[str, Any] = {"color": shade, "linestyle": dashes, "marker": marker, "markersize": 3}
-            axes.plot(heads, accuracy, label=name, markevery=every, **look)
-            shadow = 0.15 if len(lines) <= 6 else 0.06  # many bands on each other would hide the lines
-            axes.fill_between(heads, low, high, color=shade, alpha=0.3 if averaged else shadow, linewidth=0)
-            rings |= _ring(axes, points, shade)
-        if rings:
-            axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
-        unmasked = [point["accuracy"] for points in lines.values() for point in points if point["step"] == 0]
-        if unmasked:
-            axes.axhline(100 * unmasked[0], color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
-        bottom, top, right = _range(rows, num_heads)
+        _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks)
+        for curve in shown:
+            _line(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), crowded=len(shown) > 6)
+        _notes(axes, shown)
+        if curves[0].step[0] == 0:
+            unmasked = 100 * float(shown[0].points.accuracy[0])
+            axes.axhline(unmasked, color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
+        bottom, top, right = _range(curves, num_heads)
         if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
         axes.set_xlim(-0.02 * right, 1.02 * right)
@@ -72,12 +53,56 @@ def draw(rows: Sequence[Mapping[str, Any]], num_heads: int, chance: float | None
         axes.set_xlabel(f"heads masked (of {num_heads})")
         axes.set_ylabel(f"{split} accuracy (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
-        notes = [name for name in handles if name not in lines]
-        shown = [*lines, *notes]
-        axes.legend(
-            [handles[name] for name in shown], shown, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0
-        )
+        order = [*names.values(), *(name for name in handles if name not in names.values())]
+        axes.legend([handles[n] for n in order], order, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure
+
+
+def _line(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], crowded: bool) -> None:
+    """One curve with its band and its ring; a single point with its interval."""
+    shade, marker, dashes = look
+    points = curve.points
+    heads, accuracy = points.heads.tolist(), (100 * points.accuracy).tolist()
+    low, high = (100 * points.low).tolist(), (100 * points.high).tolist()
+    if len(heads) == 1:
+        below, above = accuracy[0] - low[0], high[0] - accuracy[0]
+        axes.errorbar(heads, accuracy, [[below], [above]], color=shade, marker=marker or "_", ms=4, label=name)
+        return
+    every = -(-len(heads) // 13)  # markers of a step each would hide a long curve
+    axes.plot(heads, accuracy, label=name, color=shade, linestyle=dashes, marker=marker, ms=3, markevery=every)
+    shadow = 0.3 if curve.averaged else 0.06 if crowded else 0.15  # many bands on each other would hide the lines
+    axes.fill_between(heads, low, high, color=shade, alpha=shadow, linewidth=0)
+    if curve.worse is not None and curve.worse.any():
+        k = first(curve.worse)
+        axes.plot(heads[k], accuracy[k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
+
+
+def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]]) -> None:
+    """The same curves on the images that chose them."""
+    for curve in curves:
+        if len(curve.step) > 1:
+            shade, _, dashes = looks[curve.name]
+            x, y = curve.points.heads.tolist(), (100 * curve.points.accuracy).tolist()
+            axes.plot(x, y, color=shade, linestyle=dashes, linewidth=0.5, label=f"_{curve.name}, {curve.split}")
+    for split in dict.fromkeys(curve.split for curve in curves):
+        axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {split}, chosen on it")
+
+
+def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
+    """What holds for all lines, as entries of the legend."""
+    if any(curve.worse is not None and curve.worse.any() for curve in shown):
+        axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
+    if any(curve.optimistic for curve in shown):
+        axes.plot([], [], linestyle="", label=f"chosen on {shown[0].split}:\ntoo high, not tested")
+    searches = {curve.search for curve in shown if curve.search}
+    if len(searches) == 1:
+        axes.plot([], [], linestyle="", label=f"search: {searches.pop()}")
+
+
+def _names(shown: Sequence[Curve]) -> dict[str, str]:
+    """Names of curves in the legend, with their search where curves differ in it."""
+    searches = {curve.search for curve in shown if curve.search}
+    return {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
 
 
 def _look(number: int) -> tuple[str, str, Any]:
@@ -85,36 +110,12 @@ def _look(number: int) -> tuple[str, str, Any]:
     return *colour(number), DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def _range(rows: Sequence[Mapping[str, Any]], num_heads: int) -> tuple[float, float, float]:
+def _range(curves: Sequence[Curve], num_heads: int) -> tuple[float, float, float]:
     """Lowest and highest accuracy in per cent, and most heads, of the axes; all of both for points of a sweep."""
-    right = max(row["heads_masked"] for row in rows)
-    if right == 0 or len({row["step"] for row in rows}) == 1:
+    right = max(float(curve.points.heads.max()) for curve in curves)
+    if right == 0 or all(len(curve.step) == 1 for curve in curves):
         return -2, 102, num_heads
-    low, high = 100 * min(row["low"] for row in rows), 100 * max(row["high"] for row in rows)
+    low = 100 * min(float(curve.points.low.min()) for curve in curves)
+    high = 100 * max(float(curve.points.high.max()) for curve in curves)
     room = 0.05 * (high - low) + 1
     return (-2 if low < 25 else low - room), min(102, high + room), right
-
-
-def _points(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    return [point["heads_masked"] for point in points], [100 * point["accuracy"] for point in points]
-
-
-def _ring(axes: Axes, points: Sequence[Mapping[str, Any]], shade: str) -> bool:
-    """Around the first point that is significantly below the first one; whether there is any."""
-    for point in points:
-        tested = point.get("p_holm", "") != ""
-        if tested and point["p_holm"] < LEVEL and point["accuracy"] < points[0]["accuracy"]:
-            axes.plot(*_points([point]), "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
-            return True
-    return False
-
-
-def _lines(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Per curve the points to draw: the mean over repeats if there is one. Best kept first, as on the page."""
-    curves: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        curves.setdefault(row["curve"], []).append(row)
-    for name, points in curves.items():
-        curves[name] = [point for point in points if point["seed"] == "mean"] or points
-    mean = {name: sum(point["accuracy"] for point in points) / len(points) for name, points in curves.items()}
-    return dict(sorted(curves.items(), key=lambda curve: -mean[curve[0]]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.report.figures.style import COLOURS, MARKERS, STYLE, blank, place
 
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
 
 
-def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, inert: float) -> Figure:
-    """A panel per curve and a point per head, from the rows of masking/join.py.
+def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: float) -> Figure:
+    """A panel per curve and a point per head.
 
     Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
     dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
@@ -25,16 +26,17 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
     from matplotlib import rc_context
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    curves: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row[f"similarity_{similarity}"] != "":
-            curves.setdefault(row["curve"], []).append(row)
+    curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
+    for head in heads:
+        like = head.likeness[similarity]
+        if like is not None:
+            curves.setdefault(head.curve, []).append((head, like))
     per_row = min(3, max(1, len(curves)))
     deep = math.ceil(len(curves) / per_row)
     side, left, bottom, gap, top = 1.9, 0.68, 0.68, 0.42, 0.3
     size = (left + per_row * (side + gap), bottom + deep * (side + gap) - gap + top)
-    shares = [max(row["write_share"], 1e-3) for points in curves.values() for row in points]
-    known = any(row[f"null_{similarity}"] != "" for points in curves.values() for row in points)
+    shares = [max(head.write_share, 1e-3) for points in curves.values() for head, _ in points]
+    known = any(like.null is not None for points in curves.values() for _, like in points)
     above = ", above chance" if known else ""
     lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
     ticks = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
@@ -44,10 +46,10 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
             down, across = divmod(number, per_row)
             axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)
             for phase, style in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
-                heads = [row for row in points if row["phase"] == phase]
+                there = [(head, like) for head, like in points if head.phase == phase]
                 axes.plot(
-                    [max(row["write_share"], 1e-3) for row in heads],
-                    [_standing(row, similarity) for row in heads],
+                    [max(head.write_share, 1e-3) for head, _ in there],
+                    [like.standing for _, like in there],
                     style[1],
                     color=style[0],
                     markersize=4,
@@ -72,8 +74,3 @@ def draw(rows: Sequence[Mapping[str, Any]], similarity: str, redundant: float, i
             handles, labels = axes.get_legend_handles_labels()
             figure.legend(handles[::-1], labels[::-1], loc="lower center", ncols=3, borderaxespad=0.3)
     return figure
-
-
-def _standing(row: Mapping[str, Any], similarity: str) -> float:
-    chance = row[f"null_{similarity}"] or 0.0
-    return (row[f"similarity_{similarity}"] - chance) / (1 - chance)

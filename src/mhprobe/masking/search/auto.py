@@ -1,0 +1,37 @@
+"""Auto: exact where there are few candidates, fast where there are many.
+
+Whole indices, layers or stages are few, and there an exact search costs little more than one that guesses. Single heads
+are many, and there screening and racing save most of the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mhprobe.masking.base import Evaluate
+from mhprobe.masking.search.base import Choice, Search, Step
+from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.search.racing import Racing
+from mhprobe.masking.search.screened import Screened
+
+
+def _fast() -> Search:
+    return Screened(best=20, then=Racing())
+
+
+@dataclass(frozen=True)
+class Auto:
+    """several: for units of several heads. single: for units of one head."""
+
+    several: Search = field(default_factory=Exact)
+    single: Search = field(default_factory=_fast)
+
+    def of(self, masks: Tensor) -> Search:
+        """The search for these units, (U, A) bool."""
+        return self.single if bool((masks.sum(1) == 1).all()) else self.several
+
+    def choose(self, step: Step, evaluate: Evaluate) -> Choice:
+        """What the search for these units chooses."""
+        return self.of(step.units).choose(step, evaluate)

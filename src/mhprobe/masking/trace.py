@@ -1,0 +1,155 @@
+"""A masking curve as numbers: what a path through the heads leaves of the accuracy, and how sure that is.
+
+Shapes: A heads, K points of a curve, R repeats. In every mask True means: head off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.masking.base import Evaluate, Path
+from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.significance import holm, mcnemar, wilson
+
+
+class Points(NamedTuple):
+    """Numbers at K points, each (K,) float64.
+
+    heads: masked. accuracy: in [0, 1], with its 95 % interval low, high. loss: mean nats. delta: of the loss against
+    the unmasked model on the same images, in nats, positive where masking hurts, with its 95 % interval.
+    """
+
+    heads: Tensor
+    accuracy: Tensor
+    loss: Tensor
+    low: Tensor
+    high: Tensor
+    delta: Tensor
+    delta_low: Tensor
+    delta_high: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One path with its points. step: their numbers, 0 for the unmasked model. mask: (K, A) bool.
+
+    Intervals of accuracy are Wilson's, of delta by bootstrap over images (stats/). p: (K,) McNemar's exact test against
+    the unmasked model on the same images; None where the path was chosen on these images, since the test would not
+    know of the choice.
+    """
+
+    path: Path
+    step: tuple[int, ...]
+    mask: Tensor
+    points: Points
+    p: Tensor | None
+
+    @property
+    def p_holm(self) -> Tensor | None:
+        """(K,) p after Holm's correction over the steps; None where one step alone was scored: how many is unknown."""
+        if self.p is None or len(self.step) == 1:
+            return None
+        masked = torch.tensor(self.step) > 0
+        adjusted = torch.ones_like(self.p)
+        adjusted[masked] = holm(self.p[masked])
+        return adjusted
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run says about one curve on one split.
+
+    search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
+    images chose the path, None where none did. rescale: whether kept heads were multiplied by H / kept. traces: one;
+    of a random order one per repeat.
+    """
+
+    name: str
+    split: str
+    search: str
+    chosen_on: str | None
+    rescale: bool
+    traces: tuple[Trace, ...]
+
+    @property
+    def optimistic(self) -> bool:
+        """Whether the path was chosen on the images that it is scored on: the curve lies higher than on new ones."""
+        return self.chosen_on == self.split
+
+    @property
+    def averaged(self) -> bool:
+        """Whether ``points`` are means over repeats."""
+        return len(self.traces) > 1
+
+    @property
+    def step(self) -> tuple[int, ...]:
+        """The steps that all traces have."""
+        return min((trace.step for trace in self.traces), key=len)
+
+    @property
+    def points(self) -> Points:
+        """Those of the one trace; of several the means over them, with Student's 95 % intervals over repeats."""
+        if not self.averaged:
+            return self.traces[0].points
+        count = len(self.step)
+        runs = Points(*(torch.stack([p[:count] for p in part]) for part in zip(*(t.points for t in self.traces))))  # noqa: B905
+        accuracy, low, high = t_interval(runs.accuracy)
+        delta, delta_low, delta_high = t_interval(runs.delta)
+        return Points(runs.heads.mean(0), accuracy, runs.loss.mean(0), low, high, delta, delta_low, delta_high)
+
+    @property
+    def worse(self) -> Tensor | None:
+        """(K,) bool: significantly less accurate than the unmasked model; None where that was not tested."""
+        p_holm = None if self.averaged else self.traces[0].p_holm
+        accuracy = self.points.accuracy
+        return None if p_holm is None else (p_holm < LEVEL) & (accuracy < accuracy[0])
+
+    @property
+    def falls(self) -> Tensor:
+        """(K,) bool: more than a point of accuracy below the unmasked model."""
+        accuracy = self.points.accuracy
+        return accuracy < accuracy[0] - WITHIN
+
+
+WITHIN = 0.01  # one point of accuracy
+LEVEL = 0.05  # of the tests
+
+
+def first(dropped: Tensor) -> int:
+    """The first of K points that has dropped; K if none has."""
+    return int(dropped.int().argmax()) if dropped.any() else len(dropped)
+
+
+def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None, tested: bool = True) -> tuple[Trace, ...]:
+    """One Trace per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once."""
+    steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
+    masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
+    unmasked = paths[0].added.new_zeros(1, paths[0].added.shape[1])
+    distinct, place = torch.unique(torch.cat([unmasked, *masks]), dim=0, return_inverse=True)
+    scores = evaluate(distinct)
+    low, high = wilson(scores.correct, torch.tensor(scores.images))
+    right = scores.right[place[0]]
+    p = mcnemar((~scores.right & right).sum(1), (scores.right & ~right).sum(1))
+    difference = scores.losses - scores.losses[place[0]]
+    heads, delta = distinct.sum(1).double(), difference.mean(1)
+    points = Points(heads, scores.accuracy, scores.mean_loss, low, high, delta, *bootstrap(difference))
+    return tuple(
+        Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None)
+        for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
+    )
+
+
+def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, R >= 2; each (K,)."""
+    from scipy.special import stdtrit  # only random curves need it
+
+    repeats = len(values)
+    mean = values.mean(0)
+    half = float(stdtrit(repeats - 1, 0.975)) * values.std(0) / math.sqrt(repeats)
+    return mean, mean - half, mean + half

@@ -1,0 +1,61 @@
+"""What masking gives, as results of a report: curves, what became of the heads, and when importance settles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
+from mhprobe.masking.totals import Totals, summary
+from mhprobe.masking.trace import Curve
+from mhprobe.report import tables
+from mhprobe.report.figures import curves as curves_figure
+from mhprobe.report.figures import maskable, settling
+from mhprobe.report.report import Result
+
+
+def of_curves(curves: Sequence[Curve], found: Sequence[Totals], layout: HeadLayout, chance: float) -> dict[str, Result]:
+    """All masking curves of a run, by name of the result. found: their totals. chance: the accuracy of guessing."""
+    results = {}
+    if curves:
+        figure = curves_figure.draw(curves, layout.num_heads, chance)
+        results["masking_curves"] = Result(tables.curves(curves), figure, curves=curves)
+    if found:
+        results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
+    return results
+
+
+def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> dict[str, Result]:
+    """Whether the heads that could be masked were redundant or inert: a table, and a figure per similarity."""
+    if not heads:
+        return {}
+    results = {"maskable_heads": Result(tables.masked_heads(heads))}
+    for name in heads[0].likeness:
+        figure = maskable.draw(heads, name, question.redundant, question.inert)
+        results[f"maskable_heads_{name}"] = Result(figure=figure)
+    return results
+
+
+def of_settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
+    """Accuracy after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
+    return {
+        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement)),
+        "settling_agreement": Result(tables.from_rows(agreement)),
+    }
+
+
+def answer(found: Sequence[Totals], heads: Sequence[MaskedHead]) -> list[str]:
+    """A line per curve that was tested: how many heads could go, and what they were."""
+    lines = []
+    for row in found:
+        if row.heads_before_worse is None:
+            continue
+        line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before accuracy is significantly lower"
+        gone = [head for head in heads if (head.curve, head.split, head.phase) == (row.curve, row.split, "before")]
+        if gone:
+            verdicts = [head.verdict for head in gone]
+            counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ("redundant", "inert", "both", "neither")]
+            line += f": {', '.join(counts)}"
+        lines.append(line)
+    return lines
