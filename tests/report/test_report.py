@@ -58,7 +58,7 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     ]
     report.close()
     stems = ["gate_importance", "gate_importance_epoch_004", "svcca", "masking_curves"]
-    expected = {"metrics.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
+    expected = {"metrics.json", "labels.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
     expected |= {f"figures/{stem}.{kind}" for stem in stems for kind in ("png", "pdf")}
     assert names(tmp_path) == expected == {str(path.relative_to(tmp_path)) for path in made}
     assert listener.heard == [

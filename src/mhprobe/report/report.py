@@ -47,7 +47,7 @@ class Dashboard(Protocol):
 
 
 class Report:
-    """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, and ``metrics.json`` into ``folder``.
+    """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, ``metrics.json`` and ``labels.json`` into ``folder``.
 
     loggers: Lightning's; those that are a Dashboard are told too. Each method returns the files it wrote. A folder
     that cannot be written is a UserError.
@@ -57,6 +57,7 @@ class Report:
         self.folder = Path(folder)
         self.layout = layout
         self.dashboards = [logger for logger in loggers if isinstance(logger, Dashboard)]
+        self.labels: dict[str, str] = {}
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -96,8 +97,9 @@ class Report:
         own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
         e.g. an epoch's or a control's results apart.
         """
-        label = label or name.replace("_", " ")
-        paths = self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        label = self.labels[name] = label or name.replace("_", " ")
+        paths = [write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode())]
+        paths += self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
         if kind == "pairwise":
             paths += self.add_table(f"{name}_blocks{suffix}", tables.pairwise_blocks(self.layout, columns))
         for column, names in (axes or {}).items():

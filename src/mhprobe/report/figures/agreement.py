@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
     from mhprobe.stats.agreement import Agreement
 
+CAPTION = (
+    "Every two measures compared: how alike they rank all heads (left, Spearman's rho; unrelated rankings give "
+    "about 0), and how many of their highest heads they share (right; the line on the colour bar is what random "
+    "rankings share)."
+)
+
 
 def draw(found: Agreement, control: Agreement | None = None) -> Figure:
     """Spearman's rho on the left, overlap of the k best heads on the right; below them a control's, if there is one.

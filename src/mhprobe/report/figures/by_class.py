@@ -13,6 +13,12 @@ from mhprobe.report.figures.style import STYLE, blank, place, scale
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "How much accuracy each class loses (red) or gains (blue) without each head. A class has few images, so "
+    "single cells jump by chance: trust rows and columns that repeat, and the interval in the table of the "
+    "measure."
+)
+
 
 def draw(
     layout: HeadLayout, columns: Mapping[str, Tensor], label: str, axes: Mapping[str, Sequence[str]] | None = None

@@ -19,6 +19,11 @@ _LEVELS = {
     "random_init": ("random initialisation", ":", COLOURS[2]),
 }
 
+CAPTION = (
+    "A dot per head, a bar at the mean of its block. The dashed line is what even attention or chance would give, "
+    "the dotted line a freshly initialised network: dots on a line say nothing about training."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442")  # necessary, sufficient, interfering, unsettled
 
+CAPTION = (
+    "Left, the class of every head; right, each head by its gate under a price and under a reward. Heads that are "
+    "open under both are needed, closed under both harmful, in between free to go. A gate stays near its start "
+    "where the loss does not care."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], names: Sequence[str], threshold: float = 0.5) -> Figure:
     """Left: a row per layer and a column per head, coloured by class. Right: every head by its two gates.

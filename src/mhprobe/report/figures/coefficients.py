@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Canonical correlations of the heads of a block, from the best shared direction to the last: the mean of the "
+    "pairs and their range. The dotted line is chance for as many images and directions; only what stands above "
+    "it is shared."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.

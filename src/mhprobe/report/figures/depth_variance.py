@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "What attention and MLPs do to the maps on their way through the network: variance over the grid (left), "
+    "share of the highest frequency (right). A step down at attention means that it smooths. The dotted line is "
+    "white noise."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Against depth, from each block's input through its attention to its MLP: variance over the grid, and ``label``.

@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import COLOURS, MARKERS, STYLE, blank, place, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Heads as points: near points are alike. Only distances count, axes have no meaning. Distances are squeezed "
+    "into a plane, so look up a striking pair in the table. Clusters are found in noise too."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """One panel of all heads where layers were compared, coloured by block; otherwise one per layer, on one scale.

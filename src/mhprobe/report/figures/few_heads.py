@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_c
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "A value for every pair among the heads that were compared. A dot: its 95 % interval excludes 0. Of many "
+    "pairs one in twenty gets a dot by chance."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0.

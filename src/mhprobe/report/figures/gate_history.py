@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import STYLE, blank, colour, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "How open every gate was while it was learned, input at the top; below, how many are open. Read the end for "
+    "the decision, and the way there for how sure it was. A gate that nothing moves stays at its start."
+)
+
 
 def draw(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: float) -> Figure:
     """A row per head, layers from input (top) to output; below, how many are open.

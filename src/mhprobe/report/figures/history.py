@@ -13,6 +13,11 @@ from mhprobe.report.figures.style import STYLE, blank, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Every head's value during training, coloured by block; thick lines are block means. The first point is "
+    "before training: what has not moved from there was not learned."
+)
+
 
 def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
     """steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads."""

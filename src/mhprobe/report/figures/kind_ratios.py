@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 _LIMIT = 5.0  # powers of two at which colours end: 32 times
 
+CAPTION = (
+    "Attention to each kind of key as a multiple of what even attention would give it: red more, blue less, white "
+    "is chance."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """log2 of attention over even attention: red above it, blue below; grey where there is no such key."""

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
+    "(higher is better) say how faithful a map is: compare them with random orders, not with the look."
+)
+
 
 class Judged(NamedTuple):
     """Maps (B, h, w) and, each (B,), the areas under deletion and insertion curves of them and of random orders."""

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
 
+CAPTION = (
+    "Were the heads that could go redundant or inert? Up: likeness to the most similar kept head, from chance "
+    "(dotted, 0) to identity (1). Across: how much the head writes. Above the dashed line redundant, left of it "
+    "inert."
+)
+
 
 def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: float) -> Figure:
     """A panel per curve and a point per head.

@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import COLOURS, STYLE, blank, even_groups, pla
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Where each head looks, relative to the query in the middle. A bright dot off the centre is a positional head "
+    "(framed). Even attention gives every offset a few per cent."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.

@@ -27,6 +27,11 @@ from mhprobe.report.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
+    "initialised network where it was probed: likeness that is no larger was not learned."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.

@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_c
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: blocks add to "
+    "one stream. Chance and a freshly initialised network are marked at the colour bar."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Layer x layer, input at the top left; grey: not compared, and a layer with itself.

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
 
+CAPTION = (
+    "A square per head, blocks from input to output. Below, where there is an interval or a reference, the heads "
+    "in order: a bar is the 95 % interval, the line what chance or a freshly initialised network gives. Heads "
+    "whose intervals overlap are not told apart."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """A row per layer and a column per head; and all heads in order where they have an interval or a reference.

@@ -14,6 +14,11 @@ from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, site_titl
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "The share of attention within a radius of the query, a line per head. The dashed line is even attention: "
+    "heads above it look near, heads below it far."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""

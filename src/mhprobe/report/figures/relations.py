@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 # the relations of measures/object_attention.py, in its order
 TITLES = ("same object", "other object", "object to ground", "ground to object")
 
+CAPTION = (
+    "How often the key that a head attends to most is right for a relation between patches. Compare with the best "
+    "fixed offset, which needs no content, and with an even draw, which is chance."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """A panel per relation: accuracy in per cent of each head over its layer."""

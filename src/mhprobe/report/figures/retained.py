@@ -13,6 +13,12 @@ from mhprobe.stats.significance import wilson
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Accuracy against the number of heads kept, a point per run of the sweep. Bars are 95 % intervals over "
+    "images, the dashed line is the whole model, the dotted line guessing. Picking the best point of many "
+    "flatters."
+)
+
 
 def draw(
     points: Sequence[Sequence[float]],

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from mhprobe.stats.agreement import Pearson
 
+CAPTION = (
+    "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would be chance: the "
+    "measure told about the images, not about the head."
+)
+
 
 def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str) -> Figure:
     """panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block."""

@@ -13,6 +13,11 @@ from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Heads that look much at special keys (right) although it matters little (low) do nothing with them. The "
+    "dashed lines are even attention and equal slopes: what chance would give."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """The ratio of slopes over the share of attention, coloured by block. Heads that have no special keys are left out.

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _AFTER_MLP = 2
 _WHITE = math.log(2) / 2  # real white noise, against its frequency 0
 
+CAPTION = (
+    "How much each frequency is damped, relative to the lowest: the residual stream behind every block, and what "
+    "every head writes. Lower means smoother; a flat line, white noise, is what chance would give."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Left: the stream after each block, light to dark with depth. Right: a panel per layer, a line per head.

@@ -10,6 +10,11 @@ from mhprobe.report.figures.style import STYLE, blank, colour, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "How much faster the pruned network is than the dense one. Bars are 95 % intervals, the dashed line is what "
+    "its FLOPs predict, 1 is no gain. Measured on the machine named above the figure, and true there."
+)
+
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second."""

@@ -13,6 +13,12 @@ from mhprobe.report.figures.style import STYLE, blank, place
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Accuracy of the whole model when a block keeps one head. The filled point was chosen on validation images; "
+    "the open one is the best on test, which flatters. The dashed line is the whole model: a block on it has one "
+    "head that suffices."
+)
+
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""

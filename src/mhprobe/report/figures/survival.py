@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 # a function has its colour in every figure
 LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#999999", "#DDDDDD"), strict=True))
 
+CAPTION = (
+    "Which heads pruning keeps, by stage, block or function; the last bar is the whole model. A pruning that took "
+    "heads at random would keep the whole model's proportions."
+)
+
 
 def draw(rows: Sequence[Survivors]) -> Figure:
     """A panel per division (stage where there are several, block, label); bars by heads kept, and the whole model."""

@@ -13,6 +13,12 @@ from mhprobe.stats.significance import wilson
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CAPTION = (
+    "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch, with "
+    "95 % intervals. Where the intervals overlap, training the larger model first has not been shown to help. The "
+    "dotted line is guessing."
+)
+
 
 def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float) -> Figure:
     """points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.

@@ -1,0 +1,29 @@
+"""python -m mhprobe.report RUN [RUN ...]: a run's report.html again, or several runs side by side in one page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mhprobe.errors import UserError
+from mhprobe.report.html import write_comparison, write_report
+
+
+def main() -> int:
+    """Prints where the page is; a mistake in one line, exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m mhprobe.report", description=__doc__.partition(": ")[2])
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run")
+    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of a comparison: the page to write")
+    given = parser.parse_args()
+    try:
+        page = write_report(given.runs[0]) if len(given.runs) == 1 else write_comparison(given.runs, given.out)
+    except UserError as error:
+        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"use strict";
+// The head atlas: a grid of heads coloured by a measure, its control beside it, and everything known of one head.
+
+const HEADS = DATA.heads;
+const atlas = { colour: null, open: 0, focus: 0, chosen: new Set() };
+const listeners = []; // told when heads are chosen
+const same = (a, b) => a.size === b.size && [...a].every((x) => b.has(x));
+
+function choose(heads) {
+  atlas.chosen = new Set(heads);
+  drawGrid();
+  drawHead();
+  drawChosen();
+  listeners.forEach((tell) => tell());
+}
+function toggle(id) {
+  const next = new Set(atlas.chosen);
+  next.has(id) ? next.delete(id) : next.add(id);
+  choose(next);
+}
+function openHead(id, scroll = false) {
+  atlas.open = atlas.focus = id;
+  drawGrid();
+  drawHead();
+  if (scroll) byId("head").scrollIntoView({ block: "nearest" });
+}
+
+// what the grid can be coloured by: every column of every measure of single heads
+const CHOICES = DATA.measures.flatMap((measure, m) =>
+  Object.entries(measure.columns).map(([column, values]) => ({ key: `${m}/${column}`, measure, column, values, main: column === "value" })));
+const current = () => CHOICES.find((choice) => choice.key === atlas.colour);
+
+function besides(choice) {
+  if (!choice || !choice.main) return [];
+  const found = [];
+  if (choice.measure.twin) found.push({ name: "random network", says: "The same in a freshly initialised network", values: choice.measure.twin });
+  if (choice.measure.chance) found.push({ name: "chance", says: "What chance would give", values: choice.measure.chance });
+  return found;
+}
+
+function fillMenus() {
+  for (const measure of DATA.measures) {
+    const group = el("optgroup", { label: measure.name });
+    for (const choice of CHOICES.filter((c) => c.measure === measure))
+      group.append(el("option", { value: choice.key }, choice.main ? measure.name : `${measure.name}: ${choice.column.replaceAll("_", " ")}`));
+    byId("colour").append(group);
+  }
+  atlas.colour = CHOICES[0]?.key ?? null;
+  atlas.open = atlas.focus = d3.maxIndex(CHOICES[0]?.values ?? [0]); // the first that is open is the highest
+  byId("many").max = HEADS.length;
+}
+
+function drawBeside() {
+  const found = besides(current());
+  const menu = byId("beside"), before = menu.value;
+  menu.replaceChildren(...found.map(({ name }) => el("option", {}, name)));
+  if (found.some(({ name }) => name === before)) menu.value = before;
+  byId("beside-box").hidden = found.length < 2;
+  return found.find(({ name }) => name === menu.value);
+}
+
+function drawGrid() {
+  const choice = current(), beside = drawBeside();
+  const scale = colours([choice?.values ?? [], beside?.values ?? []]);
+  const rows = [];
+  let stage = null;
+  const stages = new Set(HEADS.map((head) => head.stage)).size;
+  const hadFocus = byId("grid").contains(document.activeElement);
+  for (const row of blocks(HEADS)) {
+    if (stages > 1 && row.stage !== stage) rows.push(el("p", { class: "stage", role: "presentation" }, `Stage ${row.stage}`));
+    stage = row.stage;
+    rows.push(el("div", { role: "row", class: "row" },
+      el("span", { role: "rowheader" }, `Block ${row.block}`),
+      el("div", { class: "cells", role: "presentation" }, ...row.heads.map((head) => cell(head, choice, scale)))));
+  }
+  byId("grid").replaceChildren(...rows);
+  byId("grid").classList.toggle("no-numbers", !byId("numbers").checked);
+  if (hadFocus) cellOf(atlas.focus)?.focus();
+  byId("control").replaceChildren(...(beside ? squares(HEADS, beside.values, scale, beside.says) : []));
+  const marks = [];
+  if (choice?.main)
+    for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
+  byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "");
+  const nothing = choice?.main && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
+  byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${nothing}`
+    : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
+}
+
+const cellOf = (id) => byId("grid").querySelector(`[data-id="${id}"]`);
+
+function cell(head, choice, scale) {
+  const value = choice?.values[head.id];
+  const chosen = atlas.chosen.has(head.id);
+  const background = value == null ? null : scale.of(value);
+  return el("div", {
+    role: "gridcell", class: `cell${value == null ? " none" : ""}${head.id === atlas.open ? " open" : ""}`, "data-id": head.id,
+    tabindex: head.id === atlas.focus ? 0 : -1, "aria-selected": String(chosen),
+    "aria-label": `${headName(head)}${value == null ? "" : `: ${number(value)}`}${chosen ? ", chosen" : ""}`,
+    title: `${headName(head)} (number ${head.id})${value == null ? "" : `: ${number(value)}`}`,
+    style: background ? `background:${background};color:${inkOn(background)}` : "",
+    onclick: (event) => {
+      atlas.focus = head.id;
+      if (event.ctrlKey || event.metaKey || byId("click-chooses").checked) toggle(head.id);
+      else openHead(head.id);
+      cellOf(head.id).focus();
+    },
+  }, value == null ? "" : tiny(value));
+}
+// as few characters as a small square takes
+function tiny(value) {
+  const size = Math.abs(value);
+  if (size >= 99.5 || Number.isInteger(value)) return size >= 9999.5 ? value.toExponential(0) : String(Math.round(value));
+  if (size < 0.0095) return size === 0 ? "0" : size < 0.0005 ? "~0" : value.toFixed(3).replace("0.", ".");
+  return String(Number(value.toPrecision(2))).replace(/^(-?)0\./, "$1.");
+}
+
+byId("grid").addEventListener("keydown", (event) => {
+  const rows = blocks(HEADS), at = HEADS[atlas.focus];
+  const row = rows.findIndex(({ site }) => site === at.site);
+  const go = {
+    ArrowLeft: () => at.id - 1, ArrowRight: () => at.id + 1,
+    ArrowUp: () => rows[row - 1]?.heads.at(Math.min(at.index, rows[row - 1].heads.length - 1)).id,
+    ArrowDown: () => rows[row + 1]?.heads.at(Math.min(at.index, rows[row + 1].heads.length - 1)).id,
+    Home: () => rows[row].heads[0].id, End: () => rows[row].heads.at(-1).id,
+  }[event.key];
+  if (go) {
+    const next = go();
+    if (HEADS[next]) {
+      cellOf(atlas.focus).tabIndex = -1;
+      atlas.focus = next;
+      cellOf(next).tabIndex = 0;
+      cellOf(next).focus();
+    }
+  } else if (event.key === "Enter") openHead(atlas.focus);
+  else if (event.key === " ") toggle(atlas.focus);
+  else return;
+  event.preventDefault();
+});
+
+// one head
+
+function drawHead() {
+  const head = HEADS[atlas.open];
+  const stages = new Set(HEADS.map(({ stage }) => stage)).size > 1 ? `stage ${head.stage}, ` : "";
+  const chosen = atlas.chosen.has(head.id);
+  const step = (by) => el("button", { type: "button", "aria-label": by < 0 ? "Head before" : "Next head", onclick: () => openHead((head.id + by + HEADS.length) % HEADS.length) }, by < 0 ? "←" : "→");
+  const name = `${stages}${headName(head)}`;
+  byId("head").replaceChildren(
+    el("h3", {}, name[0].toUpperCase() + name.slice(1)),
+    el("div", { class: "controls" }, step(-1), step(1),
+      el("button", { type: "button", id: "choose-head", "aria-pressed": String(chosen), onclick: () => toggle(head.id) }, chosen ? "Chosen ✕" : "Choose")),
+    el("p", { class: "note" }, `Number ${head.id} of ${HEADS.length} (from 0), in ${head.site}`),
+    ...numbersOf(head), ...nearest(head), ...classesOf(head), ...ordersOf(head), ...historyOf(head));
+}
+
+const rankOf = (values, id) => 1 + values.filter((other) => other != null && other > values[id]).length;
+
+function numbersOf(head) {
+  const rows = CHOICES.filter(({ main, measure, column }) => main || Object.keys(measure.columns)[0] === column).map(({ measure, values }) => {
+    const value = values[head.id];
+    const against = [];
+    if (measure.twin?.[head.id] != null) against.push(`random ${number(measure.twin[head.id])}`);
+    if (measure.chance?.[head.id] != null) against.push(`chance ${number(measure.chance[head.id])}`);
+    return el("tr", {}, el("th", { scope: "row" }, measure.name), el("td", {}, withInterval(value, measure.low?.[head.id], measure.high?.[head.id])),
+      el("td", { class: "number" }, value == null ? "–" : `${rankOf(values, head.id)} of ${values.filter((v) => v != null).length}`),
+      el("td", {}, ...(against.length ? against.flatMap((text, i) => (i ? [el("br"), text] : [text])) : ["–"])));
+  });
+  if (!rows.length) return [];
+  return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95 %)", "Rank", "Chance"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
+    el("p", { class: "note" }, "Rank 1 is the largest value. Random: the same head of a freshly initialised network.")];
+}
+
+function nearest(head) {
+  return DATA.pairs.flatMap((measure) => {
+    const near = measure.pairs.filter(([a, b, value]) => value != null && (a === head.id || b === head.id))
+      .map(([a, b, value]) => ({ other: HEADS[a === head.id ? b : a], value }));
+    if (!near.length) return [];
+    near.sort((x, y) => (measure.nearest === "smallest" ? x.value - y.value : y.value - x.value));
+    const chance = measure.chance == null ? "" : ` ${measure.chance_is[0].toUpperCase()}${measure.chance_is.slice(1)}: ${number(measure.chance)}.`;
+    return [el("h3", {}, `Nearest by ${measure.name}`),
+      el("p", {}, ...near.slice(0, 5).flatMap(({ other, value }, i) => [i ? "; " : "", el("button", { type: "button", class: "link", onclick: () => openHead(other.id) }, headName(other)), ` ${number(value)}`])),
+      el("p", { class: "note" }, `${measure.label}, ${measure.nearest} first; compared with ${near.length} heads.${chance}`)];
+  });
+}
+
+function bars(names, values) {
+  const reach = d3.max(values, (value) => Math.abs(value ?? 0)) || 1;
+  const signed = values.some((value) => value < 0);
+  return el("div", { class: "bars" }, ...names.flatMap((name, i) => {
+    const value = values[i] ?? 0, width = (Math.abs(value) / reach) * (signed ? 50 : 100);
+    const left = signed ? (value < 0 ? 50 - width : 50) : 0;
+    const bar = el("i", { style: `left:${left}%;width:${width}%;background:${lineColour(value < 0 ? 0 : 1)}` });
+    return [el("span", { class: "name", title: name }, name), el("span", { class: "track", "aria-hidden": "true" }, bar), el("span", {}, number(values[i], 2))];
+  }));
+}
+const classesOf = (head) => DATA.classes.flatMap(({ name, names, values }) => {
+  if (!values[head.id] || names.length > 40) return [];
+  return [el("h3", {}, name[0].toUpperCase() + name.slice(1)), bars(names, values[head.id])];
+});
+
+function ordersOf(head) {
+  const rows = DATA.lines.filter(({ averaged, split, points }) => !averaged && split === DATA.lines.at(-1).split && points.length > 1).map(({ curve, points }) => {
+    const at = points.find((point) => heads(point.masked).includes(head.id));
+    return el("tr", {}, el("th", { scope: "row" }, curve), el("td", {}, at ? `step ${at.step} of ${points.at(-1).step}` : "stays"),
+      el("td", {}, at ? share(at) : "–"));
+  });
+  if (!rows.length) return [];
+  return [el("h3", {}, "When it is masked"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "When it is masked" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Order", "Goes at", "Accuracy then"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows)))];
+}
+
+function historyOf(head) {
+  return DATA.history.flatMap(({ name, label, steps, values }) => {
+    const others = steps.flatMap((step, i) => values[i].map((value, id) => ({ step, value, id })));
+    const own = others.filter(({ id }) => id === head.id);
+    const chart = Plot.plot({
+      width: 380, height: 170, style: { background: "none" }, x: { label: "step" }, y: { label, grid: true }, ariaLabel: `${name} through training`,
+      marks: [Plot.line(others, { x: "step", y: "value", z: "id", stroke: "currentColor", strokeOpacity: 0.15 }), Plot.line(own, { x: "step", y: "value", stroke: lineColour(1), strokeWidth: 2.5 })],
+    });
+    chart.setAttribute("role", "img");
+    return [el("h3", {}, `${name[0].toUpperCase()}${name.slice(1)} through training`), chart, el("p", { class: "note" }, "Thin lines: the other heads.")];
+  });
+}
+
+// the chosen heads: known accuracy, and the command that removes them
+
+const heads = (masked) => (masked === "" ? [] : masked.split(" ").map(Number));
+
+function knownPoint(chosen) {
+  const all = [...DATA.lines.flatMap(({ curve, split, averaged, points }) => (averaged ? [] : points.map((point) => ({ curve, split, ...point })))), ...DATA.repeats];
+  const fits = all.filter((point) => (point.masked !== "" || point.step === 0) && same(new Set(heads(point.masked)), chosen));
+  return fits.find(({ split }) => split === "test") ?? fits[0];
+}
+
+function saidOf(chosen) {
+  if (!chosen.size) return "Choose heads in the grid, or a point of the masking curve.";
+  const point = knownPoint(chosen);
+  if (point) return `Without them ${point.split} accuracy is ${share(point)}: step ${point.step} of ${point.curve}.`;
+  const single = DATA.measures.find(({ key }) => key === "ablation_delta");
+  if (single && chosen.size === 1) {
+    const [id] = chosen;
+    return `Without it the loss rises by ${withInterval(single.columns.value[id], single.low?.[id], single.high?.[id])} nats.`;
+  }
+  const sum = single ? ` One by one they raise the loss by ${number(d3.sum([...chosen], (id) => single.columns.value[id]))} nats in sum; together it may be more or less.` : "";
+  return `This run did not measure the accuracy without exactly these.${sum} The command measures it.`;
+}
+
+function drawChosen() {
+  const chosen = [...atlas.chosen].sort((a, b) => a - b);
+  byId("chosen-heads").textContent = chosen.length ? `${chosen.length} of ${HEADS.length}: ${chosen.join(" ")}` : "None.";
+  byId("chosen-known").textContent = saidOf(atlas.chosen);
+  const command = `${DATA.prune.before}${chosen.join(",")}${DATA.prune.after}`;
+  const copy = el("button", { type: "button", id: "copy", onclick: () => { navigator.clipboard?.writeText(command).then(() => { copy.textContent = "Copied"; }, () => { copy.textContent = "Select and copy"; }); } }, "Copy");
+  byId("chosen-command").replaceChildren(...(chosen.length ? [el("p", { class: "note" }, "This removes exactly these heads for good, and tests what is left:"), el("div", { class: "command" }, el("pre", {}, command), copy)] : []));
+}
+
+function extreme(sign) {
+  const values = current()?.values ?? [];
+  const order = HEADS.map(({ id }) => id).filter((id) => values[id] != null).sort((a, b) => sign * (values[a] - values[b]) || a - b);
+  choose(order.slice(0, Math.max(0, Number(byId("many").value))));
+}
+
+if (HEADS.length) {
+  fillMenus();
+  byId("colour").addEventListener("change", () => { atlas.colour = byId("colour").value; drawGrid(); });
+  for (const id of ["beside", "numbers"]) byId(id).addEventListener("change", drawGrid);
+  byId("lowest").addEventListener("click", () => extreme(1));
+  byId("highest").addEventListener("click", () => extreme(-1));
+  byId("clear").addEventListener("click", () => choose([]));
+  byId("lowest").hidden = byId("highest").hidden = !CHOICES.length;
+  drawGrid();
+  drawHead();
+  drawChosen();
+  redraws.push(drawHead);
+}

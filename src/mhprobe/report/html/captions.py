@@ -1,0 +1,33 @@
+"""How to read each figure, and what chance would give: every kind of figure says it in its own file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from mhprobe.report import figures
+from mhprobe.report.html.folder import CONTROL, Run
+
+BY_COLUMNS = {"per_head": ["head", "site", "stage"], "pairwise": ["head_a"], "pairwise_layers": ["block_a"]}
+
+
+def kinds() -> list[str]:
+    """Every kind of figure, by its file."""
+    return [module.name for module in pkgutil.iter_modules(figures.__path__)]
+
+
+def kind_of(stem: str, run: Run) -> str | None:
+    """The kind that drew ``figures/<stem>.png``: its name says it, or the columns of the table beside it."""
+    stem = stem.removesuffix(CONTROL)
+    named = [kind for kind in kinds() if stem == kind or stem.endswith(f"_{kind}") or stem.startswith(f"{kind}_")]
+    if named:
+        return max(named, key=len)
+    table = run.tables.get(stem)
+    found = (kind for kind, first in BY_COLUMNS.items() if table and table.columns[: len(first)] == first)
+    return next(found, None)
+
+
+def caption(stem: str, run: Run) -> str:
+    """Plain sentences; empty where no kind is known."""
+    kind = kind_of(stem, run)
+    return "" if kind is None else getattr(importlib.import_module(f"{figures.__name__}.{kind}"), "CAPTION", "")

@@ -1,0 +1,227 @@
+"""Runs side by side, each against the first: accuracy, masking curves, and which heads changed.
+
+Every difference has a 95 % interval that takes the runs as independent. Runs that were tested on the same images
+differ by less than it says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+from mhprobe.report.html import atlas, curves, words
+from mhprobe.report.html.folder import Run, column, read_run
+from mhprobe.report.html.page import facts, render
+
+Estimate = tuple[float, float, float]  # a value and its interval
+
+
+def write_comparison(folders: Sequence[Path], to: Path) -> Path:
+    """One page about two or more runs. UserError if one is no run, or if there is only one."""
+    runs = [read_run(folder) for folder in folders]
+    if len(runs) < 2:
+        raise UserError("report: a comparison needs two or more runs.")
+    names = _names(runs)
+    heads = atlas.heads(runs[0])
+    measures = _measures(runs)
+    tables = [
+        *_table("accuracy at as many heads masked", _curve_rows(runs, names)),
+        *_table("heads that changed", _head_rows(names, heads, measures)),
+        *_table("heads that went", _kept_rows(runs, names, heads)),
+        *_table("settings that differ", _settings(runs, names)),
+    ]
+    lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
+    page = render(
+        "compare.html.jinja",
+        {"heads": heads, "runs": names, "measures": measures, "lines": lines, "tables": tables},
+        ["common.js", "compare.js", "tables.js"],
+        title=f"{len(runs)} runs side by side",
+        words=[*_accuracies(runs, names), *_changed(names, measures)],
+        runs=list(zip(names, map(facts, runs), strict=True)),
+        has={"heads": bool(heads and measures), "curves": bool(lines)},
+    )
+    return write(Path(to), page.encode())
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """b - a with Newcombe's interval from those of both (1998, method 10), as for independent samples."""
+    gap = b[0] - a[0]
+    return (
+        gap,
+        gap - math.hypot(b[0] - b[1], a[2] - a[0]),
+        gap + math.hypot(b[2] - b[0], a[0] - a[1]),
+    )
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Short and unique: the run's own, or a number before it."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [f"{i + 1}: {name}" for i, name in enumerate(names)]
+
+
+def _accuracies(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    known = {name: found for run, name in zip(runs, names, strict=True) if (found := words.accuracy(run))}
+    said = [
+        f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, {images} images)."
+        for name, (share, low, high, images) in known.items()
+    ]
+    if names[0] in known:
+        first = known[names[0]]
+        for name in [name for name in known if name != names[0]]:
+            gap, low, high = (100 * value for value in difference(first[:3], known[name][:3]))
+            more = "" if known[name][3] == first[3] else " They were tested on different numbers of images."
+            verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0"
+            said.append(
+                f"{name} minus {names[0]}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
+                f"{verdict}.{more}"
+            )
+    return said or ["These runs have no test accuracy to compare."]
+
+
+def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Measures that all runs have for as many heads: their values and intervals, run by run."""
+    found = [{measure["key"]: measure for measure in atlas.measures(run)} for run in runs]
+    shared = []
+    for key, first in found[0].items():
+        own = [measures.get(key) for measures in found]
+        columns = [measure["columns"].get("value") if measure else None for measure in own]
+        if any(values is None or len(values) != len(columns[0] or []) for values in columns):
+            continue
+        shared.append(
+            {
+                **{name: first[name] for name in ("key", "name", "label", "about")},
+                "runs": [
+                    {"value": values, "low": measure and measure["low"], "high": measure and measure["high"]}
+                    for measure, values in zip(own, columns, strict=True)
+                ],
+            }
+        )
+    return shared
+
+
+def _head_rows(
+    names: Sequence[str], heads: Sequence[Mapping[str, Any]], measures: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    rows = []
+    for measure in measures:
+        first = measure["runs"][0]
+        for name, other in zip(names[1:], measure["runs"][1:], strict=True):
+            ranks = _ranks(first["value"]), _ranks(other["value"])
+            for head in heads:
+                at = head["id"]
+                a, b = _estimate(first, at), _estimate(other, at)
+                if a is None or b is None:
+                    continue
+                gap, low, high = difference(a, b)
+                sure = first["low"] is not None and other["low"] is not None
+                rows.append(
+                    {
+                        "measure": measure["key"],
+                        "run": name,
+                        "head": at,
+                        "block": head["block"],
+                        "index": head["index"],
+                        "first": a[0],
+                        "this": b[0],
+                        "difference": gap,
+                        "low": low if sure else None,
+                        "high": high if sure else None,
+                        "changed": int(low > 0 or high < 0) if sure else None,
+                        "rank_first": ranks[0][at],
+                        "rank_this": ranks[1][at],
+                        "rank_moved": ranks[1][at] - ranks[0][at],
+                    }
+                )
+    return sorted(rows, key=lambda row: -abs(row["rank_moved"]))
+
+
+def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
+    said = []
+    for measure in measures:
+        first = measure["runs"][0]
+        for name, other in zip(names[1:], measure["runs"][1:], strict=True):
+            if first["low"] is None or other["low"] is None:
+                continue
+            both = [(_estimate(first, i), _estimate(other, i)) for i in range(len(first["value"]))]
+            gaps = [difference(a, b) for a, b in both if a is not None and b is not None]
+            moved = sum(low > 0 or high < 0 for _, low, high in gaps)
+            said.append(
+                f"By {measure['name']} {moved} of {len(gaps)} heads of {name} differ from those of {names[0]} (their "
+                f"intervals exclude 0). If nothing had changed, at most about {math.ceil(0.05 * len(gaps))} would."
+            )
+    return said
+
+
+def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+    """At every number of heads that the first run and another have on the same curve."""
+    lines = [{(line["curve"], line["split"]): line["points"] for line in curves.lines(run)} for run in runs]
+    rows = []
+    for (curve, split), points in lines[0].items():
+        for name, others in zip(names[1:], lines[1:], strict=True):
+            at = {point["heads_masked"]: point for point in others.get((curve, split), [])}
+            for a in points:
+                b = at.get(a["heads_masked"])
+                if b is None or a["low"] is None or b["low"] is None:
+                    continue
+                gap = difference(*((p["accuracy"], p["low"], p["high"]) for p in (a, b)))
+                rows.append(
+                    {
+                        **{"curve": curve, "split": split, "heads_masked": a["heads_masked"], "run": name},
+                        **{"first": a["accuracy"], "this": b["accuracy"]},
+                        **dict(zip(("difference", "low", "high"), gap, strict=True)),
+                    }
+                )
+    return rows
+
+
+def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where runs that chose heads (pruning, learned gates) kept others."""
+    tables = [run.tables.get("kept_heads") or run.tables.get("gates") for run in runs]
+    if any(table is None or len(table.rows) != len(heads) for table in tables):
+        return []
+    kept = [column(table, "kept") for table in tables if table is not None]
+    return [
+        {"head": head["id"], "block": head["block"], "index": head["index"], **dict(zip(names, values, strict=True))}
+        for head, *values in zip(heads, *kept, strict=True)
+        if len(set(values)) > 1
+    ]
+
+
+def _settings(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
+    flat = [dict(_flat("", run.config)) for run in runs]
+    keys = sorted(set().union(*flat))
+    return [
+        {"setting": key, **{name: settings.get(key, "") for name, settings in zip(names, flat, strict=True)}}
+        for key in keys
+        if len({settings.get(key, "") for settings in flat}) > 1
+    ]
+
+
+def _flat(where: str, part: Any) -> list[tuple[str, str]]:
+    if isinstance(part, Mapping) and part:
+        return [pair for key, value in part.items() for pair in _flat(f"{where}.{key}" if where else str(key), value)]
+    return [(where, str(part))]
+
+
+def _table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the page takes tables; none where there are no rows."""
+    if not rows:
+        return []
+    return [{"name": name, "columns": list(rows[0]), "rows": [atlas.short(list(row.values())) for row in rows]}]
+
+
+def _estimate(run: Mapping[str, Any], at: int) -> Estimate | None:
+    value = run["value"][at]
+    if value is None:
+        return None
+    low, high = ((run[name] or run["value"])[at] for name in ("low", "high"))
+    return value, value if low is None else low, value if high is None else high
+
+
+def _ranks(values: Sequence[Any]) -> list[int]:
+    """1 for the largest; what is missing comes last."""
+    return [1 + sum(v is not None and (w is None or v > w) for v in values) for w in values]

@@ -1,0 +1,59 @@
+"""Masking curves for the page: every line's points, and every mask whose accuracy is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mhprobe.report.html.atlas import short
+from mhprobe.report.html.folder import Run
+
+NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_low", "delta_high", "p_holm"]
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    """The rows of ``masking_curves.csv``; empty if there is none."""
+    table = run.tables.get("masking_curves")
+    return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    """A line per curve and split: of repeats the mean. points: step, heads, accuracy, its interval, loss, mask, ..."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    known = rows(run)
+    averaged = {(row["curve"], row["split"]) for row in known if row["seed"] == "mean"}
+    for row in known:
+        key = row["curve"], row["split"]
+        if key in averaged and row["seed"] != "mean":
+            continue
+        line = {"curve": row["curve"], "split": row["split"], "averaged": key in averaged, "points": []}
+        found.setdefault(key, line)["points"].append(_point(row))
+    return list(found.values())
+
+
+def repeats(run: Run) -> list[dict[str, Any]]:
+    """The points of single random repeats: masks whose accuracy is known too."""
+    return [
+        {"curve": row["curve"], "split": row["split"], **_point(row)}
+        for row in rows(run)
+        if row["seed"] not in (None, "mean")
+    ]
+
+
+def totals(run: Run) -> list[dict[str, Any]]:
+    """The rows of ``masking_totals.csv``."""
+    table = run.tables.get("masking_totals")
+    return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def best(run: Run) -> dict[str, Any] | None:
+    """The searched order whose curve lets most heads go within one point, on the images it was chosen on."""
+    averaged = {line["curve"] for line in lines(run) if line["averaged"]}
+    found = [row for row in totals(run) if row["curve"] not in averaged]
+    chosen_on = found[0]["split"] if found else None  # a curve's selection split comes first in the table
+    asked = [row for row in found if row["split"] == chosen_on]
+    return max(asked, key=lambda row: (row["heads_within_1_point"], row["area"]), default=None)
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    numbers = dict(zip(NUMBERS, short([row.get(name) for name in NUMBERS]), strict=True))
+    return {**numbers, "masked": str(row["masked"] if row["masked"] is not None else "")}

@@ -1,0 +1,90 @@
+"""What was run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mhprobe
+from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
+
+PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
+
+
+def write_facts(folder: Path, task: str, layout: HeadLayout) -> Path:
+    """``folder/run.json``. task: the command's module, e.g. "train". It began when Hydra wrote the configuration."""
+    config = Path(folder) / "config" / "overrides.yaml"
+    now = datetime.datetime.now().astimezone()
+    started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
+    facts = {
+        "command": command(task, config),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "started": None if started is None else started.isoformat(timespec="seconds"),
+        "finished": now.isoformat(timespec="seconds"),
+        "seconds": None if started is None else round((now - started).total_seconds()),
+        "heads": [[site.name, site.stage, site.block, site.num_heads] for site in layout.sites],
+    }
+    return write(Path(folder) / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
+
+
+def command(task: str, overrides: Path) -> str:
+    """The line that makes this run again; a sweep's job is named as a run of its own."""
+    from omegaconf import OmegaConf
+
+    given = [str(line) for line in OmegaConf.load(overrides)] if overrides.exists() else []
+    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *given])
+
+
+def commit() -> str | None:
+    """The commit of a checkout that the package runs from, with ``-dirty`` where files differ; None if installed."""
+    home = Path(mhprobe.__file__).parents[2]
+    if not (home / ".git").exists():
+        return None
+    try:
+        run = subprocess.run(
+            ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() or None
+
+
+def versions() -> dict[str, str]:
+    found = {"mhprobe": mhprobe.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The processor, how many cores this process may use, and the GPUs it sees."""
+    import torch
+
+    names = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    return {"processor": processor, "cores": cores, "gpus": gpus, "system": platform.system()}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,158 @@
+"""report.html: one file that shows a run, with everything in it and nothing fetched."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
+from mhprobe.report.html import atlas, curves, words
+from mhprobe.report.html.captions import caption
+from mhprobe.report.html.facts import write_facts
+from mhprobe.report.html.folder import CONTROL, Run, read_run
+from mhprobe.report.html.pictures import Picture, embed
+
+HERE = Path(__file__).parent
+ROOM = 1_500_000  # characters of a page that tables may take
+
+log = logging.getLogger(__name__)
+
+
+def finish_report(folder: Path, task: str, layout: HeadLayout) -> Path | None:
+    """What a command calls at its end, on rank 0: ``run.json`` and ``report.html``. Never fails the run.
+
+    task: the command's module, e.g. "train". Returns the page, or None after a line in the log.
+    """
+    try:
+        write_facts(folder, task, layout)
+        return write_report(folder)
+    except Exception as error:  # the results are there: a page about them is no reason to lose the run
+        log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
+        return None
+
+
+def write_report(folder: Path) -> Path:
+    """``folder/report.html``, from what the run left in its folder. UserError if it holds no run."""
+    run = read_run(folder)
+    heads, measures = atlas.heads(run), atlas.measures(run)
+    tables, left_out = _tables(run)
+    data = {
+        "heads": heads,
+        "measures": measures,
+        "pairs": atlas.pairs(run),
+        "classes": atlas.classes(run),
+        "history": atlas.history(run),
+        "lines": curves.lines(run),
+        "repeats": curves.repeats(run),
+        "chance": words.chance(run),
+        "prune": prune_command(run),
+        "tables": tables,
+    }
+    page = render(
+        "report.html.jinja",
+        data,
+        run=run,
+        title=run.name,
+        has={"heads": bool(heads), "curves": bool(heads and data["lines"]), "chance": data["chance"] is not None},
+        scripts=["common.js", *(["atlas.js", "charts.js"] if heads else []), "tables.js"],
+        words=words.result(run, heads, measures),
+        glance=words.glance(heads, measures),
+        facts=facts(run),
+        figures=_figures(run),
+        left_out=left_out,
+    )
+    return write(run.folder / "report.html", page.encode())
+
+
+def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names: Any) -> str:
+    """A page with its styles, scripts and data inside. What comes from data is escaped in every place."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    vendored = [HERE / "vendor" / name for name in ("d3.min.js", "plot.umd.min.js")]
+    return environment.get_template(template).render(
+        **names,
+        json=as_script(data),
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        scripts=[path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]],
+        now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def as_script(data: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element or start a comment."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """What was run, as pairs of a name and its text; what was not recorded is said to be so."""
+    known = run.facts
+    hardware = known.get("hardware", {})
+    parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
+    versions = ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items())
+    seconds = known.get("seconds")
+    took = f", {datetime.timedelta(seconds=seconds)} long" if seconds is not None else ""
+    return [
+        ("Command", known.get("command") or _overrides(run)),
+        ("Commit", known.get("commit") or "not recorded"),
+        ("Versions", versions or "not recorded"),
+        ("Hardware", ", ".join(str(part) for part in parts if part) if hardware else "not recorded"),
+        ("Time", f"until {known['finished']}{took}" if "finished" in known else "not recorded"),
+        ("Seed", str(run.config.get("seed", "not recorded"))),
+        ("Folder", str(run.folder)),
+    ]
+
+
+def _overrides(run: Run) -> str:
+    return f"not recorded; its settings: {shlex.join(run.overrides)}" if run.overrides else "not recorded"
+
+
+def prune_command(run: Run) -> dict[str, Any]:
+    """The command that removes chosen heads: what stands before their numbers and behind them."""
+    own = run.folder / "model.safetensors"
+    weights = str(own) if own.exists() else run.config.get("weights")
+    same = ("+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=")
+    given = [text for text in run.overrides if text.startswith(same)]
+    before = shlex.join(["python", "-m", "mhprobe.prune", *given, f"weights={weights or 'FILE'}", "prune=list"])
+    return {"before": f"{before} 'prune.mask.heads=[", "after": "]'", "known": weights is not None}
+
+
+def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
+    """Every table that there is room for, small ones first, and the names of the others."""
+    room, shown, left_out = ROOM, [], []
+    for name, table in sorted(run.tables.items(), key=lambda item: len(item[1].rows) * len(item[1].columns)):
+        rows = [atlas.short(row) for row in table.rows]
+        size = len(json.dumps(rows))
+        if size > room:
+            left_out.append(name)
+            continue
+        room -= size
+        shown.append({"name": name, "columns": table.columns, "rows": rows})
+    return sorted(shown, key=lambda table: str(table["name"])), sorted(left_out)
+
+
+def _figures(run: Run) -> list[dict[str, Any]]:
+    """Each figure with how to read it, and with its control beside it: the same of a random network."""
+    own = [path for path in run.pictures if not path.stem.endswith(CONTROL)]
+    own.sort(key=lambda path: (not path.stem.startswith("masking"), path.stem))
+    controls = {path.stem.removesuffix(CONTROL): path for path in run.pictures if path.stem.endswith(CONTROL)}
+    found = {picture.path: picture for picture in embed([*own, *controls.values()])}
+    shown: list[dict[str, Any]] = []
+    for path in own:
+        beside: Picture | None = found.get(controls.get(path.stem, Path()))
+        if path in found:
+            text = caption(path.stem, run)
+            name = path.stem.replace("_", " ")
+            shown.append({"name": name, "own": found[path], "control": beside, "caption": text})
+    return shown

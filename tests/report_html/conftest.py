@@ -1,0 +1,106 @@
+"""Folders of finished runs, made in a moment: what a page is made of, without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.comparisons import Point, add_history
+from mhprobe.report.report import Report
+
+EVIL = "</script><script>alert('a class')</script>"
+CLASSES = ["cat", EVIL, "<img src=x onerror=alert(1)>", "{{ 7 * 7 }}", 'naïve \u2028 & "quoted"']
+
+
+def layout(blocks: int = 3, heads: int = 4) -> HeadLayout:
+    return HeadLayout(tuple(HeadSite(f"blocks.{b}.attn", 0, b, heads, 8) for b in range(blocks)))
+
+
+def row(curve: str, split: str, step: int, masked: list[int], accuracy: float, seed: object = "") -> dict[str, object]:
+    return {
+        **{"curve": curve, "split": split, "step": step, "heads_masked": len(masked), "unit": ""},
+        **{"masked": " ".join(map(str, masked)), "accuracy": accuracy, "loss": 1.0},
+        **{"low": accuracy - 0.02, "high": accuracy + 0.02, "p": 1.0, "p_holm": 0.01 if accuracy < 0.8 else 1.0},
+        **{
+            "delta": 0.1 * step,
+            "delta_low": 0.0,
+            "delta_high": 0.3 * step,
+            "spent": "",
+            "exhaustive": "",
+            "seed": seed,
+        },
+    }
+
+
+CURVES = [
+    *(row("wise", "validation", k, list(range(k)), a) for k, a in enumerate([0.90, 0.895, 0.893, 0.70])),
+    *(row("wise", "test", k, list(range(k)), a) for k, a in enumerate([0.90, 0.88, 0.87, 0.60])),
+    *(row("lucky", "validation", k, list(range(5, 5 + k)), a) for k, a in enumerate([0.90, 0.80, 0.75, 0.70])),
+    *(row("lucky", "test", k, list(range(5, 5 + k)), a) for k, a in enumerate([0.90, 0.90, 0.90, 0.90])),
+    *(row("random", "test", k, list(range(9, 9 + k)), a, 0) for k, a in enumerate([0.90, 0.80, 0.71])),
+    *({**row("random", "test", k, [0] * k, a, "mean"), "masked": ""} for k, a in enumerate([0.90, 0.80, 0.70])),
+]
+TOTALS = [
+    {"curve": "wise", "split": "validation", "unmasked": 0.9, "area": 0.85, "heads_within_1_point": 2.0},
+    {"curve": "wise", "split": "test", "unmasked": 0.9, "area": 0.81, "heads_within_1_point": 0.0},
+    {"curve": "lucky", "split": "validation", "unmasked": 0.9, "area": 0.80, "heads_within_1_point": 0.0},
+    {"curve": "lucky", "split": "test", "unmasked": 0.9, "area": 0.90, "heads_within_1_point": 3.0},
+    {"curve": "random", "split": "test", "unmasked": 0.9, "area": 0.80, "heads_within_1_point": 0.0},
+]
+
+
+def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Path:
+    """A run with two measures of heads, one of pairs, effects on classes, curves and a history."""
+    heads = heads or layout()
+    report = Report(folder, heads)
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.rand(heads.num_heads, generator=generator, dtype=torch.float64) + 0.5
+    value[2] = 3.0
+    report.add_measure(
+        "gate_importance",
+        "per_head",
+        {"value": value, "low": value - 0.1, "high": value + 0.1, "random_init": value * 0.01},
+        "importance (nats)",
+    )
+    drop = torch.rand(heads.num_heads, len(CLASSES), generator=generator, dtype=torch.float64) - 0.5
+    delta = value - 1
+    columns = {"value": delta, "low": delta - 0.1, "high": delta + 0.1, "by_class": drop}
+    report.add_measure("ablation_delta", "per_head", columns, "rise of the loss (nats)", axes={"by_class": CLASSES})
+    pairs = torch.rand(heads.num_heads, heads.num_heads, generator=generator, dtype=torch.float64)
+    report.add_measure(
+        "svcca", "pairwise", {"value": (pairs + pairs.T) / 2, "null": torch.full_like(pairs, 0.05)}, "SVCCA"
+    )
+    report.add_curves(CURVES, chance=1 / len(CLASSES))
+    report.add_table("masking_totals", table(TOTALS))
+    points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
+    add_history(report, "gate_importance", "importance (nats)", points, figure=False)
+    report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "model.json").write_text(json.dumps({"class_names": CLASSES, "data": "animals"}))
+    (folder / "config").mkdir()
+    (folder / "config" / "config.yaml").write_text(
+        f"seed: {seed}\nweights: null\nmeasure:\n  gate_importance:\n"
+        "    _target_: mhprobe.measures.gate_importance.GateImportance\n"
+    )
+    (folder / "config" / "overrides.yaml").write_text("- +experiment=digits_vit\n- measure=[gate_importance]\n")
+    return folder
+
+
+def table(rows: list[dict[str, object]]):
+    from mhprobe.report.tables import curves
+
+    return curves(rows)
+
+
+@pytest.fixture(scope="session")
+def a_run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+@pytest.fixture(scope="session")
+def other_run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "second", seed=1)

@@ -1,0 +1,47 @@
+"""Runs side by side: differences with intervals, and which heads changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.report.html import write_comparison
+from mhprobe.report.html.compare import difference
+from mhprobe.stats.significance import wilson
+from report_html.test_page import Page
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    """His example (1998, table II): 56 of 70 against 48 of 80 by method 10 is 0.0524 to 0.3339."""
+    a, b = ((k / n, *(x.item() for x in wilson(torch.tensor(k), torch.tensor(n)))) for k, n in ((48, 80), (56, 70)))
+    assert difference(a, b) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+
+
+def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
+    page = Page(write_comparison([a_run, other_run], tmp_path / "c.html").read_text())
+    tables = {t["name"]: [dict(zip(t["columns"], r, strict=True)) for r in t["rows"]] for t in page.data["tables"]}
+    rows = [r for r in tables["heads that changed"] if r["measure"] == "gate_importance"]
+    assert len(rows) == 12
+    same = next(r for r in rows if r["head"] == 2)  # 3.0 in both
+    assert same["difference"] == 0 and same["changed"] == 0 and same["rank_moved"] == 0
+    assert any(r["changed"] for r in rows)
+    for r in rows:
+        assert r["difference"] == pytest.approx(r["this"] - r["first"], abs=1e-4)
+        assert r["high"] - r["difference"] == pytest.approx(0.1 * 2**0.5, abs=1e-4)
+    assert {r["setting"] for r in tables["settings that differ"]} == {"seed"}
+    assert "+0.0 points" in page.text and "not told apart from 0" in page.text
+
+
+def test_a_run_against_itself_has_not_changed(a_run, tmp_path):
+    page = Page(write_comparison([a_run, a_run], tmp_path / "c.html").read_text())
+    names = {table["name"]: table for table in page.data["tables"]}
+    at = names["heads that changed"]["columns"].index("difference")
+    assert {row[at] for row in names["heads that changed"]["rows"]} == {0}
+    assert "settings that differ" not in names
+    assert len(set(page.data["runs"])) == 2
+
+
+def test_one_run_is_no_comparison(a_run, tmp_path):
+    with pytest.raises(UserError, match="two or more"):
+        write_comparison([a_run], tmp_path / "c.html")

@@ -1,0 +1,237 @@
+"""report.html: one file, safe with any name, true in its words."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.html import atlas, captions, curves, finish_report, words, write_report
+from mhprobe.report.html.folder import read_run
+from mhprobe.report.html.page import as_script, prune_command
+from mhprobe.report.report import Report
+from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table
+
+
+class Page(HTMLParser):
+    """Every element's attributes, and the text of scripts and of the rest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside == "script":
+            self.scripts[-1] += data
+        elif self.inside != "style":
+            self.text += data
+
+    @property
+    def data(self):
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def page(a_run):
+    return Page(write_report(a_run).read_text(encoding="utf-8"))
+
+
+def test_the_page_fetches_nothing(page):
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            address = attributes.get(name)
+            assert not address or address.startswith(("data:", "#", "tables/", "figures/")), (tag, address)
+        assert tag not in ("iframe", "object", "embed", "base", "form")
+    (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'") and "http" not in policy
+    assert not [a for tag, a in page.elements if tag == "script" and "src" in a]
+
+
+def test_names_from_data_stay_names(page):
+    assert page.data["classes"][0]["names"] == CLASSES
+    assert not [a for tag, a in page.elements if tag == "img" and a.get("src") == "x"]
+    kinds = [a.get("type") for tag, a in page.elements if tag == "script"]
+    assert kinds == ["application/json"] + [None] * 6, "a name has ended a script element"
+    assert "alert(" not in page.text
+
+
+def test_what_goes_into_a_script_cannot_leave_it():
+    text = as_script({"name": EVIL + "<!-- \u2028\u2029 &"})
+    assert not set(text) & set("<>&\u2028\u2029")
+    assert json.loads(text)["name"] == EVIL + "<!-- \u2028\u2029 &"
+
+
+def test_numbers_that_json_lacks_are_nulls(tmp_path):
+    report = Report(tmp_path / "run", layout())
+    value = torch.arange(12.0)
+    value[3], value[4] = torch.nan, torch.inf
+    report.add_measure("entropy", "per_head", {"value": value})
+    data = Page(write_report(tmp_path / "run").read_text()).data
+    assert data["measures"][0]["columns"]["value"][2:6] == [2, None, None, 5]
+
+
+def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
+    run = read_run(a_run)
+    # the control: by its test curve "lucky" would have won
+    assert max(curves.totals(run), key=lambda total: total["heads_within_1_point"])["curve"] == "lucky"
+    assert curves.best(run)["curve"] == "wise"
+    said = " ".join(words.result(run, atlas.heads(run), atlas.measures(run)))
+    assert "2 of 12 heads can be masked within one point of accuracy, chosen on validation images" in said
+    assert "Without them test accuracy is 87.0 % (85.0 to 89.0); with all heads it is 90.0 %" in said
+    assert "as many random heads leave 70.0 % (68.0 to 72.0) on average" in said
+    assert "Test accuracy is 90.0 % (95 % interval 86.1 to 92.9, 300 images of animals)." in said
+    assert "Guessing would give 20.0 %." in said
+
+
+def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
+    report = Report(tmp_path / "run", layout())
+    rows = [r for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")]
+    report.add_table("masking_curves", table(rows))
+    total = {"curve": "lucky", "split": "test", "unmasked": 0.9, "area": 0.9, "heads_within_1_point": 3.0}
+    report.add_table("masking_totals", table([total]))
+    run = read_run(tmp_path / "run")
+    assert "which flatters" in " ".join(words.result(run, [], []))
+
+
+def test_every_measure_stands_with_its_chance(a_run):
+    run = read_run(a_run)
+    glance = {line["name"]: line for line in words.glance(atlas.heads(run), atlas.measures(run))}
+    assert "12 heads lie above that" in glance["gate importance"]["chance"]
+    assert glance["gate importance"]["high"] == "block 0, head 2: 3 (2.9 to 3.1)"
+    assert glance["gate importance"]["about"].startswith("How much the loss of an image moves")
+    assert glance["ablation delta"]["chance"] == ""
+
+
+def test_all_points_of_curves_keep_their_heads(page):
+    lines = {(line["curve"], line["split"]): line for line in page.data["lines"]}
+    assert [point["masked"] for point in lines["wise", "test"]["points"]] == ["", "0", "0 1", "0 1 2"]
+    assert lines["random", "test"]["averaged"] and not lines["wise", "test"]["averaged"]
+    assert [point["masked"] for point in page.data["repeats"]] == ["", "9", "9 10"]
+
+
+def test_the_history_has_a_number_per_head_and_step(page):
+    (history,) = page.data["history"]
+    assert history["steps"] == [0, 10, 20, 30] and {len(values) for values in history["values"]} == {12}
+
+
+def test_the_prune_command_names_the_runs_own_weights(a_run):
+    command = prune_command(read_run(a_run))
+    words = shlex.split(command["before"] + "3,7" + command["after"])
+    assert words[:3] == ["python", "-m", "mhprobe.prune"]
+    assert f"weights={a_run.resolve() / 'model.safetensors'}" in words and "+experiment=digits_vit" in words
+    assert not [word for word in words if word.startswith("measure")]
+    assert words[-1].endswith("=[3,7]")
+
+
+@pytest.mark.parametrize("kind", captions.kinds())
+def test_every_kind_of_figure_says_how_to_read_it(kind, a_run):
+    if kind == "style":
+        return
+    run = read_run(a_run)
+    text = captions.caption(f"something_{kind}", run)
+    assert text.endswith(".") and len(text) > 60
+    assert captions.kind_of(f"something_{kind}_random_init", run) == kind
+
+
+def test_figures_without_a_telling_name_are_known_by_their_tables(a_run):
+    run = read_run(a_run)
+    found = {stem: captions.kind_of(stem, run) for stem in ("gate_importance", "svcca", "masking_curves", "unheard_of")}
+    assert found == {"gate_importance": "per_head", "svcca": "pairwise", "masking_curves": "curves", "unheard_of": None}
+
+
+def test_a_large_run_stays_under_8_megabytes(tmp_path):
+    heads = HeadLayout(tuple(HeadSite(f"blocks.{b}.attn", 0, b, 12, 64) for b in range(12)))
+    folder = tmp_path / "large"
+    report = Report(folder, heads)
+    noise = np.random.default_rng(0)
+    (folder / "figures").mkdir(parents=True)
+    for number in range(24):  # noise is what no compression makes smaller
+        pixels = noise.integers(0, 255, (400, 400, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "figures" / f"f{number:02}_by_class.png")
+    value = torch.rand(144, 144, dtype=torch.float64)
+    from mhprobe.report import tables
+
+    for name in ("svcca", "cka", "cca", "pwcca", "procrustes", "js_distance"):
+        columns = {f"c{i}": value + i for i in range(6)}
+        report.add_table(name, tables.pairwise(heads, {"value": value + value.T, **columns}))
+    for name in range(20):
+        report.add_table(f"m{name}", tables.per_head(heads, {"value": value[0], "low": value[1], "high": value[2]}))
+    order = list(range(144))
+    report.add_table(
+        "masking_curves", table([row("c", s, k, order[:k], 0.5) for s in ("validation", "test") for k in order])
+    )
+    path = write_report(folder)
+    assert path.stat().st_size < 8e6
+    page = Page(path.read_text())
+    assert len(page.data["pairs"]) == 6 and len(page.data["measures"]) == 20
+    assert "There was no room for this figure" in page.text and "Too large for this page" in page.text
+
+
+def test_a_damaged_table_is_named_and_the_others_are_shown(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "tables" / "svcca.csv").write_text("head_a,head_b,value\n1,2\n")
+    (folder / "metrics.json").write_text("{")
+    page = Page(write_report(folder).read_text())
+    assert "tables/svcca.csv: expected 3 cells in every row" in page.text and "metrics.json" in page.text
+    assert len(page.data["measures"]) == 2
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no metrics"):
+        write_report(tmp_path)
+
+
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    assert finish_report(tmp_path / "file" / "nowhere", "train", layout()) is None
+    assert "python -m mhprobe.report" in caplog.text
+
+
+def test_a_finished_run_says_what_was_run(tmp_path):
+    folder = make_run(tmp_path / "run")
+    page = Page(finish_report(folder, "train", layout()).read_text())
+    assert "python -m mhprobe.train +experiment=digits_vit 'measure=[gate_importance]'" in page.text
+    assert f"torch {torch.__version__.partition('+')[0]}" in page.text and "cores" in page.text
+    again = Page(write_report(folder).read_text())
+    assert "python -m mhprobe.train" in again.text  # kept in the folder, whoever makes the page again
+
+
+def test_a_run_without_tables_of_heads_knows_them_from_its_facts(tmp_path):
+    report = Report(tmp_path / "run", layout())
+    report.add_table("masking_curves", table(CURVES))
+    assert Page(write_report(tmp_path / "run").read_text()).data["heads"] == []
+    data = Page(finish_report(tmp_path / "run", "mask", layout()).read_text()).data
+    assert len(data["heads"]) == 12 and data["heads"][5] == {
+        **{"id": 5, "site": "blocks.1.attn", "stage": 0, "block": 1, "index": 1}
+    }
+
+
+def test_the_command_makes_the_page_again(a_run):
+    command = [sys.executable, "-m", "mhprobe.report"]
+    done = subprocess.run([*command, str(a_run)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(a_run.resolve() / "report.html")
+    wrong = subprocess.run([*command, str(a_run / "tables")], capture_output=True, text=True)
+    assert wrong.returncode == 2 and wrong.stderr.startswith("mhprobe: report: ") and wrong.stderr.count("\n") == 1
