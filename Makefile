@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast bench lint clean
+.PHONY: demo test fast bench bench-full clean
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -15,8 +15,12 @@ test: .venv/installed-test
 fast: .venv/installed-test
 	$(BIN)/python -m pytest -m "not slow"
 
+# e.g. make bench BENCH="--against bench.json --cifar cifar10.tar.gz --out new.json"
 bench: .venv/installed-test
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-full: .venv/installed-test
+	$(BIN)/python -m benchmarks --size full $(BENCH)
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

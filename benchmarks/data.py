@@ -11,12 +11,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.timing import Ratio, compare
+from benchmarks.harness.size import Size
+from benchmarks.harness.timing import Ratio, compare
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.source import Contents
-
-IMAGES = 20_000
 
 
 class Noise:
@@ -24,13 +23,13 @@ class Noise:
 
     name = "noise"
 
-    def __init__(self) -> None:
+    def __init__(self, images: int) -> None:
         random = np.random.default_rng(0)
-        self.pixels = random.integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
-        self.labels = np.arange(IMAGES) % 10
+        self.pixels = random.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8)
+        self.labels = np.arange(images) % 10
 
     def key(self) -> dict[str, int]:
-        return {"images": IMAGES}
+        return {"images": len(self.labels)}
 
     def scan(self) -> Contents:
         def images() -> Iterator[tuple[str, int, np.ndarray]]:
@@ -64,8 +63,8 @@ class PerImage(Dataset):
         return self.transform(Image.fromarray(self.pixels[index])), int(self.labels[index])
 
 
-def run() -> list[Ratio]:
-    source = Noise()
+def run(size: Size) -> Iterator[Ratio]:
+    source = Noise(size.pick(1_500, 20_000))
     with tempfile.TemporaryDirectory() as folder:
         data = ImageData(source, 128, augment=Augment(crop_padding=4, flip=True), cache_dir=folder, val_fraction=0.1)
         data.prepare_data()
@@ -85,4 +84,4 @@ def run() -> list[Ratio]:
                 pass
 
         what = "images per second, crop + flip + normalise at 32 px: mhprobe / torchvision, PIL, 2 workers"
-        return [compare(what, per_image, batched, rounds=5, limit=">= 10")]
+        yield compare(what, per_image, batched, rounds=size.rounds(5), limit=">= 10")

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
-import timm
 import torch
 from torch.nn.functional import cross_entropy
 
 import mhprobe
-from benchmarks.timing import Ratio, compare
+from benchmarks.harness.models import small_vit
+from benchmarks.harness.size import Size
+from benchmarks.harness.timing import Ratio, compare
 from mhprobe.measures import GateImportance
 
-BATCH = 64
 
-
-def small_vit() -> torch.nn.Module:
-    """The network of cifar10_vit_scratch."""
-    torch.manual_seed(0)
-    return timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=32,
-        patch_size=4,
-        embed_dim=192,
-        depth=6,
-        num_heads=12,
-        mlp_ratio=2,
-        num_classes=10,
-    )
-
-
-def run() -> list[Ratio]:
-    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+def run(size: Size) -> Iterator[Ratio]:
+    batch = size.pick(4, 64)
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
     bare = small_vit()
     gated = copy.deepcopy(bare)
     gates = mhprobe.attach(gated)
@@ -43,11 +29,11 @@ def run() -> list[Ratio]:
         optimizer.step()
 
     optimizers = {model: torch.optim.AdamW(model.parameters(), 1e-4) for model in (bare, gated)}
-    training = compare(
+    yield compare(
         "training step: gates at one / bare timm model",
         lambda: step(gated, optimizers[gated]),
         lambda: step(bare, optimizers[bare]),
-        rounds=41,
+        rounds=size.rounds(41),
         limit="<= 1.02",
     )
 
@@ -72,9 +58,7 @@ def run() -> list[Ratio]:
         for image, label in zip(images, labels, strict=True):
             mhprobe.record(gated, image[None], label[None])
 
-    return [
-        training,
-        compare("GateImportance, per image, all heads / forward", one_pass, forward, rounds=21, limit="<= 2.4"),
-        compare("  beside it: full backward, batch sum only / forward", full_backward, forward, rounds=11),
-        compare("  beside it: per image at batch size 1 / forward", one_by_one, forward, rounds=5),
-    ]
+    rounds = size.rounds(11)
+    yield compare("GateImportance, per image, all heads / forward", one_pass, forward, size.rounds(21), "<= 2.4")
+    yield compare("  beside it: full backward, batch sum only / forward", full_backward, forward, rounds)
+    yield compare("  beside it: per image at batch size 1 / forward", one_by_one, forward, size.rounds(5))

@@ -5,51 +5,49 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import Ratio, compare
+from benchmarks.harness.size import Size
+from benchmarks.harness.timing import Ratio, compare, from_rounds
 from mhprobe.backbones import attach, layout_of
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.speed import evenly, interleaved
 
-BATCH, ROUNDS = 64, 7
 
-
-def run() -> list[Ratio]:
+def run(size: Size) -> Iterator[Ratio]:
     torch.manual_seed(0)
-    dense = timm.create_model("deit_small_patch16_224", depth=4).eval()  # the ratio does not depend on the depth
+    side, batch, depth = size.pick((32, 2, 1), (224, 64, 4))  # the ratio does not depend on the depth
+    dense = timm.create_model("deit_small_patch16_224", img_size=side, depth=depth).eval()
     half = evenly(layout_of(dense), 0.5)
     masked, pruned = copy.deepcopy(dense), prune_heads(dense, half)
-    gates, images = attach(masked), torch.randn(BATCH, 3, 224, 224)
+    gates, images = attach(masked), torch.randn(batch, 3, side, side)
     predicted = count_flops(dense, images[:1]) / count_flops(pruned, images[:1])
     with gates.masked(half):
         works = [functools.partial(model, images) for model in (dense, masked, pruned)]
-        dense_s, masked_s, pruned_s = interleaved(works, ROUNDS, seconds=0)
-    what = f"half of the heads removed, batch {BATCH}: speed-up / predicted by FLOPs ({predicted:.3g})"
-    rows = [
-        _ratio(what, dense_s, [second * predicted for second in pruned_s], ">= 0.85"),
-        _ratio("  forward pass: masked / pruned", masked_s, pruned_s, ">= 1"),
-    ]
-    return rows + (_beside_torch_pruning(dense, half) if importlib.util.find_spec("torch_pruning") else [])
+        dense_s, masked_s, pruned_s = interleaved(works, size.rounds(7), seconds=0)
+    what = f"half of the heads removed, batch {batch}: speed-up / predicted by FLOPs"
+    expected_s = [second * predicted for second in pruned_s]
+    yield from_rounds(what, _over(dense_s, expected_s), ">= 0.85", f"predicted {predicted:.3g}")
+    yield from_rounds("  forward pass: masked / pruned", _over(masked_s, pruned_s), ">= 1")
+    if importlib.util.find_spec("torch_pruning"):
+        yield _beside_torch_pruning(dense, half, images[:1], size.rounds(5))
 
 
-def _ratio(what: str, above: Sequence[float], below: Sequence[float], limit: str) -> Ratio:
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(above, below, strict=True)], n=4)
-    return Ratio(what, middle, low, high, len(above), limit)
+def _over(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _beside_torch_pruning(model: nn.Module, mask: Tensor) -> list[Ratio]:
+def _beside_torch_pruning(model: nn.Module, mask: Tensor, image: Tensor, rounds: int) -> Ratio:
     """The same heads, removed through its dependency graph and by us: the same logits, and how long removing takes."""
     import torch_pruning as tp
 
-    layout, image = layout_of(model), torch.randn(1, 3, 224, 224)
+    layout = layout_of(model)
 
     def theirs() -> nn.Module:
         pruned = copy.deepcopy(model)
@@ -70,4 +68,4 @@ def _beside_torch_pruning(model: nn.Module, mask: Tensor) -> list[Ratio]:
         difference = (removed(image) - ours(image)).abs().max().item()
     assert difference < 1e-5 and count_flops(removed, image) == count_flops(ours, image), difference
     what = "  beside it: time of removing them, torch-pruning / mhprobe (the same logits)"
-    return [compare(what, theirs, lambda: prune_heads(model, mask), rounds=5)]
+    return compare(what, theirs, lambda: prune_heads(model, mask), rounds)

@@ -1,15 +1,15 @@
 """Similarity of heads: streamed second moments against the original authors' pairwise procedure.
 
-The size is that of a 12 x 12-head model of head width 16 over 10,000 images of 65 tokens; across layers a tenth of the
-images, since the time of both sides grows with the rows. Every pair costs NumPy the same, so a sample of pairs is timed
-at the full number of rows, and scaled to all of them.
+The size is that of a 12 x 12-head model of head width 16 over 10,000 images of 65 tokens (2,000 unless all is asked
+for). Across layers it is a tenth of the images, since the time of both sides grows with the rows. Every pair costs
+NumPy the same, so a sample of pairs is timed at the full number of rows, and scaled to all of them.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,14 +17,15 @@ from typing import Literal
 import numpy as np
 import torch
 
-from benchmarks.timing import Ratio, compare, seconds
+from benchmarks.harness.size import Size
+from benchmarks.harness.timing import Ratio, compare, seconds, single
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures import CCA, CKA, PWCCA, SVCCA, Procrustes
 from mhprobe.measures.base import Measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-LAYERS, HEADS, WIDTH, TOKENS, BATCH, IMAGES = 12, 12, 16, 65, 100, 10_000
+LAYERS, HEADS, WIDTH, TOKENS, BATCH = 12, 12, 16, 65, 100
 SAMPLE = 3  # pairs
 
 
@@ -75,43 +76,41 @@ def at_size(pairs: Literal["layer", "all"], images: int) -> Ratio:
     ratios = [number * one / streamed for one in sorted(pair)]
     what = (
         f"SVCCA of {LAYERS} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} rows: "
-        f"pairwise NumPy ({SAMPLE} pairs timed, scaled to all) / streamed ({streamed:.0f} s)"
+        f"pairwise NumPy ({SAMPLE} pairs timed, scaled to all) / streamed"
     )
-    return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, ">= 30")
+    return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, ">= 30", f"streamed {streamed:.0f} s")
 
 
-def run() -> list[Ratio]:
+def run(size: Size) -> Iterator[Ratio]:
     from oracles.svcca import similarity
 
-    few = batches(5)
+    images = size.pick(200, 2_000, 10_000)
+    yield at_size("layer", images)
+    yield at_size("all", max(100, images // 10))
+    few = batches(size.pick(1, 5))
     rows = np.concatenate([batch.z[0].flatten(0, 1).double().numpy() for batch in few])
 
     def pairwise() -> list[float]:
         return [similarity(rows[:, a], rows[:, b]) for a in range(HEADS) for b in range(a)]
 
     what = f"SVCCA of {HEADS} heads (d={WIDTH}), {len(rows):,} rows: pairwise NumPy / streamed"
-    speed = compare(what, pairwise, lambda: stream([SVCCA], few, 500), rounds=5, limit=">= 30")
+    yield compare(what, pairwise, lambda: stream([SVCCA], few, len(few) * BATCH), size.rounds(5), ">= 30")
 
-    every = [SVCCA, CCA, PWCCA, CKA, Procrustes]
-    shared = compare(
+    every, count = [SVCCA, CCA, PWCCA, CKA, Procrustes], size.pick(100, 2_000)
+    yield compare(
         "SVCCA, CCA, PWCCA, CKA and Procrustes in one run / SVCCA alone",
-        lambda: stream(every, few, 2_000),
-        lambda: stream([SVCCA], few, 2_000),
-        rounds=5,
-        limit="<= 2",
+        lambda: stream(every, few, count),
+        lambda: stream([SVCCA], few, count),
+        size.rounds(5),
+        "<= 2",
     )
+    growth = sums(size.pick(4, 20)) / sums(2)
+    yield single("SVCCA, bytes kept after many images / after 200", growth, "<= 1")
 
-    def sums(count: int) -> int:
-        measure = SVCCA(layout(1))
-        for batch in batches(count):
-            measure.update(batch)
-        return sum(getattr(measure, state).nbytes for state in measure._defaults)
 
-    growth = sums(20) / sums(2)
-    return [
-        at_size("layer", IMAGES),
-        at_size("all", IMAGES // 10),
-        speed,
-        shared,
-        Ratio("SVCCA, bytes kept after 2,000 images / after 200", growth, growth, growth, 1, "<= 1"),
-    ]
+def sums(count: int) -> int:
+    """Bytes that SVCCA keeps after so many batches."""
+    measure = SVCCA(layout(1))
+    for batch in batches(count):
+        measure.update(batch)
+    return sum(getattr(measure, state).nbytes for state in measure._defaults)

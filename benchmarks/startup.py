@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
-from benchmarks.timing import Ratio, compare
+from benchmarks.harness.size import Size
+from benchmarks.harness.timing import Ratio, compare
 
 
-def run() -> list[Ratio]:
+def run(size: Size) -> Iterator[Ratio]:
     def call(*arguments: str) -> None:
         subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    return [
-        compare(
-            'python -m mhprobe.train --help / python -c "import torch, lightning, timm"',
-            lambda: call("-m", "mhprobe.train", "--help"),
-            lambda: call("-c", "import torch, lightning, timm"),
-            rounds=7,
-            limit="<= 1.5",
-        )
-    ]
+    yield compare(
+        'python -m mhprobe.train --help / python -c "import torch, lightning, timm"',
+        lambda: call("-m", "mhprobe.train", "--help"),
+        lambda: call("-c", "import torch, lightning, timm"),
+        rounds=size.rounds(7),
+        limit="<= 1.5",
+    )

@@ -1,20 +1,23 @@
 """Exact: the unit that trying every candidate on every image would choose, ties included, for less.
 
-A candidate whose fate is sealed is dropped. Images count against a candidate when they are wrong (where the highest
-accuracy wins; right, where the lowest does). Once the best candidate so far is known on all images, with E of them
-against it, another that has already collected more than E cannot win, nor can one with E that would lose the tie.
+Images count against a candidate when they are wrong (where the highest accuracy wins; right, where the lowest does).
+How many were counted so far is a lower bound of how many it will be. So the candidate with the fewest goes on, a piece
+of the images at a time: the first that has been through all images while nobody is behind it has won. This is
+best-first search with a bound that never overstates (A*). No candidate is looked at much beyond the point where its
+count passes the winner's; one that is complete rules out the others whose count has passed its own.
 
-So what matters is to meet early the images that count. The ones on which the current mask is unsure come first, because
-candidates differ there and the likely winner shows; that one is completed. The others follow in the order of the
-current mask's loss, so that the images that will count for nobody come last, and most candidates never see them.
+The images that will count come first: those with the highest loss of the mask before (lowest, where the lowest accuracy
+wins). Whatever is wrong now is wrong under nearly every candidate, so that is the first piece, for all of them.
 
-What that saves depends on E: little for a model that is often wrong, much for a good one.
+A candidate is never looked at twice on an image, so that a step costs at most what trying everything costs. What it
+saves depends on how often the winner is wrong: little for a model that is often wrong, much for a good one.
 
 Shapes: U candidates, N images of the split.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +28,14 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.search.base import Choice, Step
 from mhprobe.masking.search.seen import Seen
 
+ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks that share blocks cost less together
+
 
 @dataclass(frozen=True)
 class Exact:
-    """parts: in how many walks the images are taken; after each of them candidates are dropped. 1 drops none."""
+    """parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image."""
 
-    parts: int = 12
+    parts: int = 24
 
     def __post_init__(self) -> None:
         if self.parts < 1:
@@ -43,39 +48,43 @@ class Exact:
             scores = evaluate(step.masks)
             best = step.winner(scores)
             return Choice(best, Scores(scores.right[best, None], scores.losses[best, None]))
-        before = step.before or evaluate(step.off[None])
-        seen, alive = Seen(step, evaluate), torch.arange(len(step.units))
-        leader: int | None = None
-        for images in self._walks(before.losses[0], step.prefers):
-            seen.look(alive, images)
-            leader = self._complete_the_leader(seen, alive, leader)
-            alive = alive[_may_win(seen, leader)[alive]]
+        seen, first = Seen(step, evaluate), torch.tensor([0])
+        if step.before is None:
+            seen.look(first, every)  # of some mask the hard images must be known, and this one may win
+        pieces = self._pieces(step.before or seen.scores(first, every), step.prefers)
+        place_U = seen.scored.all(1) * len(pieces)  # the next piece of each candidate
+        while len(going := _ahead(seen, place_U, len(every) / self.parts * ABREAST)):
+            seen.look(going, pieces[int(place_U[going[0]])])
+            place_U[going] += 1
         best = seen.winner(seen.complete(), every)
         return Choice(best, seen.scores(torch.tensor([best]), every))
 
-    def _walks(self, loss_N: Tensor, prefers: int) -> list[Tensor]:
-        """The images, in the pieces in which they are looked at."""
-        unsure = ((-loss_N).exp() - 0.5).abs().argsort(stable=True)  # by the distance of the label's probability
-        first, rest = unsure.tensor_split([len(unsure) * 2 // self.parts])
-        rest = rest[loss_N[rest].argsort(descending=prefers > 0, stable=True)]
-        return [part for part in (first, *rest.tensor_split(self.parts - 1)) if len(part)]
-
-    def _complete_the_leader(self, seen: Seen, alive: Tensor, best: int | None) -> int:
-        """Look at the rest of the images of the candidate that is ahead, and say which complete one is the best."""
-        every = torch.arange(seen.scored.shape[1])
-        unfinished = alive[~seen.scored[alive].all(1)]
-        if len(unfinished):
-            so_far = every[seen.scored[unfinished[0]]]
-            leader = seen.winner(unfinished, so_far)
-            if best is None or seen.winner(torch.tensor([best, leader]).sort().values, so_far) != best:
-                seen.look(torch.tensor([leader]), every[~seen.scored[leader]])
-        return seen.winner(seen.complete(), every)
+    def _pieces(self, before: Scores, prefers: int) -> list[Tensor]:
+        """The images in the order in which they are looked at."""
+        order = before.losses[0].argsort(descending=prefers > 0, stable=True)
+        counting = int((before.right[0] == (prefers < 0)).sum())
+        first, rest = order[:counting], order[counting:]
+        size = math.ceil(len(order) / self.parts)
+        return [piece for piece in (first, *rest.split(size)) if len(piece)]
 
 
-def _may_win(seen: Seen, best: int) -> Tensor:
-    """(U,) bool, who can still win against the best complete candidate."""
+def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:
+    """The candidates that go on, all from the same place: who may still win with the lowest count, and who is near."""
     against_U = (seen.scored & (seen.right == (seen.step.prefers < 0))).sum(1)
-    wins_a_tie = torch.arange(len(against_U)) <= best
-    if seen.step.loss_breaks_ties:
-        wins_a_tie[:] = True
-    return (against_U < against_U[best]) | ((against_U == against_U[best]) & wins_a_tie)
+    alive = torch.nonzero(_may_win(seen, against_U) & ~seen.scored.all(1)).flatten()
+    if not len(alive):
+        return alive
+    least = against_U[alive].min()
+    leaders = alive[against_U[alive] == least]
+    furthest = place_U[leaders].max()
+    return alive[(place_U[alive] == furthest) & (against_U[alive] <= least + near)]
+
+
+def _may_win(seen: Seen, against_U: Tensor) -> Tensor:
+    """(U,) bool, who can still win against the best complete candidate."""
+    complete = seen.complete()
+    if not len(complete):
+        return torch.ones(len(against_U), dtype=torch.bool)
+    best = seen.winner(complete, torch.arange(seen.scored.shape[1]))
+    ties = seen.step.loss_breaks_ties | (torch.arange(len(against_U)) <= best)
+    return (against_U < against_U[best]) | ((against_U == against_U[best]) & ties)

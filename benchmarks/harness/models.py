@@ -1,0 +1,26 @@
+"""Networks that several parts time."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import mhprobe
+
+
+def small_vit() -> nn.Module:
+    """The network of cifar10_vit_scratch, not trained."""
+    torch.manual_seed(0)
+    options = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 12, "mlp_ratio": 2}
+    return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
+
+
+def whole_model(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
+    """(M, B, C) logits by switching the gates and running the model, mask by mask."""
+    gates, logits = mhprobe.attach(model), []
+    with torch.inference_mode():
+        for mask in masks:
+            with gates.masked(mask):
+                logits.append(model(images))
+    return torch.stack(logits)

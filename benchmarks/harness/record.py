@@ -1,0 +1,85 @@
+"""bench.json: the rows of a run, with what they were measured on; and how a run compares with an earlier one."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.timing import Ratio
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+
+PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy", "scipy")
+
+
+def conditions(size: str) -> dict[str, Any]:
+    """What decides the numbers besides the code. load: processes that wanted a core in the last minute."""
+    import torch
+
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "size": size,
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "processor": processor(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def commit() -> str:
+    """Of the working tree, "+" where it was changed since; empty outside a repository."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return said.stdout.strip()
+
+
+def processor() -> str:
+    """As Linux names it, or the kind of machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def save(file: Path, made: Mapping[str, Any], rows: Mapping[str, Sequence[Ratio]], failed: Mapping[str, str]) -> None:
+    """Written whole or not at all; after every part, so that a run that is killed leaves what it has."""
+    plain = {part: [dataclasses.asdict(row) for row in found] for part, found in rows.items()}
+    document = {"conditions": made, "rows": plain, "failed": dict(failed)}
+    write(file, (json.dumps(document, indent=2) + "\n").encode())
+
+
+def load(file: Path) -> tuple[dict[str, Any], dict[str, list[Ratio]]]:
+    """The conditions and the rows, part by part."""
+    try:
+        document = json.loads(file.read_text())
+        rows = {part: [Ratio(**row) for row in found] for part, found in document["rows"].items()}
+        return document["conditions"], rows
+    except FileNotFoundError:
+        raise UserError(f"--against: no file {file}; expected the bench.json of an earlier run.") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"--against: {file} is no bench.json. Name the one that an earlier run wrote.") from None
+
+
+def worse(now: Ratio, before: Ratio) -> bool:
+    """Whether a row with an aim went the wrong way, and further than the quartiles of both runs reach."""
+    if now.limit.startswith(">="):
+        return now.high < before.low
+    return now.limit.startswith("<=") and now.low > before.high
