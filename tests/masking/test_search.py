@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.search.base import Step
-from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.search.exact import ABREAST, Exact
 from mhprobe.masking.search.racing import Racing, rejected
 from mhprobe.masking.search.screened import Screened
 from mhprobe.masking.units import make_units
@@ -91,6 +93,37 @@ def test_exact_looks_at_fewer_images_and_says_how_many():
     plain = Margins(0)
     (path,) = KeepBest(search=Exact(parts=1)).paths(make_units("head", LAYOUT), LAYOUT, plain)
     assert path.spent == path.exhaustive and plain.walks == 12
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(2, 30), st.booleans(), st.sampled_from(["index", "loss"]))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_exact_never_costs_more_than_trying_everything(seed, images, parts, highest, tie_break):
+    table = Margins(seed, images, coarse=True)
+    order = (KeepBest if highest else HurtMost)(tie_break, Exact(parts))
+    (path,) = order.paths(make_units("head", LAYOUT), LAYOUT, table)
+    assert all(spent <= most for spent, most in zip(path.spent, path.exhaustive, strict=True))
+
+
+@pytest.mark.parametrize("prefers", [1, -1])
+def test_exact_stops_looking_at_a_candidate_soon_after_its_count_has_passed_the_winners(prefers):
+    class Noting(Margins):
+        def __call__(self, masks, images=None):
+            scores = super().__call__(masks, images)
+            for mask, right in zip(masks.tolist(), scores.right, strict=True):
+                against[mask.index(True)] += int((right == (prefers < 0)).sum())
+            return scores
+
+    table, parts = Noting(7, 2400), 24
+    before = Margins.__call__(table, torch.zeros(1, 12, dtype=torch.bool))
+    against = [0] * 12
+    step = dataclasses.replace(step_of(table, prefers), before=before)
+    winner = Exact(parts).choose(step, table).candidate
+    rivals = against[:winner] + against[winner + 1 :]
+    piece = 2400 / parts
+    assert against[winner] > int((before.right == (prefers < 0)).sum()) / 2  # the first piece
+    assert against[winner] <= min(rivals) and max(rivals) <= against[winner] + piece * (1 + ABREAST)
+    every = Margins(7, 2400)(step.masks)  # the control: they would have collected more
+    assert (every.right == (prefers < 0)).sum(1).max() > max(rivals) + 2 * piece
 
 
 def test_screening_evaluates_the_best_by_prediction_and_no_others():

@@ -7,7 +7,7 @@ best-first search with a bound that never overstates (A*). No candidate is looke
 count passes the winner's; one that is complete rules out the others whose count has passed its own.
 
 The images that will count come first: those with the highest loss of the mask before (lowest, where the lowest accuracy
-wins). Whatever is wrong now is wrong under nearly every candidate, so that is the first piece, for all of them.
+wins). Whatever is wrong now is wrong under nearly every candidate, so half of that is the first piece, for all of them.
 
 A candidate is never looked at twice on an image, so that a step costs at most what trying everything costs. What it
 saves depends on how often the winner is wrong: little for a model that is often wrong, much for a good one.
@@ -63,7 +63,7 @@ class Exact:
         """The images in the order in which they are looked at."""
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)
         counting = int((before.right[0] == (prefers < 0)).sum())
-        first, rest = order[:counting], order[counting:]
+        first, rest = order[: counting // 2], order[counting // 2 :]  # half: some candidate may be much better
         size = math.ceil(len(order) / self.parts)
         return [piece for piece in (first, *rest.split(size)) if len(piece)]
 
