@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_a_pair_comes_back_with_the_same_bits(model, file):
 def test_a_checkpoint_comes_back_with_the_same_bits(model, checkpoint):
     images = images_for(model, 3)
     assert torch.equal(load_weights(checkpoint)[0](images), model(images))
+
+
+def test_torch_reads_a_checkpoint_too_and_one_of_torch_is_read(model, checkpoint, tmp_path):
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    plain = tmp_path / "plain.ckpt"
+    torch.save(checkpoint_of(model), plain)
+    assert state.keys() == load_checkpoint(plain)["state_dict"].keys()
+    assert all(torch.equal(state[f"backbone.{key}"], value) for key, value in model.state_dict().items())
 
 
 def test_float16_halves_the_file_and_loads_as_float32(model, file, tmp_path):
@@ -213,3 +222,16 @@ def test_a_disk_that_fills_while_torch_writes_is_said_in_a_line(model, checkpoin
     with pytest.raises(mhprobe.UserError, match="could not write"):
         AtomicCheckpointIO().save_checkpoint(checkpoint_of(model), checkpoint)
     assert checkpoint.read_bytes() == before and len(list(checkpoint.parent.iterdir())) == 1
+
+
+def test_a_disk_that_is_really_full_is_called_so(model, tmp_path):
+    """torch's writer says "unexpected pos 64 vs 0"."""
+    path = tmp_path / "last.ckpt"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(mhprobe.UserError, match="File too large") as error:
+            AtomicCheckpointIO().save_checkpoint(checkpoint_of(model), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())

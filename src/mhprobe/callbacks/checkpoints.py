@@ -14,8 +14,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
-from mhprobe.io.files import replacing, write
-from mhprobe.weights.checkpoint import load_checkpoint
+from mhprobe.io.files import write
+from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -23,16 +23,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         try:
-            with replacing(Path(path)) as file:
-                torch.save(checkpoint, file)
-        except RuntimeError as error:  # so torch reports a full disk
+            save_checkpoint(checkpoint, Path(path))
+        except RuntimeError as error:  # torch's writer puts its own complaint in front of the disk's
             raise UserError(
-                f"checkpoint: could not write {path} ({error}). The one before it is untouched; free some room and "
-                f"go on with ckpt_path=last."
+                f"checkpoint: could not write {path} ({_of_the_disk(error)}). The one before it is untouched; free "
+                f"some room and go on with ckpt_path=last."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         return load_checkpoint(path)
+
+
+def _of_the_disk(error: BaseException) -> str:
+    """What the operating system said first, e.g. "No space left on device"."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause.strerror or str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())
 
 
 def best_and_last(folder: Path, every_n_steps: int | None) -> list[L.Callback]:

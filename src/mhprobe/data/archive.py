@@ -235,6 +235,7 @@ class Zip(_File):
     def _members(self) -> Iterator[tuple[str, int]]:
         with zipfile.ZipFile(self.path) as archive:
             for info in archive.infolist():
+                archive.open(info).close()  # compares the name here with the one beside the contents
                 if not info.is_dir():
                     yield info.filename, info.file_size
 

@@ -232,11 +232,12 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
     try:
         body = json.loads((before / "meta.json").read_text())["body"]
         path = before / f"{split}{DIGESTS}"
-        known = body["decoder"] == _decoder() and _file_digest(path) == body["files"][path.name]["sha256"]
-        old = np.load(path)
+        if body["decoder"] != _decoder() or _file_digest(path) != body["files"][path.name]["sha256"]:
+            return
+        changed = np.flatnonzero(np.load(path) != digests)
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if known and len(changed := np.flatnonzero(old != digests)):
+    if len(changed):
         raise UserError(
             f"data.root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, decode to other "
             f"pixels than before although the files have the same size and time: they were damaged on disk. Fetch them "

@@ -8,6 +8,7 @@ timm's own words.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import importlib
@@ -96,9 +97,10 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
     """UserError if a model of timm must not be given ``key=value`` on a stranger's word."""
     known = _settings(name)
     if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
         raise UserError(
-            f"weights: {where}: backbone.{key} is refused: it is no size or switch of {name} (it may name a file or an "
-            f"address). Known: {', '.join(sorted(known))}."
+            f"weights: {where}: backbone.{_short(key)} is refused: it is no size or switch of {name} (it may name a "
+            f"file or an address).{f' Was it {close[0]}?' if close else ''}"
         )
     if not _harmless(key, value, known[key]):
         raise UserError(

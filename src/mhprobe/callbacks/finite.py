@@ -1,0 +1,72 @@
+"""Training stops at the first number that is none, before it reaches the weights, and says where it came from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+
+
+class StopAtNonFinite(L.Callback):
+    """UserError when the loss or a gradient is nan or infinite; the checkpoints before it are good.
+
+    In float16 infinite gradients are part of the search for a scale, and the scaler skips such steps itself.
+    """
+
+    batch: Any = None
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.batch = batch
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            with torch.no_grad(), trainer.precision_plugin.forward_context():
+                where = first_non_finite(pl_module, self.batch.images)
+            raise _stopped(trainer, f"the loss became {loss.item()}", where)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return
+        named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
+        # the largest, not the root of the sum of squares, which overflows before its parts do
+        if not torch.nn.utils.get_total_norm(named.values(), norm_type=math.inf).isfinite():
+            where = next(name for name, grad in named.items() if not grad.isfinite().all())
+            raise _stopped(trainer, "a gradient is not finite", where)
+
+
+def first_non_finite(model: nn.Module, images: Tensor) -> str:
+    """The first weight that is not finite, else the first module whose output on ``images`` is not."""
+    if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
+        return bad[0]
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        with torch.compiler.set_stance("force_eager"):  # compiled code does not see new hooks
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "the loss itself"
+
+
+def _stopped(trainer: L.Trainer, what: str, where: str) -> UserError:
+    return UserError(
+        f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in {where}; training stopped "
+        f"before this step changed the weights. Lower optim.lr or set trainer.gradient_clip_val, and go on "
+        f"from the last checkpoint with ckpt_path=last and resume.allow=[optim.lr]."
+    )
