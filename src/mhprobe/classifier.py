@@ -1,4 +1,4 @@
-"""A timm backbone with a gate on every head, trained to classify. It does not know that it is being watched."""
+"""A backbone with a gate on every head, trained to classify. It does not know that it is being watched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach
+from mhprobe.backbones import attach, family_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
@@ -54,7 +54,7 @@ class GatedClassifier(L.LightningModule):
         if frozen != "nothing":
             backbone.requires_grad_(False)
         if frozen == "backbone":
-            backbone.get_classifier().requires_grad_(True)  # type: ignore[operator]
+            family_of(backbone).classifier(backbone).requires_grad_(True)
         if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
             raise UserError(f"gates.frozen: with frozen={frozen} and fixed gates nothing is left to train.")
         self.description = description
@@ -124,16 +124,7 @@ class GatedClassifier(L.LightningModule):
         self.log_dict(exact, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        from timm.optim import param_groups_layer_decay, param_groups_weight_decay
-
-        backbone: Any = self.backbone
-        no_decay = backbone.no_weight_decay() if hasattr(backbone, "no_weight_decay") else set()
-        if self.layer_decay is None:
-            groups = param_groups_weight_decay(self.backbone, self.weight_decay, no_weight_decay_list=no_decay)
-        else:
-            groups = param_groups_layer_decay(
-                self.backbone, self.weight_decay, no_weight_decay_list=no_decay, layer_decay=self.layer_decay
-            )
+        groups = family_of(self.backbone).parameter_groups(self.backbone, self.weight_decay, self.layer_decay)
         for group in groups:
             group["lr"] = self.lr * group.pop("lr_scale", 1.0)
         if gates := [parameter for parameter in self.gates.parameters() if parameter.requires_grad]:

@@ -9,9 +9,10 @@ import pytest
 import timm
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 import mhprobe
-from mhprobe.backbones import families, layout_of
+from mhprobe.backbones import families, family_of, layout_of
 from models import BUILDERS, images_for
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
@@ -79,55 +80,153 @@ def test_blocks_that_mix_heads_are_refused_by_module_and_reason(kwargs, reason):
         mhprobe.attach(model)
 
 
-@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
-def test_without_its_rows_of_W_V_one_head_falls_silent_and_no_other(build):
+twins = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+
+
+def loud(build) -> nn.Module:
+    """A tiny model, gated, whose heads matter."""
     model = build()
-    images = images_for(model, 2)
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    mhprobe.attach(model)
+    return model
+
+
+def head_by_head(model: nn.Module):
+    """(family, flat index, number of the site, head, site) for every head."""
     layout = mhprobe.attach(model).layout
-    for number, site in enumerate(layout.sites):
-        for head in range(site.num_heads):
-            cut = copy.deepcopy(model)
-            qkv = cut.get_submodule(f"{site.name}.qkv")
-            rows = slice(2 * site.channels + head * site.head_dim, 2 * site.channels + (head + 1) * site.head_dim)
-            with torch.no_grad():
-                qkv.weight[rows] = 0
-                if qkv.bias is not None:
-                    qkv.bias[rows] = 0
-            before = mhprobe.record(model, images, needs=()).z[number]
-            after = mhprobe.record(cut, images, needs=()).z[number]
-            silent = torch.zeros(site.num_heads, dtype=torch.bool)
-            silent[head] = True
-            assert (after[:, :, head] == 0).all(), (site.name, head)
-            assert torch.equal(after[:, :, ~silent], before[:, :, ~silent]), (site.name, head)
-            assert before[:, :, head].abs().max() > 0
+    for flat, (number, head, site) in enumerate(layout):
+        yield family_of(model), flat, number, head, site
 
 
-@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
-def test_a_gate_of_zero_is_a_head_without_values(build):
-    """The gate and the weights agree on which head is which."""
-    model = build()
+def columns(head: int, site) -> slice:
+    return slice(head * site.head_dim, (head + 1) * site.head_dim)
+
+
+@twins
+def test_without_its_W_V_a_head_says_the_same_to_every_image_and_no_other_head_notices(build):
+    model = loud(build)
     images = images_for(model, 2)
+    for family, _, number, head, site in head_by_head(model):
+        cut = copy.deepcopy(model)
+        family.head_weights(cut, site).value[head].zero_()  # they are the module's own
+        before = mhprobe.record(model, images, needs=()).z[number]
+        after = mhprobe.record(cut, images, needs=()).z[number]
+        others = [other for other in range(site.num_heads) if other != head]
+        constant = after[:, :, head]
+        # what is left is the bias, averaged with weights that add up to one
+        torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant), rtol=1e-4, atol=1e-5)
+        assert torch.equal(after[:, :, others], before[:, :, others]), (site.name, head)
+        assert before[:, :, head].std(0).mean() > 1e-3
+
+
+@twins
+def test_a_gate_of_zero_is_a_head_without_its_part_of_W_O(build):
+    """The gate and the weights agree on which head is which."""
+    model = loud(build)
+    images = images_for(model, 2)
+    gates, plain = mhprobe.attach(model), model(images)
+    for family, flat, _, head, site in head_by_head(model):
+        cut = copy.deepcopy(model)
+        with torch.no_grad():
+            family.seam(cut, site).output.weight[:, columns(head, site)] = 0
+            with gates.masked(gates.layout.mask([flat])):
+                torch.testing.assert_close(model(images), cut(images))
+        assert not torch.allclose(cut(images), plain, atol=1e-4)
+
+
+@twins
+def test_what_a_head_hands_on_hangs_on_its_own_gate_alone(build):
+    """The Jacobian of what passes the seam, along the gates of the site: one gate for each head's channels."""
+    model = loud(build)
     gates = mhprobe.attach(model)
-    flat = 0
-    for site in gates.layout.sites:
-        for head in range(site.num_heads):
-            cut = copy.deepcopy(model)
-            qkv = cut.get_submodule(f"{site.name}.qkv")
-            rows = slice(2 * site.channels + head * site.head_dim, 2 * site.channels + (head + 1) * site.head_dim)
-            with torch.no_grad():
-                qkv.weight[rows] = 0
-                if qkv.bias is not None:
-                    qkv.bias[rows] = 0
-                mask = gates.layout.mask([flat])
-                with gates.masked(mask):
-                    torch.testing.assert_close(model(images), cut(images))
-            flat += 1
+    family, images, passed = family_of(model), images_for(model, 2), {}
+    for number, site in enumerate(gates.layout.sites):
+        point = family.seam(model, site).point
+        point.register_forward_pre_hook(lambda _, args, number=number: passed.__setitem__(number, args[0]))
+    heads = list(head_by_head(model))
+    gates.values.requires_grad_(True)
+    model(images)
+    noise = torch.Generator().manual_seed(0)
+    for _, _, number, head, site in heads:
+        mine = passed[number][..., columns(head, site)]
+        along = torch.randn(mine.shape, generator=noise)
+        (slope,) = torch.autograd.grad((mine * along).sum(), gates.values, retain_graph=True)
+        inside = slope[gates.layout.span(number)]
+        assert inside.nonzero().flatten().tolist() == [head], (site.name, head)
+
+
+@twins
+def test_the_seam_is_where_the_family_says(build):
+    model = loud(build)
+    layout, images = mhprobe.attach(model).layout, images_for(model, 2)
+    family = family_of(model)
+    for site in layout.sites:
+        seam, seen = family.seam(model, site), {}
+        handles = [
+            seam.point.register_forward_pre_hook(lambda _, args, seen=seen: seen.update(heads=args[0])),
+            seam.attention.register_forward_hook(lambda _, args, out, seen=seen: seen.update(out=out)),
+        ]
+        with torch.no_grad(), seam.watched(lambda _, args, seen=seen: seen.update(weights=args[0])):
+            model(images)
+        for handle in handles:
+            handle.remove()
+        assert seen["heads"].shape[-1] == site.channels
+        assert seam.output.weight.shape[1] == site.channels
+        assert seen["weights"].shape[:2] == (len(seen["heads"]), site.num_heads)
+        torch.testing.assert_close(seen["weights"].sum(-1), torch.ones(seen["weights"].shape[:-1]))
+        with torch.no_grad():
+            # the hooks in front of the point have run: these heads are gated already, by ones
+            torch.testing.assert_close(seam.rest(seen["heads"]), seen["out"])
+
+
+@twins
+def test_every_parameter_is_in_one_group_and_the_classifier_is_the_last_step(build):
+    model = build()
+    family = family_of(model)
+    for layer_decay in (None, 0.5):
+        groups = family.parameter_groups(model, 0.1, layer_decay)
+        found = [parameter for group in groups for parameter in group["params"]]
+        assert sorted(map(id, found)) == sorted(id(parameter) for parameter in model.parameters())
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    classifier = next(family.classifier(model).parameters())
+    assert scales[id(classifier)] == 1 > scales[id(next(family.stem(model).parameters()))]
+    assert len(classifier) == 5
+
+
+@twins
+def test_the_stem_gives_patches(build):
+    model = build()
+    site, seen = mhprobe.attach(model).layout.sites[0], []
+    family_of(model).stem(model).register_forward_hook(lambda _, args, out: seen.append(out))
+    model(images_for(model, 2))
+    assert seen[0].flatten(1, -2).shape[:2] == (2, site.token_grid[0] * site.token_grid[1])
+
+
+@twins
+def test_removing_heads_is_masking_them_or_is_refused_with_the_reason(build):
+    model = loud(build)
+    family, images, gates = family_of(model), images_for(model, 2), mhprobe.attach(model)
+    mask = gates.layout.mask([0, gates.layout.num_heads - 1])
+    if (reason := family.unprunable(model)) is not None:
+        with pytest.raises(mhprobe.UserError, match=family.title.split()[0]):
+            mhprobe.prune_heads(model, mask)
+        assert reason.endswith(".")
+        return
+    with torch.no_grad(), gates.masked(mask):
+        expected = model(images)
+    pruned = mhprobe.prune_heads(model, mask)
+    # products of other sizes add in another order
+    torch.testing.assert_close(pruned(images), expected, rtol=1e-4, atol=1e-5)
+    assert layout_of(pruned).num_heads == gates.layout.num_heads - 2
 
 
 def test_every_backbone_yaml_belongs_to_a_family_and_has_a_tiny_twin():
     names = {path.stem for path in CONF.glob("*.yaml")}
+    ours = {family.__module__ for family in families() if family.__module__.startswith("mhprobe.")}
     assert names
-    assert names == {family.__module__.rpartition(".")[2] for family in families()}
+    assert names == {module.rpartition(".")[2] for module in ours}
     assert names <= set(BUILDERS)
     for path in CONF.glob("*.yaml"):
-        assert timm.is_model(OmegaConf.load(path).name)
+        name = OmegaConf.load(path).name
+        assert timm.is_model(name) or any(family.builds(name) for family in families())

@@ -7,6 +7,7 @@ import torch
 from timm.models.swin_transformer import window_partition
 
 import mhprobe
+from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
@@ -67,13 +68,13 @@ def test_tokens_without_a_fixed_grid_have_no_positions():
 def test_the_stream_is_what_the_heads_write_into(build):
     """before + sum over heads of z W_O + bias = middle; the end of a block is the start of the next in its stage."""
     model = build()
-    layout = mhprobe.attach(model).layout
+    layout, family = mhprobe.attach(model).layout, family_of(model)
     batch = mhprobe.record(model, images_for(model, 2), needs={"stream", "weights"})
     for site, z, weights in zip(layout.sites, batch.z, batch.weights, strict=True):
-        bias = model.get_submodule(site.name).proj.bias
-        scale = getattr(getattr(model.get_submodule(layout.blocks[site.block].name), "ls1", None), "gamma", 1)
+        bias, scale = family.seam(model, site).output.bias, family.layer_scale(model, site)
+        bias = bias if scale is None else bias * scale
         stream = batch.stream[site.block]
-        written = torch.einsum("bthd,hdc->btc", z, weights.output) + bias * scale
+        written = torch.einsum("bthd,hdc->btc", z, weights.output) + bias
         # one float32 product in another order
         torch.testing.assert_close(stream.before + written, stream.middle, rtol=1e-4, atol=1e-5)
         assert written.abs().mean() > 10 * 1e-5  # heads do write: more than the tolerance would hide

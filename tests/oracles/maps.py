@@ -83,9 +83,10 @@ def merging(grid: tuple[int, int]) -> Tensor:
 
 
 def read(model: nn.Module, chain: Tensor) -> Tensor:
-    """The class token's row, or the mean over the grid's rows; prefix columns left out."""
+    """The row of a class token that logits are read from, or the mean over the grid's; prefix columns left out."""
     prefix = getattr(model, "num_prefix_tokens", 0)
-    row = chain[0] if getattr(model, "cls_token", None) is not None else chain[prefix:].mean(0)
+    reads_class_token = getattr(model, "cls_token", None) is not None and model.global_pool == "token"
+    row = chain[0] if reads_class_token else chain[prefix:].mean(0)
     return row[prefix:]
 
 

@@ -15,7 +15,7 @@ from timm.models.swin_transformer import WindowAttention
 
 import mhprobe
 from mhprobe.backbones import layout_of
-from mhprobe.backbones.base import NoHeads
+from mhprobe.backbones.parts import NoHeads
 from mhprobe.backbones.swin import Swin
 from mhprobe.data.batch import Batch
 from mhprobe.gates import find_gates

@@ -16,8 +16,7 @@ import torch
 from test_weights import BACKBONE, DESCRIPTION, Harmful, checkpoint_of, edit
 
 import mhprobe
-from mhprobe.backbones import build
-from mhprobe.backbones.base import input_spec
+from mhprobe.backbones import build, input_spec
 from mhprobe.weights.__main__ import sign
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from mhprobe.weights.description import checked, portable

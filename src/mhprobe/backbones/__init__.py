@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
-from mhprobe.backbones.base import Family, build, input_spec
+from mhprobe.backbones.base import Family, Seam
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, find_gates, remove_gates
 from mhprobe.heads import HeadLayout
 
-__all__ = ["Family", "attach", "build", "families", "family_of", "input_spec", "layout_of"]
+__all__ = ["Family", "Seam", "attach", "backbone_of", "build", "families", "family_of", "input_spec", "layout_of"]
 
 
 def families() -> tuple[type[Family], ...]:
-    """Every Family defined in a module of this package."""
+    """Every Family defined in a module of this package, and those that a program has defined besides."""
+    _import_all()
+    return tuple(family for family in _below(Family) if not inspect.isabstract(family))
+
+
+@functools.cache
+def _import_all() -> None:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return tuple(Family.__subclasses__())
+
+
+def _below(family: type[Any]) -> Iterator[type[Family]]:
+    for other in family.__subclasses__():
+        yield other
+        yield from _below(other)
 
 
 def family_of(model: nn.Module) -> type[Family]:
-    """The family a timm model belongs to. A model outside the supported ones is refused by name."""
-    for family in families():
-        if family.claims(model):
-            return family
-    for name, part in model.named_modules():
-        if name and any(family.claims(part) for family in families()):
-            raise UserError(
-                f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
-            )
+    """The family a model belongs to. A model outside the supported ones is refused by name."""
+    if (family := _claiming(model)) is not None:
+        return family
+    if inside := _inside(model):
+        name, part = inside[0]
+        raise UserError(
+            f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
+        )
     supported = ", ".join(family.title for family in families())
     raise UserError(
         f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; supported: "
@@ -42,10 +55,55 @@ def family_of(model: nn.Module) -> type[Family]:
     )
 
 
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The model of a supported family in ``model``: itself, or what it wraps; of several the one with gates on it."""
+    if _claiming(model) is not None:
+        return model
+    inside = _inside(model)
+    chosen = [(name, module) for name, module in inside if find_gates(module) is not None] or inside
+    if len(chosen) > 1:
+        names = ", ".join(name for name, _ in chosen)
+        raise UserError(f"{type(model).__name__} holds several models with heads: {names}; pass one of them.")
+    if not chosen:
+        family_of(model)  # refuses it
+    return chosen[0][1]
+
+
+def _claiming(model: nn.Module) -> type[Family] | None:
+    return next((family for family in families() if family.claims(model)), None)
+
+
+def _inside(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The outermost modules in ``model`` that a family claims, by name."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if _claiming(module) is not None and not any(name.startswith(f"{other}.") for other, _ in found):
+            found.append((name, module))
+    return found
+
+
 def layout_of(model: nn.Module) -> HeadLayout:
-    """The heads of a timm model. A model outside the supported families is refused by name and reason."""
+    """The heads of a model. A model outside the supported families is refused by name and reason."""
     family = family_of(model)
     return HeadLayout(sites=tuple(family.sites(model)), blocks=tuple(family.blocks(model)))
+
+
+def build(
+    name: str, pretrained: bool = False, num_classes: int = 10, fused_attn: bool | None = None, **kwargs: Any
+) -> nn.Module:
+    """A new model: ``timm.create_model`` with clear errors, unless a family says that the name is its own.
+
+    fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
+        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
+    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
+    """
+    family = next((family for family in families() if family.builds(name)), Family)
+    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **kwargs)
+
+
+def input_spec(model: nn.Module) -> dict[str, Any]:
+    """What a model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+    return family_of(model).input_spec(model)
 
 
 def attach(
@@ -69,7 +127,11 @@ def attach(
         gates.values.requires_grad_(learnable)
         return gates
     remove_gates(model)
-    made = HeadGates(model, layout_of(model), learnable) if make is None else make(model, layout_of(model))
+    family, layout = family_of(model), layout_of(model)
+    made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
+    family.prepare(model)
+    for number, site in enumerate(layout.sites):
+        made.stand_before(family.seam(model, site).point, number)
     if gates is not None:
         with torch.no_grad():
             made.values.copy_(gates.effective())

@@ -1,16 +1,26 @@
-"""What a backbone family must tell, and how a timm model is made."""
+"""What a backbone family must tell: where its heads are, and all that the house needs to know of their modules.
+
+What is the same in most of timm is told here; a family overrides what is different in it. Nothing outside this package
+names a part of an attention module.
+
+Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from mhprobe.backbones import timm_models
+from mhprobe.backbones.parts import layer_scale, unfused
 from mhprobe.errors import UserError
-from mhprobe.heads import Block, HeadSite
+from mhprobe.heads import Block, HeadSite, HeadWeights
 
 
 class Segments(NamedTuple):
@@ -24,14 +34,54 @@ class Segments(NamedTuple):
     tail: Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
+class Seam:
+    """One attention site as its family sees it.
+
+    attention: from the block's tokens to what the attention gives back.
+    point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first. Gates and taps are
+        pre-hooks of it. Often it is ``output``; where a norm stands between, it is the norm.
+    output: W_O.
+    weights: the module whose first input is the softmaxed attention weights (rows, H, queries, keys), as long as they
+        are ``visible``; None where there are none, and then ``hidden`` says why.
+    """
+
+    attention: nn.Module
+    point: nn.Module
+    output: nn.Linear
+    weights: nn.Module | None = None
+    hidden: str = ""
+    visible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+
+    def rest(self, heads: Tensor) -> Any:
+        """What ``attention`` gives back in eval mode, from the input of ``point`` on."""
+        return self.point(heads)
+
+    @contextlib.contextmanager
+    def watched(self, hook: Callable[..., Any]) -> Iterator[None]:
+        """For a while ``hook`` is a pre-hook where attention weights pass. UserError where there are none."""
+        if self.weights is None:
+            raise UserError(self.hidden)
+        with self.visible():
+            handle = self.weights.register_forward_pre_hook(hook)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+
 class Family(ABC):
-    """A group of timm models whose heads are found in the same way.
+    """A group of models whose heads are found in the same way.
 
     Supported means proven: tests/contracts/test_backbones.py zeroes one head's rows of W_V in every family and
     sees that head's channels, and no others, fall silent.
+
+    A family can be probed and masked without being prunable: it then leaves ``slice_heads`` as it is.
     """
 
     title: ClassVar[str]
+
+    # where heads are
 
     @staticmethod
     @abstractmethod
@@ -49,118 +99,110 @@ class Family(ABC):
         """The model's residual blocks from input to output."""
 
     @staticmethod
-    @abstractmethod
     def segments(model: Any) -> Segments | None:
-        """The model's forward in pieces; None if a subclass changed the forward that is taken apart here."""
+        """The model's forward in pieces, which masks can share; None where it cannot be taken apart."""
+        return None
+
+    # what stands around a head
+
+    @classmethod  # noqa: B027  # most have room
+    def prepare(cls, model: Any) -> None:
+        """Make room for gates in a model that has no module in front of which they could stand.
+
+        Called before gates are put on, every time. Must change neither outputs nor the state dict.
+        """
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        attention: Any = submodule(model, site)
+        seen = hasattr(attention, "fused_attn")
+        return Seam(
+            attention=attention,
+            point=attention.proj,
+            output=attention.proj,
+            weights=attention.attn_drop if seen else None,
+            hidden=f"{site.name} ({type(attention).__name__}) has no attention weights to look at.",
+            visible=lambda: unfused([attention]),
+        )
+
+    @classmethod
+    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
+        """Each head's own weights, detached, with the layer scale in ``output``."""
+        attention: Any = submodule(model, site)
+        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
+        output = cls.seam(model, site).output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
+        scale = cls.layer_scale(model, site)
+        return HeadWeights(query, key, value, output if scale is None else output * scale)
+
+    @classmethod
+    def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
+        """(C,) what the block multiplies the attention's output with; None where it does not."""
+        return layer_scale(model.get_submodule(site.name.rpartition(".")[0]))
+
+    @classmethod
+    def materialised(cls, model: Any) -> AbstractContextManager[None]:
+        """For a while no attention of the model, gated or not, hides its products in a fused kernel."""
+        return unfused(model.modules())
+
+    @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        """The module whose output is the embedding of the patches: where relevance arrives."""
+        return model.patch_embed
+
+    # making and training a model
+
+    @classmethod
+    def builds(cls, name: str) -> bool:
+        """Whether ``name`` is for this family to build; families of timm models leave that to timm."""
+        return False
+
+    @classmethod
+    def build(cls, name: str, **settings: Any) -> nn.Module:
+        """A model with the settings of ``mhprobe.backbones.build``."""
+        return timm_models.build(name, **settings)
+
+    @classmethod
+    def input_spec(cls, model: Any) -> dict[str, Any]:
+        """What the model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+        return timm_models.input_spec(model)
+
+    @classmethod
+    def classifier(cls, model: Any) -> nn.Module:
+        """What makes logits of features."""
+        return model.get_classifier()
+
+    @classmethod
+    def parameter_groups(cls, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
+        """Groups for the optimizer, with ``weight_decay`` where it is due; "lr_scale" by depth with a layer_decay."""
+        return timm_models.parameter_groups(model, weight_decay, layer_decay)
+
+    # taking heads out
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str | None:
+        """Why no head of this model can be removed, in a sentence; None where they can."""
+        if cls.slice_heads.__func__ is not Family.slice_heads.__func__:  # type: ignore[attr-defined]
+            return None
+        return (
+            f"mhprobe does not know how to remove heads of a {cls.title}. They can still be gated, measured and masked "
+            f"(mhprobe.probe, mhprobe.mask)."
+        )
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
-        """Remove the heads of ``site`` but ``keep``, in place, so that timm's own forward runs on what is left.
+        """Remove the heads of ``site`` but ``keep``, in place, so that the model's own forward runs on what is left.
 
         keep: heads within the site, ascending; may be empty. Afterwards ``sites`` names a site only if it has heads.
         """
-        raise UserError(
-            f"{site.name}: mhprobe does not know how to remove heads of a {cls.title}. They can still be gated, "
-            f"measured and masked (mhprobe.probe, mhprobe.mask)."
-        )
+        raise UserError(f"{site.name}: {cls.unprunable(model)}")
+
+    @classmethod  # noqa: B027  # most are
+    def replace_empty(cls, model: Any) -> None:
+        """In place, bring attention that has lost all heads into a form that every runtime takes."""
 
 
-class NoHeads(nn.Module):
-    """What is left of attention without heads: a projection of nothing, i.e. its bias, for every token.
-
-    The one place where a pruned model needs a class that timm does not have: Swin's WindowAttention cannot reshape to
-    zero heads, and no module of torch or timm that ignores its input takes the block's ``mask`` argument.
-    """
-
-    def __init__(self, proj: nn.Module) -> None:
-        super().__init__()
-        self.proj = proj
-
-    def forward(self, x: Tensor, **_: Any) -> Tensor:
-        return self.proj(x[..., :0])
-
-
-def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
-    """Cut ``attention.qkv`` and ``attention.proj`` down to the channels of the heads ``keep``, in place."""
-    channels = channels_of(site, keep)
-    keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
-    keep_columns(attention.proj, channels)
-    attention.num_heads = len(keep)
-
-
-def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
-    """The input channels of the site's projection that belong to ``heads``, in their order."""
-    return (torch.tensor(heads, dtype=torch.long)[:, None] * site.head_dim + torch.arange(site.head_dim)).flatten()
-
-
-def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
-    """Keep these outputs of a linear layer."""
-    rows = rows.to(linear.weight.device)
-    linear.weight = _kept(linear.weight, 0, rows)
-    if linear.bias is not None:
-        linear.bias = _kept(linear.bias, 0, rows)
-    linear.out_features = len(rows)
-
-
-def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
-    """Keep these inputs of a linear layer."""
-    linear.weight = _kept(linear.weight, 1, columns.to(linear.weight.device))
-    linear.in_features = len(columns)
-
-
-def _kept(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
-
-
-def build(
-    name: str, pretrained: bool = False, num_classes: int = 10, fused_attn: bool | None = None, **kwargs: Any
-) -> nn.Module:
-    """``timm.create_model`` with clear errors.
-
-    fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
-        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
-    """
-    import timm
-
-    if not timm.is_model(name):
-        close = ", ".join(timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]) or "see timm.list_models()"
-        raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; close: {close}.")
+def submodule(model: nn.Module, site: HeadSite) -> nn.Module:
     try:
-        model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
-    except (OSError, RuntimeError) as error:
-        # timm loads shapes and fetches weights in one call; only a failed fetch is a missing network
-        if not pretrained or "size mismatch" in str(error):
-            raise UserError(f"backbone {name}: {_first_line(error)} Check the sizes given under backbone.") from error
-        raise UserError(
-            f"backbone {name}: the pretrained weights could not be fetched ({_first_line(error)}) "
-            f"Offline, use backbone.pretrained=false, or backbone.pretrained_cfg_overlay.file=<weights you have>."
-        ) from error
-    except (TypeError, AssertionError) as error:
-        raise UserError(
-            f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
-        ) from error
-    if fused_attn is not None:
-        for module in model.modules():
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = fused_attn  # type: ignore[assignment]
-    return model
-
-
-def input_spec(model: Any) -> dict[str, Any]:
-    """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
-    config = model.pretrained_cfg
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
-
-
-def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:
-    """Input pixels from one token to the next, (down, across); (1, 1) where the size of the image is open."""
-    if image is None or grid is None:
-        return 1.0, 1.0
-    return image[0] / grid[0], image[1] / grid[1]
-
-
-def _first_line(error: BaseException) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()
-    return text if text.endswith(".") else text + "."
+        return model.get_submodule(site.name)
+    except AttributeError as error:
+        raise UserError(f"the model has no module {site.name}; was a block removed after attach()?") from error

@@ -12,7 +12,8 @@ from typing import Any
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
 from torch import nn
 
-from mhprobe.backbones.base import Family, NoHeads, Segments, keep_channels
+from mhprobe.backbones.base import Family, Segments
+from mhprobe.backbones.parts import NoHeads, keep_channels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 

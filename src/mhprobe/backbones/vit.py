@@ -13,7 +13,8 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
-from mhprobe.backbones.base import Family, Segments, channels_of, keep_channels, keep_rows, pixels
+from mhprobe.backbones.base import Family, Segments
+from mhprobe.backbones.parts import NoHeads, channels_of, keep_channels, keep_rows, pixels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
@@ -60,6 +61,7 @@ class ViT(Family):
                     grid=model.patch_embed.grid_size,
                     pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
                     class_token=model.cls_token is not None,
+                    pooled=model.global_pool not in ("token", ""),
                 )
 
     @staticmethod
@@ -76,6 +78,12 @@ class ViT(Family):
         attn.attn_dim = len(keep) * site.head_dim
         if (gate := getattr(attn, "gate", None)) is not None:  # newer timm: a sigmoid per channel of the heads' outputs
             keep_rows(gate, channels_of(site, keep))
+
+    @classmethod
+    def replace_empty(cls, model: Any) -> None:
+        for name, module in list(model.named_modules()):
+            if isinstance(module, Attention) and module.num_heads == 0:  # ONNX cannot reshape to zero heads
+                model.set_submodule(name, NoHeads(module.proj))
 
     @staticmethod
     def segments(model: Any) -> Segments | None:

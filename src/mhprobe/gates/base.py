@@ -3,7 +3,7 @@
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). Because a head owns a slice of
 the channels that enter the output projection, xi_h is a product on that slice just before the projection.
 
-The hooks are bound methods of the gates (not closures), so that a deep copy or a pickle of the model takes its own
+The hooks are objects that hold the gates (not closures), so that a deep copy or a pickle of the model takes its own
 gates along. A gate of one leaves every bit as it was.
 
 Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sites.
@@ -12,9 +12,7 @@ Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sit
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +23,7 @@ from mhprobe.stats.lowest import lowest
 
 
 class HeadGates(nn.Module):
-    """Gates on every head of ``model``, installed at construction.
+    """Gates for every head of ``model``; ``mhprobe.attach`` makes them and puts them on.
 
     values: (A,) float32, the factor on each head's output: 1 leaves the head as it is, 0 switches it off.
         Edit them in place; compiled models obey without a new compilation.
@@ -49,9 +47,10 @@ class HeadGates(nn.Module):
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
-        for number, site in enumerate(layout.sites):
-            projection = model.get_submodule(f"{site.name}.proj")
-            projection.register_forward_pre_hook(functools.partial(_apply, self, number))
+
+    def stand_before(self, module: nn.Module, number: int) -> None:
+        """Gate, from now on, what enters ``module``: the heads' outputs of site ``number``, side by side."""
+        module.register_forward_pre_hook(Gate(self, number))
 
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
         """Gate one site's heads: (..., H * D) -> (..., H * D)."""
@@ -171,22 +170,30 @@ class HeadGates(nn.Module):
             )
 
 
-def _apply(gates: HeadGates, number: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    # the backbone's own mode: gates are no child of it, so that model.eval() would not reach theirs
-    return (gates(number, args[0], module.training), *args[1:])
+class GateHook:
+    """A hook that holds gates, by which they are found on a model. Pickles and deep copies take the gates along."""
+
+    def __init__(self, gates: HeadGates) -> None:
+        self.gates = gates
 
 
-def _gates_behind(hook: Any) -> HeadGates | None:
-    if isinstance(hook, functools.partial) and hook.args and isinstance(hook.args[0], HeadGates):
-        return hook.args[0]
-    return None
+class Gate(GateHook):
+    """In front of a site's projection: its heads' outputs are multiplied."""
+
+    def __init__(self, gates: HeadGates, number: int) -> None:
+        super().__init__(gates)
+        self.number = number
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # the backbone's own mode: gates are no child of it, so that model.eval() would not reach theirs
+        return (self.gates(self.number, args[0], module.training), *args[1:])
 
 
 def remove_gates(model: nn.Module) -> None:
     """Take the gates' hooks off ``model``, for others to be put on."""
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
-            if _gates_behind(hook) is not None:
+            if isinstance(hook, GateHook):
                 del module._forward_pre_hooks[key]
 
 
@@ -203,8 +210,8 @@ def find_gates(model: nn.Module) -> HeadGates | None:
     """The gates that ``attach`` installed on ``model`` or on a module inside it; None if there are none."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
-            if (gates := _gates_behind(hook)) is not None:
-                return gates
+            if isinstance(hook, GateHook):
+                return hook.gates
     return None
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.gates.base import HeadGates
+from mhprobe.gates.base import GateHook, HeadGates
 from mhprobe.heads import HeadLayout
 
 EPS = 1e-6
@@ -104,7 +103,7 @@ class HardConcreteGates(HeadGates):
         self.register_buffer("noise", torch.zeros_like(self.values), persistent=False)
         self.register_buffer("relaxed", torch.ones_like(self.values, dtype=torch.bool))
         self.project()
-        model.register_forward_pre_hook(functools.partial(_draw, self))
+        model.register_forward_pre_hook(Draw(self))
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         log_alpha = self.log_alpha[heads]
@@ -150,6 +149,11 @@ class HardConcreteGates(HeadGates):
             )
 
 
-def _draw(gates: HardConcreteGates, module: nn.Module, _args: tuple[Any, ...]) -> None:
-    if module.training:
-        gates.draw()
+class Draw(GateHook):
+    """In front of the model: in training every forward is a draw of its own."""
+
+    gates: HardConcreteGates
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if module.training:
+            self.gates.draw()

@@ -1,9 +1,9 @@
 """What a head is and where it sits.
 
-A head is a declared set of input channels of its block's output projection ``proj``: head h of a site owns
-channels ``h * head_dim ... (h + 1) * head_dim - 1``. ``HeadLayout`` is the one place that converts between
-(site, head) and the flat index that gates, masks, measures and tables share. Layouts are ragged: Swin-T has
-3, 6, 12, 24 heads in its stages, 138 in all.
+A head is a declared set of input channels of its block's output projection: head h of a site owns channels
+``h * head_dim ... (h + 1) * head_dim - 1``. ``HeadLayout`` is the one place that converts between (site, head) and the
+flat index that gates, masks, measures and tables share. Layouts are ragged: Swin-T has 3, 6, 12, 24 heads in its
+stages, 138 in all.
 
 Shapes: T tokens (prefix tokens first, then the grid in raster order), K places of a window, H heads of one site,
 A heads of all sites.
@@ -79,13 +79,14 @@ class Windows:
 class HeadSite:
     """The heads of one attention module.
 
-    name: the attention module's name in the model, e.g. ``blocks.0.attn``; its projection is ``<name>.proj``.
+    name: the attention module's name in the model, e.g. ``blocks.0.attn``.
     stage, block: position in the network; ``block`` counts from 0 through all stages.
     windows: None for global attention.
     prefix_tokens: class, distillation and register tokens that stand before the grid.
     grid: (rows, columns) of the other tokens; None where it depends on the image.
     pixels: (down, across) input pixels from one token of the grid to the next.
     class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
+    pooled: whether the logits are made from the other tokens: then a class token that there may be is not read.
     """
 
     name: str
@@ -98,6 +99,7 @@ class HeadSite:
     grid: tuple[int, int] | None = None
     pixels: tuple[float, float] = (1.0, 1.0)
     class_token: bool = False
+    pooled: bool = False
 
     def places(self) -> Tensor:
         """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.

@@ -1,4 +1,4 @@
-"""Where each head looks: its attention weights, as the class token's row or as the mean over queries.
+"""Where each head looks: its attention weights, as the row of a class token that is read, or as the mean over queries.
 
 Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, choose_block
+from mhprobe.maps.base import MapKind, as_grid, choose_block, reads_class_token
 from mhprobe.recording.record import record
 
 
@@ -32,8 +32,7 @@ class Attention(MapKind):
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = gates_of(model).layout
         chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention")]
-        attn = record(model, images, needs={"attn"}).attn
-        assert attn is not None  # it was asked for
+        attn = record(model, images, needs={"attn"}).need("attn", "attention")
         maps: dict[str, Tensor] = {}
         for number in chosen:
             site = layout.sites[number]
@@ -45,9 +44,9 @@ class Attention(MapKind):
 
 
 def received(attn: Tensor, site: HeadSite) -> Tensor:
-    """(B, W, H, K, K) -> (B, H, T) weight on each token: of the class token's row, else the mean over the grid."""
+    """(B, W, H, K, K) -> (B, H, T) weight on each token, from the queries of ``maps.base.readout``."""
     places = site.places().to(attn.device)
-    if site.class_token:
+    if reads_class_token(site):
         return attn[:, 0, :, 0]
     tokens = int(places.max()) + 1
     asking = (places >= site.prefix_tokens).to(attn.dtype)  # registers and padding do not ask

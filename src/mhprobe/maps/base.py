@@ -45,5 +45,10 @@ def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:
 
 
 def readout(queries: Tensor, site: HeadSite) -> Tensor:
-    """(B, ..., T queries, X) -> (B, ..., X): the class token's row where there is one, else the mean over the grid."""
-    return queries[..., 0, :] if site.class_token else queries[..., site.prefix_tokens :, :].mean(-2)
+    """(B, ..., T queries, X) -> (B, ..., X): what is read, the class token's row or the grid's mean."""
+    return queries[..., 0, :] if reads_class_token(site) else queries[..., site.prefix_tokens :, :].mean(-2)
+
+
+def reads_class_token(site: HeadSite) -> bool:
+    """Whether the logits are read off the class token; of a model that pools the grid its row says nothing."""
+    return site.class_token and not site.pooled

@@ -21,7 +21,9 @@ class HeadRollout(MapKind):
 
     block: which keeps its heads apart; -1 is the last. fusion, discard: as in Rollout, of the other blocks.
     weight: "none"; "written" weights each query's row of a head by the length of what the head writes there into the
-        residual stream, |z_h W_O,h|, over the mean of all heads and queries: the channel view.
+        residual stream, |z_h W_O,h|, over the mean of all heads and queries. In the last block of a model that is read
+        off its class token only that one row counts: a head's whole map is then multiplied by one number, which tells
+        how loud the head is, not where it looks. In earlier blocks, and in pooled models, it also moves the map.
     """
 
     per_head = True
@@ -40,16 +42,16 @@ class HeadRollout(MapKind):
                 f"head_rollout: block {self.block} has several attentions side by side, expected one. Choose another."
             )
         batch = record(model, images, needs={"attn", "weights"})
-        assert batch.attn is not None and batch.weights is not None  # they were asked for
+        attn, weights_of = batch.need("attn", "head_rollout"), batch.need("weights", "head_rollout")
         site = layout.sites[chosen]
-        fused = [fuse(a, self.fusion) for a in batch.attn]
+        fused = [fuse(a, self.fusion) for a in attn]
         rows = [transition(weights, s, self.discard) for weights, s in zip(fused, layout.sites, strict=True)]
         before = chain(layout, rows[:chosen]) if chosen else None
         places = site.places().to(images.device).clamp(min=0)
-        length_BTH = written(batch.z[chosen], batch.weights[chosen]) if self.weight == "written" else None
+        length_BTH = written(batch.z[chosen], weights_of[chosen]) if self.weight == "written" else None
         maps = {}
         for head in range(site.num_heads):
-            own = transition(batch.attn[chosen][:, :, head], site, self.discard)
+            own = transition(attn[chosen][:, :, head], site, self.discard)
             if length_BTH is not None:
                 own = own * length_BTH[:, places, head, None]
             rolled = chain(layout, [own, *rows[chosen + 1 :]], chosen, before)

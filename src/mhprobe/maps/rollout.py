@@ -31,8 +31,8 @@ Fusion = Literal["mean", "max", "min"]
 class Rollout(MapKind):
     """The map "rollout" (B, h, w) over the first block's grid: what reaches the class token (or the mean token).
 
-    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0; never
-        the class token's weight on itself.
+    fusion: over heads. discard: share of each image's smallest fused weights, block by block, that is set to 0. The
+        class token's weight on itself stays; where it is among the smallest, one less is set to 0, as in vit-explain.
     """
 
     def __init__(self, fusion: Fusion = "mean", discard: float = 0.0) -> None:
@@ -41,8 +41,7 @@ class Rollout(MapKind):
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = gates_of(model).layout
-        attn = record(model, images, needs={"attn"}).attn
-        assert attn is not None  # it was asked for
+        attn = record(model, images, needs={"attn"}).need("attn", "rollout")
         rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
         chained = chain(layout, rows)
         return {"rollout": as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
@@ -84,14 +83,13 @@ def drop_lowest(fused: Tensor, site: HeadSite, discard: float) -> Tensor:
     if not discard:
         return fused
     support = site.support().to(fused.device)
-    allowed_BP = fused[:, support].clone()
-    ranked = allowed_BP.clone()
+    allowed_BP = fused[:, support]
+    lowest = allowed_BP.argsort(1)[:, : int(discard * allowed_BP.shape[1])]
+    thinned = fused.clone()
+    thinned[:, support] = allowed_BP.scatter(1, lowest, 0.0)
     if site.class_token:
-        ranked[:, 0] = torch.inf
-    lowest = ranked.argsort(1)[:, : int(discard * allowed_BP.shape[1])]
-    kept = fused.clone()
-    kept[:, support] = allowed_BP.scatter(1, lowest, 0.0)
-    return kept
+        thinned[:, 0, 0, 0] = fused[:, 0, 0, 0]
+    return thinned
 
 
 def transition(weights: Tensor, site: HeadSite, discard: float = 0.0) -> Tensor:

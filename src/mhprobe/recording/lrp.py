@@ -21,7 +21,7 @@ Shapes: B images, T tokens, I inputs and O outputs of a linear layer, C classes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.recording.state import inspecting, prefix_of, usable
+from mhprobe.recording.objective import objective
+from mhprobe.recording.state import inspecting, usable
 
 
 class Relevances(NamedTuple):
@@ -51,90 +53,65 @@ class Relevances(NamedTuple):
 
 def relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> Relevances:
     """Share each image's logit out to the heads' outputs. labels: needed for ``rule.target == "label"``."""
-    layout = gates_of(model).layout
-    modules = dict(model.named_modules())
-    prefix = prefix_of(modules, layout.sites[0])
-    inputs: dict[str, Tensor] = {}
+    layout, backbone = gates_of(model).layout, backbone_of(model)
+    family = family_of(backbone)
+    points = [family.seam(backbone, site).point for site in layout.sites]
+    begins = [backbone.get_submodule(block.name) for block in layout.blocks]
+    middles = [backbone.get_submodule(block.middle) for block in layout.blocks]
+    inputs: dict[nn.Module, Tensor] = {}
 
-    def tap(name: str) -> Any:
-        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            inputs[name] = args[0]
-
-        return modules[prefix + name].register_forward_pre_hook(keep)
+    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        inputs[module] = args[0]
 
     with inspecting(model, gradients=True), contextlib.ExitStack() as stack:
-        for site in layout.sites:
-            stack.callback(tap(f"{site.name}.proj").remove)
-        for block in layout.blocks:
-            stack.callback(tap(block.name).remove)
-            stack.callback(tap(block.middle).remove)
-        explained, _ = _explained(model, modules[prefix + "patch_embed"], images, labels, rule)
-        heads = [inputs[f"{site.name}.proj"] for site in layout.sites]
-        middles = [inputs[block.middle] for block in layout.blocks]
-        slopes = torch.autograd.grad(explained.sum(), [*heads, *middles])
+        for module in {*points, *begins, *middles}:
+            stack.callback(module.register_forward_pre_hook(keep).remove)
+        explained, _ = _explained(model, backbone, images, labels, rule)
+        along = [inputs[module] for module in (*points, *middles)]
+        slopes = torch.autograd.grad(explained.sum(), along)
         skipped = [
-            (inputs[block.name].reshape(slope.shape) * slope).flatten(1).sum(1)
-            for block, slope in zip(layout.blocks, slopes[len(heads) :], strict=True)
+            (inputs[module].reshape(slope.shape) * slope).flatten(1).sum(1)
+            for module, slope in zip(begins, slopes[len(points) :], strict=True)
         ]
         return Relevances(
             explained.detach(),
-            tuple((z * slope).detach() for z, slope in zip(heads, slopes, strict=False)),
+            tuple((z * slope).detach() for z, slope in zip(along[: len(points)], slopes, strict=False)),
             torch.stack(skipped, 1).detach(),
         )
 
 
 def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance) -> tuple[Tensor, Tensor]:
     """(B,) the explained logit, and (B, tokens) the relevance of each patch's embedding, in raster order."""
-    modules = dict(model.named_modules())
-    prefix = prefix_of(modules, gates_of(model).layout.sites[0])
     with inspecting(model, gradients=True):
-        explained, patches = _explained(model, modules[prefix + "patch_embed"], images, labels, rule)
+        explained, patches = _explained(model, backbone_of(model), images, labels, rule)
         (slope,) = torch.autograd.grad(explained.sum(), patches)
         return explained.detach(), (patches * slope).sum(-1).flatten(1).detach()
 
 
-def explained_logit(logits: Tensor, labels: Tensor | None, target: str) -> Tensor:
-    """(B, C) -> (B,) the logit to explain: the largest for "top1", the label's for "label"."""
-    if target == "top1":
-        return logits.amax(1)
-    if target != "label":
-        raise UserError(f"relevance: target is top1 or label, got {target!r}.")
-    if labels is None:
-        raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
-    return logits.gather(1, usable(labels)[:, None]).squeeze(1)
-
-
 def _explained(
-    model: nn.Module, patch_embed: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
+    model: nn.Module, backbone: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
 ) -> tuple[Tensor, Tensor]:
     """The logit to explain, and the patch embeddings, where the graph under the rules begins."""
+    if rule.target not in ("top1", "label"):
+        raise UserError(f"relevance: target is top1 or label, got {rule.target!r}.")
+    if rule.target == "label" and labels is None:
+        raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
+    family = family_of(backbone)
     start: list[Tensor] = []
 
     def begin(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
         start.append(out.detach().requires_grad_())
         return start[0]
 
-    handle = patch_embed.register_forward_hook(begin)
+    handle = family.stem(backbone).register_forward_hook(begin)
     try:
-        with _materialised(model), _Rules(rule):
+        # fused attention hides its two products from the rules
+        with family.materialised(backbone), _Rules(rule):
             logits = model(usable(images))
     finally:
         handle.remove()
     # outside the rules: backward passes call torch functions too
-    return explained_logit(logits, labels, rule.target), start[0]
-
-
-@contextlib.contextmanager
-def _materialised(model: nn.Module) -> Iterator[None]:
-    """Fused attention hides its two products from the rules."""
-    fused: list[Any] = [module for module in model.modules() if getattr(module, "fused_attn", False)]
-    for module in fused:
-        module.fused_attn = False
-    try:
-        yield
-    finally:
-        for module in fused:
-            module.fused_attn = True
+    return objective(logits, labels, rule.target), start[0]
 
 
 class _Rules(TorchFunctionMode):

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of
-from mhprobe.backbones.base import Segments
+from mhprobe.backbones import backbone_of, family_of
+from mhprobe.backbones.base import Seam, Segments
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.heads import HeadLayout
-from mhprobe.recording.state import inspecting, prefix_of
+from mhprobe.recording.state import inspecting
 
 _FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side
 
@@ -36,15 +36,14 @@ def masked_logits(
 
     Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
 
-    model: may wrap the timm model that carries the gates.
+    model: may wrap the backbone that carries the gates.
     side_by_side: how many masks, at most, share one batch once they have parted from all others; None for as many as
         fill the device. With 1 every product is of the same numbers as in the whole model.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps; heads that the gates
         had closed before count neither time.
     """
     gates = gates_of(model)
-    modules = dict(model.named_modules())
-    backbone = modules[prefix_of(modules, gates.layout.sites[0]).rstrip(".")]
+    backbone = backbone_of(model)
     with inspecting(model, gradients=False):
         values, place = _unlike(gate_values(gates, masks, rescale))
         segments = family_of(backbone).segments(backbone)
@@ -105,24 +104,33 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) 
 
     The wrapper runs once per mask, and wherever it calls the backbone it is told the answer.
     """
-    answers: list[list[Tensor]] = []  # per call of the backbone within one run of the wrapper
-    mask = call = 0
-
-    def answer(x: Tensor) -> Tensor:
-        nonlocal call
-        if call == len(answers):
-            answers.append(tree.logits(x))
-        call += 1
-        return answers[call - 1][mask]
-
+    answers = _Answers(tree)
     logits = []
-    with _instead(backbone, answer):
-        for mask in range(len(tree.values)):  # noqa: B007  # answer() reads it
-            call = 0
+    with _instead(backbone, answers):
+        for mask in range(len(tree.values)):
+            answers.mask, answers.call = mask, 0
             logits.append(model(images))
-            if not answers:
+            if not answers.known:
                 return None
     return logits
+
+
+class _Answers:
+    """Stands in for a backbone's forward: the n-th call of a run gives what the tree found for its n-th input.
+
+    Every run of the wrapper makes the same calls, so that the tree is walked in the first run alone.
+    """
+
+    def __init__(self, tree: _Tree) -> None:
+        self.tree = tree
+        self.known: list[list[Tensor]] = []  # per call the logits under each mask
+        self.mask = self.call = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.call == len(self.known):
+            self.known.append(self.tree.logits(x))
+        self.call += 1
+        return self.known[self.call - 1][self.mask]
 
 
 class _Tree:
@@ -133,8 +141,9 @@ class _Tree:
     ) -> None:
         self.gates, self.segments, self.values, self.widest = gates, segments, values, side_by_side
         self.spans = [_heads_up_to(gates.layout, block) for block in range(len(segments.blocks))]
-        self.attentions = [
-            [backbone.get_submodule(site.name) for site in gates.layout.sites if site.block == block]
+        family = family_of(backbone)
+        self.seams = [
+            [family.seam(backbone, site) for site in gates.layout.sites if site.block == block]
             for block in range(len(segments.blocks))
         ]
         self.keys = [[bytes(row[span].view(torch.uint8).tolist()) for span in self.spans] for row in values.cpu()]
@@ -159,8 +168,8 @@ class _Tree:
 
     def _fork(self, block: int, x: Tensor, branches: list[list[int]]) -> None:
         with contextlib.ExitStack() as stack:
-            for attention in self.attentions[block]:
-                stack.enter_context(_instead(attention, _Remembering(attention)))
+            for seam in self.seams[block]:
+                stack.enter_context(_instead(seam.attention, _Remembering(seam)))
             for masks in self._beside(branches):
                 y = self._run(block, _copies(x, len(masks)), [rows[0] for rows in masks])
                 if len(masks) == 1:
@@ -189,20 +198,17 @@ class _Tree:
 
 
 class _Remembering:
-    """Stands in for an attention's forward: computes its heads once, and from then on only projects them.
+    """Stands in for an attention's forward: computes its heads once, and from then on only the rest."""
 
-    What timm does behind the projection is dropout, which is nothing in eval mode.
-    """
-
-    def __init__(self, attention: Any) -> None:
-        self.proj, self.forward = attention.proj, attention.forward
+    def __init__(self, seam: Seam) -> None:
+        self.seam, self.forward = seam, seam.attention.forward
         self.heads: Tensor | None = None
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.heads is not None:
-            return self.proj(_copies(self.heads, len(x) // len(self.heads)))
+            return self.seam.rest(_copies(self.heads, len(x) // len(self.heads)))
         # in front of the gates: each branch applies its own
-        handle = self.proj.register_forward_pre_hook(self._keep, prepend=True)
+        handle = self.seam.point.register_forward_pre_hook(self._keep, prepend=True)
         try:
             return self.forward(x, *args, **kwargs)
         finally:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe.backbones import family_of
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.cost import operations
 from mhprobe.surgery.removal import prune_heads
@@ -31,10 +32,8 @@ def count_parameters(model: nn.Module) -> int:
 def count_flops(model: nn.Module, image: Tensor) -> int:
     """Operations of one image, (1, 3, height, width), in a forward pass."""
     model = copy.deepcopy(model).eval()
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False  # type: ignore[assignment]  # the counter does not know every fused kernel
-    with torch.no_grad():
+    materialised = family_of(model).materialised(model)  # the counter does not know every fused kernel
+    with materialised, torch.no_grad():
         return operations(lambda: model(image))
 
 
@@ -47,8 +46,7 @@ def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
     flops = []
     for site in layout.sites:
         windows, tokens = site.places().shape
-        projection = model.get_submodule(f"{site.name}.proj")
-        dim: int = projection.out_features  # type: ignore[assignment]
+        dim = family_of(model).seam(model, site).output.out_features
         per_token = 3 * dim + 2 * tokens + dim
         flops += [2 * windows * tokens * site.head_dim * per_token] * site.num_heads
     return torch.tensor(flops)

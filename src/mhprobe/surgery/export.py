@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones.base import NoHeads
+from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 
 
@@ -79,9 +79,7 @@ def needs_onnx() -> None:
 def _ready(model: nn.Module) -> nn.Module:
     """A copy on the CPU in eval mode, whose emptied layers are in a form that every runtime takes."""
     ready = copy.deepcopy(model).cpu().eval()
-    for name, module in list(ready.named_modules()):
-        if getattr(module, "num_heads", None) == 0:  # attention with zero heads: ONNX cannot reshape to that
-            ready.set_submodule(name, NoHeads(module.proj))
+    family_of(ready).replace_empty(ready)
     return ready
 
 

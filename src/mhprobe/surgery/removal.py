@@ -6,7 +6,7 @@ of queries and keys are per channel of a head and stay.
 
 A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
 unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero heads; a Swin's is
-``backbones.base.NoHeads``.
+``backbones.parts.NoHeads``.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
@@ -33,7 +33,7 @@ def prune_heads(
 ) -> nn.Module:
     """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
-    model: a timm model of a supported family, with or without gates, dense or pruned before; it is left as it is.
+    model: of a supported family, with or without gates, dense or pruned before; it is left as it is.
     mask: (A,) bool, True = off, or the heads that go as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
     proj_bias: what becomes of the projection's bias in a layer that loses all heads: "keep" equals the mask, "drop"
         sets it to zero, which changes the logits.
@@ -44,12 +44,14 @@ def prune_heads(
     if proj_bias not in get_args(ProjBias):
         raise UserError(f"prune_heads: proj_bias is one of {', '.join(get_args(ProjBias))}, got {proj_bias!r}.")
     try:
-        family_of(model)
+        family = family_of(model)
     except UserError as error:
         raise UserError(
             f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
             f"removing them also takes its slice_heads."
         ) from None
+    if (reason := family.unprunable(model)) is not None:
+        raise UserError(f"prune_heads: {reason}")
     layout = layout_of(model)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
     if mask.all():
@@ -86,10 +88,10 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
 
 def drop_bias(model: Any, sites: Iterable[str]) -> None:
     """Set the output projection's bias to zero, in place, at the named sites."""
+    family, names = family_of(model), set(sites)
     with torch.no_grad():
-        for name in sites:
-            bias = model.get_submodule(name).proj.bias
-            if bias is not None:
+        for site in layout_of(model).sites:
+            if site.name in names and (bias := family.seam(model, site).output.bias) is not None:
                 bias.zero_()
 
 
@@ -108,7 +110,8 @@ def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:
     """Multiply each head's gate into its columns of W_O."""
     if bool((gates == 1).all()):
         return
+    family = family_of(model)
     with torch.no_grad():
         for site, gate_H in zip(layout.sites, layout.split(gates), strict=True):
-            weight: Any = model.get_submodule(f"{site.name}.proj").weight
+            weight = family.seam(model, site).output.weight
             weight.mul_(gate_H.to(weight).repeat_interleave(site.head_dim))

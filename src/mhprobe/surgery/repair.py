@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.surgery.removal import ProjBias
@@ -55,7 +55,7 @@ def repair(
     for site in layout_of(dense).sites:
         heads = left.get(site.name, 0)
         if heads < site.num_heads and (heads or proj_bias == "keep"):
-            projection: Any = pruned.get_submodule(f"{site.name}.proj")
+            projection = family_of(pruned).seam(pruned, site).output
             moments = _moments(pruned, dense, site, batches)
             if per == "weights" or not heads:
                 _solve_weights(projection, moments, ridge)
@@ -81,8 +81,7 @@ class _Moments:
 
 
 def _moments(pruned: nn.Module, dense: nn.Module, site: HeadSite, batches: Callable[[], Iterable[Tensor]]) -> _Moments:
-    before: Any = pruned.get_submodule(f"{site.name}.proj")
-    after = dense.get_submodule(f"{site.name}.proj")
+    before, after = family_of(pruned).seam(pruned, site).output, family_of(dense).seam(dense, site).output
     moments = _Moments(before.in_features, before.out_features, before.weight.device)
     seen: dict[str, Tensor] = {}
 

@@ -1,0 +1,91 @@
+"""Parts of attention modules that several families share: what timm calls them, and how they lose heads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.heads import HeadSite
+
+_LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call the one behind attention
+
+
+class NoHeads(nn.Module):
+    """What is left of attention without heads: a projection of nothing, i.e. its bias, for every token.
+
+    The one place where a pruned model needs a class that timm does not have: Swin's WindowAttention cannot reshape to
+    zero heads, and no module of torch or timm that ignores its input takes the block's ``mask`` argument.
+    """
+
+    def __init__(self, proj: nn.Module) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return self.proj(x[..., :0])
+
+
+def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
+    """Cut ``attention.qkv`` and ``attention.proj`` down to the channels of the heads ``keep``, in place."""
+    channels = channels_of(site, keep)
+    keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
+    keep_columns(attention.proj, channels)
+    attention.num_heads = len(keep)
+
+
+def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
+    """The input channels of the site's projection that belong to ``heads``, in their order."""
+    return (torch.tensor(heads, dtype=torch.long)[:, None] * site.head_dim + torch.arange(site.head_dim)).flatten()
+
+
+def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
+    """Keep these outputs of a linear layer."""
+    rows = rows.to(linear.weight.device)
+    linear.weight = _kept(linear.weight, 0, rows)
+    if linear.bias is not None:
+        linear.bias = _kept(linear.bias, 0, rows)
+    linear.out_features = len(rows)
+
+
+def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
+    """Keep these inputs of a linear layer."""
+    linear.weight = _kept(linear.weight, 1, columns.to(linear.weight.device))
+    linear.in_features = len(columns)
+
+
+def _kept(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
+
+
+def layer_scale(block: nn.Module) -> Tensor | None:
+    """(C,) what a block multiplies its attention's output with; None where it does not."""
+    for name in _LAYER_SCALES:
+        scale = getattr(block, name, None)
+        scale = getattr(scale, "gamma", scale)
+        if isinstance(scale, Tensor):
+            return scale.detach()
+    return None
+
+
+@contextlib.contextmanager
+def unfused(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """For a while these attention modules compute their weights in the open; those without a fused path always do."""
+    fused: list[Any] = [module for module in modules if getattr(module, "fused_attn", False)]
+    for module in fused:
+        module.fused_attn = False
+    try:
+        yield
+    finally:
+        for module in fused:
+            module.fused_attn = True
+
+
+def pixels(image: Sequence[int] | None, grid: Sequence[int] | None) -> tuple[float, float]:
+    """Input pixels from one token to the next, (down, across); (1, 1) where the size of the image is open."""
+    if image is None or grid is None:
+        return 1.0, 1.0
+    return image[0] / grid[0], image[1] / grid[1]

@@ -1,0 +1,30 @@
+"""What slopes are taken of: the loss of each image, or one of its logits.
+
+Shapes: B images, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.heads import wide
+from mhprobe.recording.state import usable
+
+Of = Literal["loss", "top1", "label"]
+
+
+def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
+    """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, or the label's logit."""
+    if of not in get_args(Of):
+        raise UserError(f"record: of is one of {', '.join(get_args(Of))}, got {of!r}.")
+    if of == "top1":
+        return logits.amax(1)
+    if labels is None:
+        raise UserError(f"record: the slope of the {of} needs labels, got None.")
+    labels = usable(labels)
+    if of == "label":
+        return logits.gather(1, labels[:, None]).squeeze(1)
+    return nn.functional.cross_entropy(wide(logits), labels, reduction="none")

@@ -1,0 +1,102 @@
+"""Taps: what passes a model's seams and blocks during one forward pass, and the slopes there afterwards.
+
+They stand on both sides of the gate: a head's output is read before it, the slope after it, so that a masked head still
+has one. A graph begins at the first tap that needs it, because weights are frozen.
+
+Shapes: rows are images (or images x windows, image-major), T tokens, H heads of one site, D head width, C channels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from mhprobe.backbones import backbone_of, family_of
+from mhprobe.heads import HeadLayout, Stream
+
+Args = tuple[Tensor, ...]
+
+
+class Taps(contextlib.ExitStack):
+    """``with Taps(model, layout, needs) as taps: model(images)``.
+
+    heads: per site (rows, T, H * D), in front of the gate. attn: per site (rows, H, queries, keys).
+    stream: per block. UserError for a site without attention weights where ``needs`` asks for them.
+    """
+
+    def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
+        super().__init__()
+        self.backbone, self.layout, self.needs = backbone_of(model), layout, frozenset(needs)
+        self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
+        self._gated = list(self.heads)
+        self.attn: list[Tensor] = list(self.heads) if self.needs & {"attn", "attn_grad"} else []
+        self._stream: list[dict[str, Tensor]] = [{} for _ in layout.blocks] if "stream" in self.needs else []
+
+    def __enter__(self) -> Taps:
+        super().__enter__()
+        try:
+            self._tap_sites()
+            self._tap_blocks()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def stream(self) -> tuple[Stream, ...] | None:
+        return tuple(Stream(**places) for places in self._stream) if self._stream else None
+
+    def slopes(self, of: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+        """(): slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed."""
+        along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
+        found = torch.autograd.grad(of, along)
+        return found[: len(self._gated)], found[len(self._gated) :] or None
+
+    def _tap_sites(self) -> None:
+        family = family_of(self.backbone)
+        for number, site in enumerate(self.layout.sites):
+            seam, bind = family.seam(self.backbone, site), functools.partial
+            self._until_exit(seam.point.register_forward_pre_hook(bind(self._before_gate, number), prepend=True))
+            self._until_exit(seam.point.register_forward_pre_hook(bind(self._after_gate, number)))
+            if self.attn:
+                self.enter_context(seam.watched(bind(self._weights, number)))
+
+    def _tap_blocks(self) -> None:
+        for block, places in zip(self.layout.blocks, self._stream, strict=False):
+            module, middle = self.backbone.get_submodule(block.name), self.backbone.get_submodule(block.middle)
+            self._until_exit(module.register_forward_pre_hook(functools.partial(_enters, places, "before")))
+            self._until_exit(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")))
+            self._until_exit(module.register_forward_hook(functools.partial(_leaves, places)))
+
+    def _until_exit(self, handle: RemovableHandle) -> None:
+        self.callback(handle.remove)
+
+    def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
+        self.heads[number] = args[0].detach()
+
+    def _after_gate(self, number: int, _module: nn.Module, args: Args) -> Args:
+        self._gated[number] = _in_graph(args[0], bool(self.needs & {"grad", "attn_grad"}))
+        return (self._gated[number], *args[1:])
+
+    def _weights(self, number: int, _module: nn.Module, args: Args) -> Args:
+        self.attn[number] = _in_graph(args[0], "attn_grad" in self.needs)
+        return (self.attn[number], *args[1:])
+
+
+def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Args) -> None:
+    places[place] = args[0].detach().flatten(1, -2)
+
+
+def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any) -> None:
+    places["after"] = out.detach().flatten(1, -2)
+
+
+def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:
+    """``tensor`` in a graph: where nothing upstream is trainable, the graph begins here."""
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_(wanted)
