@@ -9,7 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from mhprobe.run import sections
+from mhprobe.run.schema import check
 
 # a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of imports and one of work
 TINY = (
@@ -24,7 +30,35 @@ TINY = (
     "trainer.max_epochs=2",
     "optim.warmup_epochs=1",
 )
+SHORT = ("optim.warmup_epochs=1", "masking=none", "measure=[]")
 TIMEOUT = 300  # seconds for one command; the machine may be busy
+
+
+def config(command: str, folder: Path, *overrides: str) -> dict[str, Any]:
+    """A tiny configuration of a command, checked, for its ``run``; decoded images are kept in ``folder``.
+
+    A command that looks into trained weights is given random ones, unless ``overrides`` name others.
+    """
+    return checked(command, *TINY, "trainer.precision=32-true", f"cache_dir={folder}", *overrides)
+
+
+def checked(command: str, *overrides: str) -> dict[str, Any]:
+    """What a command's ``run`` takes."""
+    needed = "weights" in OmegaConf.missing_keys(composed(command, *overrides))
+    return check(command, composed(command, *overrides, *(["weights=random"] if needed else [])))
+
+
+def composed(command: str, *overrides: str, hydra: bool = False) -> DictConfig:
+    """What Hydra composes for a command."""
+    sections.install()
+    with initialize_config_dir(str(sections.CONF), version_base="1.3"):
+        return compose(command, known(command, overrides), return_hydra_config=hydra)
+
+
+def known(command: str, overrides: Sequence[str]) -> list[str]:
+    """Without what only makes a training short, for a command that has no such section."""
+    own = sections.sections(command)
+    return [part for part in overrides if part not in SHORT or part.split(".")[0].split("=")[0] in own]
 
 
 @dataclass(frozen=True)
@@ -55,7 +89,7 @@ def environment() -> dict[str, str]:
 def start(task: str, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
     """``python -m mhprobe.<task>`` in the background, in the folder ``cwd``."""
     return subprocess.Popen(
-        [sys.executable, "-m", f"mhprobe.{task}", *overrides],
+        [sys.executable, "-m", f"mhprobe.{task}", *known(task, overrides)],
         cwd=cwd,
         env=environment(),
         text=True,
@@ -97,7 +131,9 @@ class Command(NamedTuple):
 # Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
 _DRIVER = """
 import itertools, json, os, signal, sys, tempfile
-import hydra, lightning, mhprobe.run.cli, timm, torch, mhprobe.data.base, mhprobe.classifier
+import hydra, mhprobe.run.cli, mhprobe.run.quiet
+mhprobe.run.quiet.quiet()
+import mhprobe.run.builders
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
 
 def send_after(number, save):
@@ -118,7 +154,7 @@ for task, overrides, number, save in json.loads(sys.argv[1]):
             if number:
                 send_after(number, save)
             sys.argv = [f"python -m mhprobe.{task}", *overrides]
-            mhprobe.run.cli.main('maps.__main__' if task == 'maps' else task)
+            mhprobe.run.cli.main(task)
             sys.exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0), err.seek(0)
@@ -128,8 +164,9 @@ for task, overrides, number, save in json.loads(sys.argv[1]):
 
 def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
     """How each command ends; one start-up for all of them."""
+    told = [command._replace(overrides=known(command.task, command.overrides)) for command in commands]
     done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, json.dumps(commands)],
+        [sys.executable, "-c", _DRIVER, json.dumps(told)],
         cwd=cwd,
         env=environment(),
         text=True,

@@ -1,4 +1,4 @@
-"""python -m mhprobe.train: fit, test with the best weights, probe and mask."""
+"""python -m mhprobe.train: train, then test, probe and mask the best weights."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run.session import Session
+    from mhprobe.run import builders
+    from mhprobe.run.resume import resume
 
-    session = Session("train", cfg, folder, measures=True, curves=True)
-    session.fit()
-    session.test(best=True)
-    session.export()
-    session.close()
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    callbacks = builders.callbacks(cfg, model, data, report)
+    trainer = builders.trainer(cfg, callbacks, report)
+    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder))
+
+    builders.best(model, folder / "checkpoints")
+    builders.test(trainer, model, data, report)
+    builders.save(cfg, trainer, model, data, folder)
+    builders.finish(cfg, trainer, model, data, report)
 
 
 if __name__ == "__main__":

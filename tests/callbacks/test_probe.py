@@ -10,7 +10,6 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 import mhprobe
 import mhprobe.probe
@@ -20,9 +19,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.cost import forward_equivalents
-from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
-from mhprobe.run.session import Session
+from mhprobe.run import builders
+from mhprobe.run.resume import resume
 from mhprobe.weights.checkpoint import load_checkpoint
 from models import BUILDERS, images_for, labels_for
 
@@ -34,18 +32,19 @@ CORRUPTED = (
 )
 
 
-def config(folder: Path, *overrides: str):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        small = ["data.limit_test=40", "data.limit_val=23", "data.eval_batch_size=16", "data.batch_size=32"]
-        everything = [
-            *runs.TINY,
-            *small,
-            "trainer.precision=32-true",
-            f"cache_dir={folder}",
-            "masking=none",
-            *overrides,
-        ]
-        return check(compose("config", everything))
+def config(folder: Path, *overrides: str, command: str = "probe"):
+    small = ["data.limit_test=40", "data.limit_val=23", "data.eval_batch_size=16", "data.batch_size=32"]
+    return runs.config(command, folder, *small, "masking=none", *overrides)
+
+
+def fitted(cfg: dict, folder: Path, *more: L.Callback):
+    """Trained as ``cfg`` says: the model and its data."""
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    callbacks = [*builders.callbacks(cfg, model, data, report), *more]
+    builders.trainer(cfg, callbacks, report).fit(model, datamodule=data, ckpt_path=resume(cfg, folder))
+    return model, data
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -150,13 +149,13 @@ def test_cost_counts_passes(build):
 
 @pytest.mark.slow
 def test_a_measure_that_cannot_be_built_holds_up_a_training_but_no_probe(tmp_path):
-    wrong = config(tmp_path, "measure=[gate_importance,fisher]", "measure.fisher.normalize=l3")
+    wrong = ("measure=[gate_importance,fisher]", "measure.fisher.normalize=l3")
     with pytest.raises(mhprobe.UserError, match="normalize is one of"):
-        mhprobe.probe.run(wrong, tmp_path / "run")
+        mhprobe.probe.run(config(tmp_path, *wrong), tmp_path / "run")
     assert (tmp_path / "run" / "tables" / "gate_importance.csv").is_file()
     assert not (tmp_path / "run" / "tables" / "fisher.csv").exists()
     with pytest.raises(mhprobe.UserError, match="normalize is one of"):
-        Session("train", wrong, tmp_path / "train", measures=True)
+        fitted(config(tmp_path, *wrong, command="train"), tmp_path / "train")
 
 
 @pytest.mark.slow
@@ -176,7 +175,7 @@ def test_a_measure_that_refuses_a_batch_is_left_out_and_named(tmp_path, monkeypa
     ("override", "words"),
     [
         ("probe.control=shuffled", "probe.control"),
-        ("probe.every_n_steps=0", "probe.every_n_steps"),
+        ("+probe.every_n_steps=0", "probe.every_n_steps"),
         ("probe.top_k=0", "probe.top_k"),
         ("+probe.every=3", "probe.every"),
     ],
@@ -191,9 +190,9 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path, override, words):
 def test_a_second_data_set_of_other_classes_or_the_same_one_is_refused(tmp_path, cifar):
     other = ["+data@probe.also_on=image_folder", f"probe.also_on.source.root={cifar}"]
     with pytest.raises(mhprobe.UserError, match=r"probe.also_on.*airplane"):
-        Session("probe", config(tmp_path, *other), tmp_path / "run", measures=True)
+        mhprobe.probe.run(config(tmp_path, *other), tmp_path / "run")
     with pytest.raises(mhprobe.UserError, match="digits twice"):
-        Session("probe", config(tmp_path, "+data@probe.also_on=digits"), tmp_path / "run", measures=True)
+        mhprobe.probe.run(config(tmp_path, "+data@probe.also_on=digits"), tmp_path / "run")
 
 
 STEPS = ("measure=[gate_importance,svcca]", "probe.every_n_steps=2", "data.limit_train=96")
@@ -201,12 +200,10 @@ STEPS = ("measure=[gate_importance,svcca]", "probe.every_n_steps=2", "data.limit
 
 @pytest.mark.slow
 def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
-    def train(folder: str, *overrides: str) -> Session:
-        session = Session("train", config(tmp_path, *STEPS, *overrides), tmp_path / folder, measures=True)
-        session.fit()
-        return session
+    def train(folder: str, *overrides: str, stop: tuple[L.Callback, ...] = ()):
+        return fitted(config(tmp_path, *STEPS, *overrides, command="train"), tmp_path / folder, *stop)
 
-    whole = train("whole")  # two epochs of three steps
+    model, data = train("whole")  # two epochs of three steps
     table = rows(tmp_path / "whole" / "tables" / "gate_importance_history.csv")
     assert [row["step"] for row in table[::6]] == ["0", "2", "4", "6"] and len(table) == 24
     assert [row["epoch"] for row in table[::6]] == ["0", "0", "1", "1"]
@@ -220,10 +217,8 @@ def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
             if trainer.current_epoch == 1:
                 raise InterruptedError
 
-    first = Session("train", config(tmp_path, *STEPS), tmp_path / "first", measures=True)
-    first.trainer.callbacks.append(Stop())
     with pytest.raises(InterruptedError):
-        first.fit()
+        train("first", stop=(Stop(),))
     assert len(rows(tmp_path / "first" / "tables" / "gate_importance_history.csv")) == 12  # what it had seen is there
     train("resumed", f"ckpt_path={tmp_path / 'first' / 'checkpoints' / 'last.ckpt'}")
     resumed = rows(tmp_path / "resumed" / "tables" / "gate_importance_history.csv")
@@ -231,8 +226,7 @@ def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
     assert [row["value"] for row in resumed] == [row["value"] for row in table]
 
     # the points are the measure on the validation images, nothing else
-    model = whole.classifier
-    batches = list(whole.data.batches("val"))
+    batches = list(data.batches("val"))
     expected = mhprobe.measure(model.backbone, batches, [GateImportance])["gate_importance"]
     assert [float(row["value"]) for row in table[-6:]] == pytest.approx(expected.tolist(), rel=1e-5)
 
@@ -240,9 +234,8 @@ def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
 @pytest.mark.slow
 def test_probing_along_the_way_changes_no_weight(tmp_path):
     def weights(folder: str, *overrides: str) -> dict[str, torch.Tensor]:
-        session = Session("train", config(tmp_path, *overrides), tmp_path / folder, measures=True)
-        session.fit()
-        return session.classifier.backbone.state_dict()
+        model, _ = fitted(config(tmp_path, *overrides, command="train"), tmp_path / folder)
+        return model.backbone.state_dict()
 
     dropping = "+backbone.proj_drop_rate=0.2"
     with_probe = weights("a", *STEPS, dropping, "probe.every_n_epochs=1")

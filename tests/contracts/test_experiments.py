@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
-from omegaconf import DictConfig
 
 import mhprobe.train
-from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
+import runs
+from mhprobe.run import sections
+from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
@@ -37,14 +36,9 @@ COLUMNS = {
 }
 
 
-def composed(name: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [f"+experiment={name}", *overrides], return_hydra_config=True)
-
-
 def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     """The experiment with a tiny backbone, one epoch and few images; everything else is its own."""
-    plain = composed(name)
+    plain = runs.composed("train", f"+experiment={name}", hydra=True)
     choices = plain.hydra.runtime.choices
     overrides = [f"++backbone.{setting}" for setting in SMALL[choices.backbone]]
     overrides += ["backbone.pretrained=false", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
@@ -52,9 +46,7 @@ def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
     if "root" in plain.data:
         overrides.append(f"data.root={cifar}")
-    cfg = composed(name, *overrides)
-    del cfg.hydra
-    return check(cfg)
+    return runs.checked("train", f"+experiment={name}", *overrides)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -72,14 +64,13 @@ def test_its_header_says_what_to_type_and_what_to_expect(name):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_composes_and_passes_the_checks(name):
-    cfg = composed(name)
-    del cfg.hydra
-    assert check(cfg)["name"] == name
+    for command in sections.commands():
+        assert runs.checked(command, f"+experiment={name}")["name"] == name, command
 
 
 def test_probe_all_names_every_measure():
     there = {path.stem for path in (CONF / "measure").glob("*.yaml")}
-    assert set(composed("probe_all").measure) == there
+    assert set(runs.composed("probe", "+experiment=probe_all").measure) == there
 
 
 @pytest.mark.slow
@@ -99,7 +90,7 @@ def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cif
         assert (folder / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "figures" / f"{figure}.pdf").read_bytes().startswith(b"%PDF")
 
-    if cfg["settling"]["every_n_epochs"]:
+    if "settling" in cfg["callback"]:
         assert {row["share"] for row in rows(folder / "tables" / "settling.csv")} >= {"0.0", "0.5", "0.9"}
         assert (folder / "figures" / "settling.png").read_bytes().startswith(b"\x89PNG")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 import mhprobe.probe
 import mhprobe.prune
@@ -18,8 +17,6 @@ import mhprobe.train
 import runs
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import Command
 
@@ -31,11 +28,6 @@ GATES = [
     *("masking=none", "measure=[]", "data.batch_size=24", "trainer.precision=32-true"),
     *("gates=hard_concrete", "gates.lr=0.5", "gates.penalty.weight=0.5"),
 ]
-
-
-def configured(*overrides: str) -> dict:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(compose("config", [*overrides]))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -55,7 +47,7 @@ def weights(trained) -> Path:
 def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weights, tmp_path):
     common = (f"weights={weights}", f"cache_dir={tmp_path / 'cache'}")
     learned, again = tmp_path / "learned", tmp_path / "again"
-    mhprobe.train.run(configured(*GATES, *common, "gates.keep=4"), learned)
+    mhprobe.train.run(runs.checked("train", *GATES, *common, "gates.keep=4"), learned)
 
     table, found = rows(learned / "tables" / "gates.csv"), metrics(learned)
     assert list(table[0]) == ["head", "site", "stage", "block", "index", "gate", "open", "kept", "layout"]
@@ -74,7 +66,7 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
         model, _ = load_weights(file)
         assert gates_of(model).values.tolist() == pytest.approx(gate, abs=1e-7)
     mhprobe.probe.run(
-        configured(*runs.TINY, "measure=[]", f"weights={learned / 'model.safetensors'}", *common[1:]), again
+        runs.checked("probe", *runs.TINY, "measure=[]", f"weights={learned / 'model.safetensors'}", *common[1:]), again
     )
     assert metrics(again)["test/accuracy"] == found["test/accuracy"]  # not that of the best epoch, with all heads open
     assert metrics(again)["test/loss"] == pytest.approx(found["test/loss"], rel=1e-6)
@@ -84,7 +76,7 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     assert json.loads((learned / "model.json").read_text())["gates_kept"] == kept
     assert [int(g != 0) for g in gate] != kept
     mhprobe.prune.run(
-        configured(*runs.TINY, f"weights={learned / 'model.safetensors'}", *common[1:], "prune=gates"),
+        runs.checked("prune", *runs.TINY, f"weights={learned / 'model.safetensors'}", *common[1:], "prune=gates"),
         tmp_path / "pruned",
     )
     assert [int(row["kept"]) for row in rows(tmp_path / "pruned" / "tables" / "kept_heads.csv")] == kept
@@ -92,7 +84,9 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
 
     # what was kept is a mask for another run
     masked = tmp_path / "masked"
-    mhprobe.probe.run(configured(*runs.TINY, "measure=[]", *common, f"gates.mask={learned}/tables/gates.csv"), masked)
+    mhprobe.probe.run(
+        runs.checked("probe", *runs.TINY, "measure=[]", *common, f"gates.mask={learned}/tables/gates.csv"), masked
+    )
     assert metrics(masked)["test/loss"] != metrics(again)["test/loss"]
 
 
@@ -102,7 +96,7 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
 def test_what_is_frozen_keeps_its_bits(frozen, moves, weights, tmp_path):
     before, _ = load_weights(weights)
     mhprobe.train.run(
-        configured(*GATES, f"weights={weights}", f"gates.frozen={frozen}", "trainer.max_epochs=1"), tmp_path
+        runs.checked("train", *GATES, f"weights={weights}", f"gates.frozen={frozen}", "trainer.max_epochs=1"), tmp_path
     )
     state = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["state_dict"]
     moved = {
@@ -168,8 +162,8 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
 
 
 def test_voita_compares_pruned_with_scratch(weights, tmp_path):
-    cfg = configured(
-        *runs.TINY, "masking=none", "measure=[]", f"weights={weights}", "gates=hard_concrete_target", "gates.lr=0.5",
+    cfg = runs.checked(
+        "studies.voita", *runs.TINY, f"weights={weights}", "gates=hard_concrete_target", "gates.lr=0.5",
         "voita.heads=[4,2]", "+voita.scratch_optim.lr=2e-3", "trainer.max_epochs=1",
     )  # fmt: skip
     mhprobe.studies.voita.run(cfg, tmp_path)
@@ -186,6 +180,6 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path):
         assert description["made"]["epochs"] == 3
 
     with pytest.raises(UserError, match="hard_concrete_target"):
-        mhprobe.studies.voita.run(configured(*GATES, f"weights={weights}"), tmp_path)
+        mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES, f"weights={weights}"), tmp_path)
     with pytest.raises(UserError, match="weights="):
-        mhprobe.studies.voita.run(configured(*GATES), tmp_path)
+        mhprobe.studies.voita.run(runs.checked("studies.voita", *GATES), tmp_path)

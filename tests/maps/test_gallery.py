@@ -53,7 +53,7 @@ def test_every_head_has_its_panel(count):
 @pytest.mark.slow
 def test_the_command_writes_a_table_figures_and_maps(tmp_path):
     kinds = "maps=[attention,rollout,gradient_rollout,head_rollout,relevance_map]"
-    result = runs.run("maps", *runs.TINY, kinds, "images=[7,3]", *FEW, cwd=tmp_path)
+    result = runs.run("maps", *runs.TINY, "weights=random", kinds, "images=[7,3]", *FEW, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "rollout: deletion 0." in result.out and "random" in result.out
     rows = list(csv.DictReader((result.folder / "tables" / "maps.csv").read_text().splitlines()))
@@ -80,6 +80,8 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path):
         (("maps=[head_rollout]", "maps.head_rollout.block=7"), ("head_rollout", "blocks 0 to 1", "7")),
         (("faithfulness.baseline=black",), ("faithfulness.baseline", "black")),
     ]
-    results = runs.answers([runs.Command("maps", (*runs.TINY, *more, *FEW)) for more, _ in commands], cwd=tmp_path)
+    results = runs.answers(
+        [runs.Command("maps", (*runs.TINY, "weights=random", *more, *FEW)) for more, _ in commands], cwd=tmp_path
+    )
     for result, (_, words) in zip(results, commands, strict=True):
         assert all(word in result.answer for word in words), result.answer

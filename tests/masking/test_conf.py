@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+import runs
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
@@ -18,7 +18,6 @@ from mhprobe.masking.search.auto import Auto
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.run.schema import check
 
 CONF = Path(__file__).parents[2] / "conf" / "masking"
 
@@ -47,8 +46,7 @@ def test_six_curves_are_the_seed_papers_six():
 
 
 def test_a_search_is_exact_for_few_candidates_and_fast_for_many_unless_told_otherwise():
-    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
-        settings = [check(compose("config", overrides)) for overrides in ([], ["search=fast"], ["search=exact"])]
+    settings = [runs.checked("mask", *overrides) for overrides in ([], ["search=fast"], ["search=exact"])]
     found = [instantiate(cfg["masking"]["curves"]["head_max"]["order"]).search for cfg in settings]
     fast = Screened(20, Racing(epsilon=0.002, delta=0.01))
     assert found == [Auto(), fast, Exact()] and Auto() == Auto(Exact(), fast)

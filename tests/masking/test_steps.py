@@ -6,13 +6,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 import mhprobe.callbacks.curve
 import mhprobe.mask
 import runs
-from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +59,7 @@ def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = check(compose("config", [*command, f"masking.step={step}", f"cache_dir={tmp_path / cache}"]))
+        cfg = runs.checked("mask", *command, f"masking.step={step}", f"cache_dir={tmp_path / cache}")
         made.clear()
         mhprobe.mask.run(cfg, tmp_path / f"{cache}_{step}_{len(list(tmp_path.iterdir()))}")
         return sum(evaluate.computed for label, evaluate in made if label.endswith("on validation"))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hydra import compose, initialize_config_dir
 
+import runs
 from mhprobe.report.csv import csv_logger
-
-CONF = Path(__file__).parents[2] / "conf"
 
 
 def test_a_run_that_goes_on_in_its_folder_keeps_its_first_log(tmp_path):
@@ -24,5 +20,4 @@ def test_a_run_that_goes_on_in_its_folder_keeps_its_first_log(tmp_path):
 
 @pytest.mark.parametrize(("choice", "loggers"), [("csv", {"csv"}), ("wandb", {"csv", "wandb"})])
 def test_csv_is_always_on(choice, loggers):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        assert set(compose("config", overrides=[f"logger={choice}"]).logger) == loggers
+    assert set(runs.composed("train", f"logger={choice}").logger) == loggers

@@ -11,12 +11,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import mhprobe
 import runs
 from mhprobe.backbones import build
-from mhprobe.run.cli import CONF
+from mhprobe.run import sections
+from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import save_weights
 
-PROBE = ("probe", *(part for part in runs.TINY if not part.startswith("data.limit_test")), "data.limit_test=3")
+PROBE = ("probe", "weights=random", *runs.TINY, "data.limit_test=3")
 TRAIN = ("train", *runs.TINY)  # so that a mistake nobody sees costs seconds
 
 # command -> what its one line must name
@@ -47,7 +49,7 @@ MISTAKES = {
     (*TRAIN, "data=cifar10", "data.root=nowhere.tar"): ("data.root", "nowhere.tar"),
     (*TRAIN, "data=image_folder"): ("data.root",),
     (*TRAIN, "backbone.name=vit_tiniest"): ("backbone.name", "vit_tiniest", "vit_"),
-    ("probe", "backbone.name=resnet18"): ("ResNet", "supported"),
+    ("probe", "weights=random", "backbone.name=resnet18"): ("ResNet", "supported"),
     (*TRAIN, "+backbone.wings=2"): ("backbone", "wings"),
     (*TRAIN, "backbone.embed_dim=25"): ("backbone", "vit_tiny_patch16_224"),
     (*TRAIN, "measure.svcca.pairs=friends"): ("svcca", "friends", "layer"),
@@ -60,6 +62,10 @@ MISTAKES = {
     (*TRAIN, "ckpt_path=nowhere.ckpt"): ("ckpt_path", "nowhere.ckpt"),
     (*TRAIN, "ckpt_path=https://example.org/a.ckpt"): ("ckpt_path", "remote"),
     (*TRAIN, "ckpt_path=file"): ("checkpoint", "file"),
+    ("probe",): ("which trained network", "weights=random"),
+    ("maps",): ("which trained network", "weights=random"),
+    (*TRAIN, "settling.every_n_epochs=1"): ("+callback=settling", "callback.settling.every_n_epochs"),
+    (*TRAIN, "cache_dir=~/x"): ("cache_dir=~/x", "quotes"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
     ("mask", "weights=file"): ("weights", "file"),
     # what a measure cannot work with
@@ -103,7 +109,7 @@ def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command)
 def test_without_a_mistake_the_same_door_opens(tmp_path):
     """Negative control: the forked command line above also succeeds where nothing is wrong."""
     tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
-    [result] = runs.answers([runs.Command("probe", [*tiny, "measure=[]"])], tmp_path)
+    [result] = runs.answers([runs.Command("probe", [*tiny, "weights=random", "measure=[]"])], tmp_path)
     assert result.code == 0, result.err
     assert "of 101 images" in result.out
 
@@ -120,20 +126,76 @@ def test_answers_that_need_no_network_import_none(tmp_path, flags):
     assert not loaded & {"torch", "timm", "lightning", "matplotlib", "wandb", "sklearn", "pydantic"}
 
 
-def test_help_names_every_group_option_and_command(tmp_path):
-    result = runs.run("train", "--help", cwd=tmp_path)
-    assert result.code == 0 and not result.err
-    for path in CONF.glob("*/*.yaml"):
-        assert re.search(rf"^{path.parent.name}: .*\b{path.stem}\b", result.out, re.M), path
-    for task in ("train", "probe", "maps", "mask", "prune", "studies.voita", "studies.causal"):
-        assert f"mhprobe.{task}" in result.out
-    ours = [line for line in result.out.splitlines() if not re.match(r"\w+: ", line)]  # Hydra lists a group on one line
-    assert max(map(len, ours)) <= 120
-    assert not list(tmp_path.iterdir())  # asking leaves no folder
+COMMANDS = sections.commands()
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """What every command answers to --help and to --cfg job, on one start-up; asking leaves no folder."""
+    cwd = tmp_path_factory.mktemp("asked")
+    flags = (["--help"], ["--cfg", "job"])
+    results = runs.answers([runs.Command(name, flag) for name in COMMANDS for flag in flags], cwd)
+    assert all(result.code == 0 and not result.err for result in results)
+    assert not list(cwd.iterdir())
+    return {name: (results[2 * i].out, OmegaConf.create(results[2 * i + 1].out)) for i, name in enumerate(COMMANDS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_the_groups_of_the_command_with_every_option_and_no_other(asked, command):
+    text, cfg = asked[command]
+    assert f"python -m mhprobe.{command} " in text
+    groups = dict(line.split(": ", 1) for line in text.splitlines() if re.match(r"\w+: ", line))
+    there = {path.name for path in CONF.iterdir() if path.is_dir()} & set(cfg) | {"experiment"}
+    assert set(groups) == there
+    for group, options in groups.items():
+        assert set(options.split(", ")) == {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
+    assert max(len(line) for line in text.splitlines() if line.split(": ")[0] not in groups) <= 120
+
+
+@pytest.mark.slow
+def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
+    has = {command: set(cfg) for command, (_, cfg) in asked.items()}
+    shared = set.intersection(*has.values())
+    assert {"seed", "weights", "backbone", "data", "trainer"} <= shared
+    assert not {"causal", "voita", "faithfulness", "images", "maps", "prune"} & has["train"]
+    assert not {"optim", "masking", "measure", "search", "causal"} & has["maps"]
+    assert not {"optim", "masking", "ckpt_path"} & has["probe"] and not {"optim", "measure"} & has["mask"]
+
+
+@pytest.mark.parametrize(
+    ("command", "override", "words"),
+    [
+        ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path; it is a part of mhprobe.train"),
+        ("train", "causal.weight=1", "it is a part of mhprobe.studies.causal"),
+        ("mask", "measure=[entropy]", "mhprobe.mask has no measure; it is a part of mhprobe.probe"),
+    ],
+)
+def test_a_section_of_another_command_is_refused_with_the_commands_that_have_it(command, override, words):
+    with pytest.raises(mhprobe.UserError, match=words):
+        runs.composed(command, "+experiment=probe_all", override)
+
+
+def test_an_experiment_gives_a_command_what_it_has_a_section_for():
+    assert "measure" in runs.composed("probe", "+experiment=probe_all")
+    assert not {"measure", "probe", "optim"} & set(runs.composed("mask", "+experiment=probe_all"))
+
+
+def test_weights_that_say_their_data_set_need_no_other_word(tmp_path):
+    (tmp_path / "a.json").write_text('{"data": "scenes"}')
+    weights = f"weights={tmp_path / 'a.safetensors'}"
+
+    def chosen(*overrides: str) -> str:
+        return runs.composed("probe", *overrides).data.source._target_.rpartition(".")[2]
+
+    assert chosen(weights) == "Scenes"
+    assert chosen(weights, "data=cifar10") == chosen(weights, "+experiment=cifar10_vit") == "Cifar10"
+    (tmp_path / "a.json").write_text('{"data": "../secret"}')
+    assert chosen(weights) == "Digits"  # the default; the classes are compared when the weights are loaded
 
 
 def test_cfg_job_prints_the_composed_configuration(tmp_path):
-    result = runs.run("mask", "+experiment=digits_vit", "optim.lr=0.5", "--cfg", "job", cwd=tmp_path)
+    result = runs.run("train", "+experiment=digits_vit", "optim.lr=0.5", "--cfg", "job", cwd=tmp_path)
     assert result.code == 0 and not result.err
     cfg = OmegaConf.create(result.out)
     assert cfg.name == "digits_vit" and cfg.optim.lr == 0.5 and cfg.backbone.depth == 4

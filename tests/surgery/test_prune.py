@@ -9,7 +9,6 @@ import os
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import mhprobe
@@ -19,7 +18,6 @@ from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.run import pruning
 from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
 from mhprobe.surgery import sources
 from mhprobe.surgery.sources import View
 from mhprobe.weights.checkpoint import as_json, load_weights
@@ -182,9 +180,7 @@ def test_every_yaml_names_a_source_with_its_options():
 
 
 def config(folder, *overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", [*runs.TINY, "trainer.precision=32-true", f"cache_dir={folder}", *overrides])
-    return check(cfg)
+    return runs.config("prune", folder, *overrides)
 
 
 @pytest.mark.slow

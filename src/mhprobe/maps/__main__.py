@@ -9,16 +9,20 @@ from typing import Any
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.maps.gallery import hang
-    from mhprobe.run.session import Session
+    from mhprobe.run import builders
+    from mhprobe.run.construct import construct
 
-    session = Session("maps", cfg, folder)
-    kinds = {name: session.make(part, f"maps.{name}") for name, part in (cfg["maps"] or {}).items()}
-    if session.trainer.is_global_zero:  # a few images are no work to share
-        model = session.classifier.backbone.to(session.trainer.strategy.root_device)
-        hang(session.report, model, session.data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    trainer = builders.trainer(cfg, [], report)
+    kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
+    if trainer.is_global_zero:  # a few images are no work to share
+        backbone = model.backbone.to(trainer.strategy.root_device)
+        hang(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
 
 
 if __name__ == "__main__":
     from mhprobe.run.cli import main
 
-    main("maps.__main__")
+    main("maps")

@@ -56,7 +56,8 @@ class Report:
     def __init__(self, folder: Path, layout: HeadLayout, loggers: Iterable[object] = ()) -> None:
         self.folder = Path(folder)
         self.layout = layout
-        self.dashboards = [logger for logger in loggers if isinstance(logger, Dashboard)]
+        self.loggers = list(loggers)
+        self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
         self.labels: dict[str, str] = {}
 
     @property

@@ -1,6 +1,7 @@
 """The command line: Hydra composes, one of the tasks runs, and the user's mistakes are answered in one line.
 
-Exit codes: 0 done, 2 bad input, 143 stopped by SIGTERM after saving; anything else is a bug and keeps its traceback.
+Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first); anything else is a bug
+and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
 """
 
 from __future__ import annotations
@@ -8,55 +9,96 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import signal
 import sys
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
+from mhprobe.run import jobs, sections
+from mhprobe.run.sections import CONF, options
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-PACKAGE = Path(__file__).parents[1]
-CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+
+class Interrupted(BaseException):
+    """Ctrl-C. Not KeyboardInterrupt, which Lightning would answer by itself, with exit code 1 and no word."""
 
 
-def main(task: str) -> None:
-    """Run ``task`` (train, probe or mask) as a Hydra application; sweeps with -m."""
+def main(command: str) -> None:
+    """Run a command (a file of conf/: train, probe, studies.voita ...) as a Hydra application; sweeps with -m."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through to us instead of Hydra's own print and exit
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
+    sections.install()
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     started = False
     mistakes: list[UserError] = []
 
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
     def application(cfg: DictConfig) -> None:
         from mhprobe.run.launch import run
 
         nonlocal started
         started = True
+        job = HydraConfig.get()
+        folder = Path(job.runtime.output_dir)
+        sweeping = job.mode == RunMode.MULTIRUN
+        held = None
         try:
-            run(task, cfg, Path(HydraConfig.get().runtime.output_dir))
-        except UserError as error:  # not through Hydra, which adds lines of its own; a sweep goes on with its next job
-            mistakes.append(error)
+            held = jobs.hold(folder)
+            run(command, cfg, folder)
+        except UserError as error:  # not through Hydra, which adds lines of its own
             say(str(error))
+            if sweeping:
+                jobs.note(folder, 2, str(error))
+            else:
+                mistakes.append(error)
+        except Exception as error:
+            if not sweeping:
+                raise
+            traceback.print_exc()
+            jobs.note(folder, 1, f"{type(error).__name__}: {error}")
+        except SystemExit as stop:
+            if not sweeping or stop.code in (130, 143):  # somebody wants all of it to end
+                raise
+            jobs.note(folder, 1, f"exit code {stop.code}")
+        finally:
+            if held is not None:
+                os.close(held)
 
     try:
         application()
+    except UserError as error:
+        fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explain(error))
+        fail(explain(command, error))
     except OSError as error:
         if started:  # the parts answer for their own files
             raise
-        fail(f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>.")
-    except KeyboardInterrupt:
-        print("interrupted; go on with ckpt_path=last", file=sys.stderr)
+        where = error.filename or "the run's folder"
+        fail(f"out: {where} cannot be written ({error.strerror or error}). Choose another folder with out=<folder>.")
+    except (Interrupted, KeyboardInterrupt):
+        say("interrupted; go on with ckpt_path=last" if command == "train" else "interrupted")
         sys.exit(130)
     if mistakes:
         sys.exit(2)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise Interrupted
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(143)
 
 
 def say(message: str) -> None:
@@ -70,41 +112,60 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def explain(error: Exception) -> str:
+# spelling of before -> what to write now
+MOVED = {
+    "settling": "+callback=settling adds it; its options are callback.settling.every_n_epochs, .measure and .shares",
+}
+
+
+def explain(command: str, error: Exception) -> str:
     """Hydra's and OmegaConf's complaints in one line that lists the valid choices."""
+    for inner in _chain(error):
+        if isinstance(inner, UserError):
+            return str(inner)
     text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
     reasons = [str(error.__cause__)] if error.__cause__ is not None else []
     for line in [text, *reasons]:
         if "is not in struct" in line or "Could not override" in line:
-            return _unknown_key(text)
+            return _unknown_key(command, text)
     override = getattr(error, "override", None)  # a parser quotes only the end of what it could not read
+    if "LexerNoViableAlt" in text:
+        said = override or text.split("'")[-2]
+        key, _, value = said.partition("=")
+        return f"{said}: Hydra's grammar takes such a value in quotes only: '{key}=\"{value}\"'."
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
         lines[0] = f"{override}: {lines[0]}"
     group = re.search(r"Could not load '(\w+)/", text)
     if group is not None and "Available options" not in text:
-        lines.append(f"Available options: {', '.join(sorted(f.stem for f in (CONF / group[1]).glob('*.yaml')))}.")
+        lines.append(f"Available options: {', '.join(options(group[1]))}.")
     return " ".join([lines[0] + ("" if lines[0].endswith((".", ":")) else "."), *lines[1:]])
 
 
-def _unknown_key(text: str) -> str:
+def _chain(error: BaseException | None) -> list[BaseException]:
+    return [] if error is None else [error, *_chain(error.__cause__ or error.__context__)]
+
+
+def _unknown_key(command: str, text: str) -> str:
     """``Could not override 'trainer.max_epoch'`` plus the keys that are there."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig, OmegaConf
 
     key = text.split("'")[1] if "'" in text else ""
+    if key.split(".")[0] in MOVED:
+        return f"{key}: {MOVED[key.split('.')[0]]}."
     parent, _, leaf = key.rpartition(".")
     experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", overrides=experiment)
+        cfg = compose(command, overrides=experiment)
     while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
         parent, _, leaf = parent.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
     keys = [str(k) for k in node]
     close = difflib.get_close_matches(leaf, keys, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    where = parent or "the configuration"
+    where = parent or f"mhprobe.{command}"
     new = f" Use +{key}=... to add a key that the target takes." if "_target_" in keys or parent == "trainer" else ""
     return f"unknown key {key!r}: {hint}{where} has {', '.join(k for k in keys if k != '_target_')}.{new}"

@@ -19,6 +19,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.run.quiet import quiet
 
 MISTAKE = "mistake.txt"  # in the run's folder: what the first rank that found one has to say
 
@@ -27,12 +28,19 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     """Run ``task`` on the composed configuration, writing into ``folder``."""
     from mhprobe.run.schema import check
 
-    plain = check(cfg)
+    plain = check(task, cfg)
     processes = _processes(plain["trainer"])
     if processes == 1 or "RANK" in os.environ or "SLURM_PROCID" in os.environ:
-        importlib.import_module(f"mhprobe.{task}").run(plain, folder)
+        module(task).run(plain, folder)
     else:
         _start(task, cfg, folder, processes)
+
+
+def module(task: str) -> Any:
+    """The module behind a command: mhprobe.train, mhprobe.studies.voita; where that is a room, its door."""
+    quiet()
+    found = importlib.import_module(f"mhprobe.{task}")
+    return importlib.import_module(f"{found.__name__}.__main__") if hasattr(found, "__path__") else found
 
 
 def _processes(trainer: dict[str, Any]) -> int:

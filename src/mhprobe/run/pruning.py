@@ -47,7 +47,7 @@ def refuse(cfg: dict[str, Any]) -> None:
     settings = cfg["prune"]
     if cfg["weights"] is None:
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
-    if cfg["ckpt_path"] is not None:
+    if cfg.get("ckpt_path") is not None:
         raise UserError("prune: a pruning run cannot be taken up in the middle; leave ckpt_path out.")
     if settings["mask"] is None:
         raise UserError(

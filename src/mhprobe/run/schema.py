@@ -52,8 +52,8 @@ class Causal(_Section):
 
 
 class ProbeSettings(_Section):
-    every_n_epochs: Annotated[int, Field(ge=1)] | None
-    every_n_steps: Annotated[int, Field(ge=1)] | None
+    every_n_epochs: Annotated[int, Field(ge=1)] | None = None  # during training only
+    every_n_steps: Annotated[int, Field(ge=1)] | None = None
     control: Literal["random_init"] | None
     also_on: dict[str, Any] | None
     top_k: Annotated[int, Field(ge=1)] | None
@@ -86,12 +86,6 @@ class Faithfulness(_Section):
     random_orders: Annotated[int, Field(ge=1)]
 
 
-class Settling(_Section):
-    every_n_epochs: Annotated[int, Field(ge=1)] | None
-    measure: dict[str, Any]
-    shares: list[Annotated[float, Field(gt=0, le=1)]]
-
-
 class Repair(_Section):
     per: Literal["none", "head", "weights"]
     ridge: Annotated[float, Field(ge=0)]
@@ -117,42 +111,49 @@ class TrainerSettings(BaseModel):
     max_epochs: Annotated[int, Field(ge=1)]
     precision: str
     num_nodes: Annotated[int, Field(ge=1)]
+    accumulate_grad_batches: Annotated[int, Field(ge=1)]
+    gradient_clip_val: Annotated[float, Field(ge=0)] | None
 
 
 class Config(_Section):
+    """All sections; a command has some of them."""
+
     name: str
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     weights: str | None
-    ckpt_path: str | None
     out: str
     cache_dir: str
-    compile: bool
     backbone: dict[str, Any]
     data: dict[str, Any]
-    measure: dict[str, dict[str, Any]] | None = None
-    maps: dict[str, dict[str, Any]] | None = None
-    images: list[Annotated[int, Field(ge=0)]]
-    faithfulness: Faithfulness
-    masking: Masking
-    search: dict[str, Any]
-    settling: Settling
-    prune: Prune
+    gates: Gates
     trainer: TrainerSettings
     logger: dict[str, Any]
-    gates: Gates
-    voita: Voita
-    causal: Causal
-    optim: Optim
-    probe: ProbeSettings
-    checkpoint: CheckpointSettings
+    ckpt_path: str | None = None
+    compile: bool = False
+    optim: Optim | None = None
+    checkpoint: CheckpointSettings | None = None
+    measure: dict[str, dict[str, Any]] | None = None
+    probe: ProbeSettings | None = None
+    callback: dict[str, dict[str, Any]] = {}
+    masking: Masking | None = None
+    search: dict[str, Any] = {}
+    prune: Prune | None = None
+    maps: dict[str, dict[str, Any]] | None = None
+    images: list[Annotated[int, Field(ge=0)]] = []
+    faithfulness: Faithfulness | None = None
+    causal: Causal | None = None
+    voita: Voita | None = None
 
 
-def check(cfg: DictConfig) -> dict[str, Any]:
-    """The composed configuration as plain, checked values; UserError names the key, the rule and what was given."""
+def check(command: str, cfg: DictConfig) -> dict[str, Any]:
+    """The composed configuration as plain, checked values; UserError names the key, the rule and what was given.
+
+    What a command has no section for is not there. ``command`` is: the name of the module behind mhprobe.
+    """
     try:
         plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
-        raise UserError(f"{error.full_key}: has no value yet; give {error.full_key}=<value>.") from None
+        raise UserError(_missing(str(error.full_key))) from None
     except InterpolationKeyError as error:
         reason = str(error.msg).splitlines()[0].rstrip(".")
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
@@ -162,6 +163,16 @@ def check(cfg: DictConfig) -> dict[str, Any]:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{key}: {first['msg']}, got {first['input']!r}.") from None
-    if checked.masking.step is not None and checked.masking.steps is not None:
+    masking = checked.masking
+    if masking is not None and masking.step is not None and masking.steps is not None:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
-    return checked.model_dump()
+    return {**checked.model_dump(include=set(plain)), "command": command}
+
+
+def _missing(key: str) -> str:
+    if key == "weights":
+        return (
+            "weights: which trained network? Give weights=<.safetensors or .ckpt>, or weights=random for one that has "
+            "learned nothing."
+        )
+    return f"{key}: has no value yet; give {key}=<value>."

@@ -8,13 +8,16 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run.session import Session
+    from mhprobe.run import builders
     from mhprobe.studies.causal_roles import CausalRoles
 
-    session = Session("causal", cfg, folder)
-    session.trainer.callbacks.append(CausalRoles(session.report, cfg["seed"], **cfg["causal"]))
-    session.test()
-    session.close()
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    callbacks = [*builders.callbacks(cfg, model, data, report), CausalRoles(report, cfg["seed"], **cfg["causal"])]
+    trainer = builders.trainer(cfg, callbacks, report)
+    builders.test(trainer, model, data, report)
+    builders.finish(cfg, trainer, model, data, report)
 
 
 if __name__ == "__main__":

@@ -3,26 +3,41 @@
 Voita et al., 2019, Table 2: is it the architecture that remains, or what was learned before pruning? For every
 number of heads: gates are learned from ``weights`` until so many are open (gates=hard_concrete_target); then a model
 with those heads alone, all its weights new, is trained for as many epochs as weights and gates took together.
+Both are tested after their last epoch: the best on validation of gates that are learned is the first, with all open.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhprobe.errors import UserError
 
+if TYPE_CHECKING:
+    from mhprobe.classifier import GatedClassifier
+    from mhprobe.data.base import ImageData
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+Config = dict[str, Any]
+
+
+class Row(NamedTuple):
+    """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1."""
+
+    heads: int
+    pruned: float
+    pruned_gates_as_learned: float
+    scratch: float
+    pruned_epochs: int | str
+    scratch_epochs: int | str
+
+
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.report import tables
-    from mhprobe.report.figures import style, voita
-    from mhprobe.run.session import Session
+    from mhprobe.run import builders
     from mhprobe.weights.checkpoint import load_weights
 
     options = cfg["voita"]
-    if not cfg["weights"]:
+    if not builders.has_weights(cfg):
         raise UserError("voita: weights=<file> is what is pruned: the model.safetensors of a training run.")
     if "heads" not in (cfg["gates"]["penalty"] or {}):
         raise UserError("voita: it needs gates that arrive at a number of heads: gates=hard_concrete_target.")
@@ -30,61 +45,73 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     before = description.get("made", {}).get("epochs")
     if before is None and options["scratch_epochs"] is None:
         raise UserError(f"voita.scratch_epochs: {cfg['weights']} does not say how long it was trained; give a number.")
-    epochs = options["scratch_epochs"] or before + cfg["trainer"]["max_epochs"]
+    learned = (before or 0) + cfg["trainer"]["max_epochs"]
+    epochs = options["scratch_epochs"] or learned
 
-    whole = Session("voita", cfg, folder / "whole")
-    whole.test()
-    whole.report.close()
-    heads = whole.classifier.gates.layout.num_heads
-    sizes = options["heads"] or [round(heads * share) for share in (0.75, 0.5, 0.25)]
-    main = whole.trainer.is_global_zero
-    rows: list[list[Any]] = [[heads, *[whole.classifier.results["test/accuracy"]] * 3, before or "", before or ""]]
-    for size in sizes:
-        here = {name: folder / f"heads_{size}_{name}" for name in ("pruned", "scratch")}
-        for name, job in {
-            "pruned": _pruned(cfg, size),
-            "scratch": _scratch(cfg, description, here["pruned"] / "tables" / "gates.csv", epochs, options),
-        }.items():
-            session = Session("train", job, here[name])
-            session.fit()
-            session.test(best=True)
-            session.export()
-            session.report.close()
-            session.trainer.strategy.barrier()  # the other ranks read what the first has written
-        learned, scratch = (json.loads((here[name] / "metrics.json").read_text()) for name in ("pruned", "scratch"))
-        rows.append(
-            [
-                size,
-                learned["gates/binary_accuracy"],
-                learned["test/accuracy"],
-                scratch["test/accuracy"],
-                (before or 0) + cfg["trainer"]["max_epochs"],
-                epochs,
-            ]
-        )
-    if main:
-        columns = ["heads", "pruned", "pruned_gates_as_learned", "scratch", "pruned_epochs", "scratch_epochs"]
-        images = whole.data.sizes["test"]
-        tables.write_csv(
-            folder / "tables" / "voita.csv", tables.Table([*columns, "images"], [[*r, images] for r in rows])
-        )
-        style.save(
-            voita.draw([(r[0], r[1], r[3]) for r in rows], images, 1 / whole.data.num_classes),
-            folder / "figures" / "voita",
-        )
-        for size, pruned, _, scratch, *_ in rows:
-            print(f"{size} of {heads} heads: pruned {100 * pruned:.2f} %, from scratch {100 * scratch:.2f} %")
-        print(f"tables and figures: {folder}")
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    heads = model.gates.layout.num_heads
+    whole = tested(cfg, data, model, folder / "whole")["test/accuracy"]
+    rows = [Row(heads, whole, whole, whole, before or "", before or "")]
+    for size in options["heads"] or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
+        here = folder / f"heads_{size}_pruned"
+        pruned = fit(_pruned(cfg, size), here)
+        kept = here / "tables" / "gates.csv"
+        scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
+        ours = pruned["gates/binary_accuracy"], pruned["test/accuracy"], scratch["test/accuracy"]
+        rows.append(Row(size, *ours, learned, epochs))
+    if builders.is_first():
+        write(folder, rows, data)
 
 
-def _pruned(cfg: dict[str, Any], heads: int) -> dict[str, Any]:
+def fit(cfg: Config, folder: Path) -> dict[str, float]:
+    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``. Returns the metrics."""
+    from mhprobe.run import builders
+
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report), report)
+    trainer.fit(model, datamodule=data)
+    builders.test(trainer, model, data, report)
+    builders.save(cfg, trainer, model, data, folder)
+    report.close()
+    trainer.strategy.barrier()  # the other ranks read what the first has written
+    return report.metrics
+
+
+def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -> dict[str, float]:
+    """Test the weights as they are."""
+    from mhprobe.run import builders
+
+    report = builders.report(cfg, folder, model.gates.layout)
+    builders.test(builders.trainer(cfg, [], report), model, data, report)
+    report.close()
+    return model.results
+
+
+def write(folder: Path, rows: list[Row], data: ImageData) -> None:
+    """Table, figure and a line for each number of heads."""
+    from mhprobe.report import tables
+    from mhprobe.report.figures import style, voita
+
+    images = data.sizes["test"]
+    table = tables.Table([*Row._fields, "images"], [[*row, images] for row in rows])
+    tables.write_csv(folder / "tables" / "voita.csv", table)
+    points = [(row.heads, row.pruned, row.scratch) for row in rows]
+    style.save(voita.draw(points, images, 1 / data.num_classes), folder / "figures" / "voita")
+    for row in rows:
+        accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
+        print(f"{row.heads} of {rows[0].heads} heads: {accuracies}")
+    print(f"tables and figures: {folder}")
+
+
+def _pruned(cfg: Config, heads: int) -> Config:
     gates = cfg["gates"]
     return {**cfg, "gates": {**gates, "penalty": {**gates["penalty"], "heads": heads}, "keep": heads}}
 
 
-def _scratch(
-    cfg: dict[str, Any], description: dict[str, Any], kept: Path, epochs: int, options: dict[str, Any]
-) -> dict[str, Any]:
+def _scratch(cfg: Config, description: dict[str, Any], kept: Path, epochs: int) -> Config:
     """New weights, the same backbone, and the heads that ``kept`` leaves."""
     fixed = {"relaxation": {"_target_": "mhprobe.gates.HeadGates", "_partial_": True}, "penalty": None}
     return {
@@ -93,7 +120,7 @@ def _scratch(
         "backbone": {**description["backbone"], "_target_": "mhprobe.backbones.build", "pretrained": False},
         "gates": {**cfg["gates"], **fixed, "frozen": "nothing", "keep": None, "mask": str(kept)},
         "trainer": {**cfg["trainer"], "max_epochs": epochs},
-        "optim": {**cfg["optim"], **options["scratch_optim"]},
+        "optim": {**cfg["optim"], **cfg["voita"]["scratch_optim"]},
     }
 
 

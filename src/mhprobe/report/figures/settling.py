@@ -23,7 +23,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
     """Three panels: a line per share of heads removed (black: none); what is left of the epoch's accuracy above
     chance; rank correlation of the scores of every two epochs.
 
-    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As callbacks/settling.py gives them.
+    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
     """
     from matplotlib import colormaps, rc_context
     from matplotlib.ticker import MaxNLocator

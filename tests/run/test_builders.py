@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 import mhprobe
 import mhprobe.mask
 import mhprobe.probe
 import runs
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.run.cli import CONF
-from mhprobe.run.schema import check
-from mhprobe.run.session import Session
+from mhprobe.run import builders
 
 pytestmark = pytest.mark.slow
-
-
-def config(folder: Path, *overrides: str):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", [*runs.TINY, "trainer.precision=32-true", f"cache_dir={folder}", *overrides])
-    return check(cfg)
 
 
 def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(tmp_path, monkeypatch):
@@ -32,7 +22,7 @@ def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_
 
     monkeypatch.setattr(GateImportance, "columns", refuse)
     with pytest.raises(mhprobe.UserError, match="not today"):
-        mhprobe.probe.run(config(tmp_path, "data.batch_size=16"), tmp_path / "run")
+        mhprobe.probe.run(runs.config("probe", tmp_path, "data.batch_size=16"), tmp_path / "run")
     assert (tmp_path / "run" / "tables" / "svcca.csv").is_file()
     assert (tmp_path / "run" / "metrics.json").is_file()
     assert not (tmp_path / "run" / "tables" / "gate_importance.csv").exists()
@@ -43,7 +33,7 @@ def test_units_by_index_say_so_where_stages_differ(tmp_path, capsys, heads, said
     swin = ["backbone.name=swin_tiny_patch4_window7_224", "~backbone.depth", "+backbone.depths=[1,1]"]
     swin += ["backbone.img_size=16", "backbone.patch_size=2", "+backbone.window_size=4"]
     swin += ["backbone.embed_dim=12", f"backbone.num_heads={heads}", "masking.steps=1"]
-    mhprobe.mask.run(config(tmp_path, *swin), tmp_path / "run")
+    mhprobe.mask.run(runs.config("mask", tmp_path, *swin), tmp_path / "run")
     lines = [line for line in capsys.readouterr().out.splitlines() if "stage by stage" in line]
     assert len(lines) == said  # head_max and head_min
 
@@ -64,6 +54,10 @@ def test_a_batch_larger_than_the_set_becomes_the_set_and_one_image_is_enough(tmp
 @pytest.mark.parametrize(("images", "batch_size"), [(96, 24), (95, 24), (20, 24)])
 def test_the_schedule_is_as_long_as_the_training(tmp_path, images, batch_size):
     size = [f"data.limit_train={images}", f"data.batch_size={batch_size}", "trainer.max_epochs=3"]
-    session = Session("train", config(tmp_path, *size, "trainer.accumulate_grad_batches=2"), tmp_path / "run")
-    session.fit()
-    assert session.trainer.global_step == session.classifier._steps() == 3 * math.ceil(max(1, images // batch_size) / 2)
+    cfg = runs.config("train", tmp_path, *size, "trainer.accumulate_grad_batches=2")
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, tmp_path / "run", model.gates.layout)
+    trainer = builders.trainer(cfg, [], report)
+    trainer.fit(model, datamodule=data)
+    assert trainer.global_step == model._steps() == 3 * math.ceil(max(1, images // batch_size) / 2)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from mhprobe.callbacks.settling import Settling, agreement, lowest
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report.report import Report
+from mhprobe.studies.settling import Settling, agreement, lowest
 from models import images_for, labels_for, tiny_vit
 
 

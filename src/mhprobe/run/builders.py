@@ -1,0 +1,316 @@
+"""The parts of a run, made from the checked configuration by pure functions. The commands put them together.
+
+A part that a command's configuration has no section for is left out: what a command does is what its file in conf/ has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
+from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from mhprobe.backbones import attach, build, input_spec
+from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SameShape, SaveOnTerminate, best_and_last
+from mhprobe.callbacks.curve import MaskingCurve
+from mhprobe.callbacks.gates import GateHistory
+from mhprobe.callbacks.probe import Probe
+from mhprobe.callbacks.seed import SeedEachStep
+from mhprobe.classifier import GatedClassifier
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.io.head_tables import read_kept
+from mhprobe.masking.curve import CurveSpec
+from mhprobe.measures.base import Measure
+from mhprobe.report.html import finish_report
+from mhprobe.report.report import Report
+from mhprobe.run.construct import construct, explained
+from mhprobe.run.quiet import quiet
+from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
+from mhprobe.weights.description import portable
+
+Config = dict[str, Any]  # what run.schema.check returns
+Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
+
+
+def data(cfg: Config) -> ImageData:
+    """The images, decoded and split. The first part of every run: from here on it is quiet."""
+    quiet()
+    return _prepared(cfg["data"], "data")
+
+
+def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
+    """The network of ``weights``, or a new one, with its gates. From now on ``data`` comes in the size it expects."""
+    L.seed_everything(cfg["seed"], workers=True, verbose=False)  # new weights are drawn here
+    backbone, description = _loaded(cfg["weights"], data) if has_weights(cfg) else _fresh(cfg["backbone"], data)
+    spec = input_spec(backbone)
+    data.spec = InputSpec(**spec)
+    description = {**description, "input": {key: list(value) for key, value in spec.items()}}
+    gates = cfg["gates"]
+    made = GatedClassifier(
+        backbone,
+        description,
+        make_gates=explained(construct(gates["relaxation"], "gates.relaxation"), "gates.relaxation"),
+        penalty=construct(gates["penalty"], "gates.penalty") if gates["penalty"] else None,
+        gate_lr=gates["lr"],
+        frozen=gates["frozen"],
+        **cfg.get("optim", {}),
+    )
+    if gates["mask"]:
+        made.gates.close(~read_kept(gates["mask"], made.gates.layout))
+    if cfg.get("compile"):
+        backbone.compile()
+    return made
+
+
+def has_weights(cfg: Config) -> bool:
+    """Whether the network comes from a file. ``weights=random`` says that it is meant to have learned nothing."""
+    return cfg["weights"] not in (None, "random")
+
+
+def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
+    """Writes into ``folder`` and tells the loggers."""
+    rank_zero_only.rank = _rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
+    loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in cfg["logger"].items()]
+    for logger in loggers:
+        logger.log_hyperparams(cfg)
+    return Report(folder, layout, loggers)
+
+
+def callbacks(
+    cfg: Config, model: GatedClassifier, data: ImageData, report: Report, checkpoints: Path | None = None
+) -> list[L.Callback]:
+    """Everything that watches a run, in the order in which Lightning calls it. checkpoints: where they go."""
+    checkpoints = checkpoints or report.folder / "checkpoints"
+    return [
+        # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
+        *_probe(cfg, model, data, report),
+        *_extra(cfg, report),
+        RichProgressBar(leave=False),
+        *(_of_training(cfg, checkpoints) if "optim" in cfg else ()),
+        # at the end of the test, each with metrics and tables of its own
+        *_gate_history(cfg, model, report),
+        *_masking(cfg, model, report),
+    ]
+
+
+def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Trainer:
+    """Lightning's, with whole checkpoints and our samplers."""
+    settings = dict(cfg["trainer"])
+    if settings["precision"] == "auto":
+        settings["precision"] = _best_precision(settings["accelerator"])
+    try:
+        return L.Trainer(
+            **settings,
+            callbacks=callbacks,
+            logger=report.loggers,  # type: ignore[arg-type]
+            plugins=[AtomicCheckpointIO()],
+            default_root_dir=report.folder,
+            use_distributed_sampler=False,  # ours pads with flagged images
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+        )
+    except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def best(model: GatedClassifier, checkpoints: Path) -> None:
+    """Take the weights of the epoch that was best on validation.
+
+    Where open heads have a price, that is the first, with all heads open: the last is meant, and kept.
+    """
+    if model.penalty is None:
+        model.load_state_dict(load_checkpoint(checkpoints / "best.ckpt")["state_dict"])
+
+
+def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
+    """Test the weights as they are, with all that the callbacks do at the end of a test."""
+    trainer.test(model, datamodule=data, verbose=False)
+    if trainer.is_global_zero:
+        report.add_metrics({**model.results, "test/images": data.sizes["test"]})
+
+
+def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:
+    """Write the weights as plain timm keys: ``model.safetensors`` and the JSON that rebuilds the model."""
+    if not trainer.is_global_zero:
+        return
+    made = {
+        "by": f"mhprobe.{cfg['command']}",
+        "name": cfg["name"],
+        "data": data.fingerprint,
+        "epochs": trainer.current_epoch,
+        "seed": cfg["seed"],
+        **model.results,
+    }
+    description = {**model.description, "made": made}
+    if learns_gates(model):
+        rule = cfg["gates"]
+        description["gates_kept"] = model.gates.kept(rule["keep"], rule["threshold"]).long().tolist()
+    save_weights(model.backbone, folder / "model.safetensors", description)
+
+
+def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
+    """Finish the report and say where it is; then complain about measures that could not be computed."""
+    if not trainer.is_global_zero:
+        return
+    report.close()
+    finish_report(report.folder, cfg["command"], model.gates.layout)
+    print(f"test accuracy {100 * model.results['test/accuracy']:.2f} % of {data.sizes['test']} images")
+    print(f"tables and figures: {report.folder}")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Probe) and callback.refused:
+            raise callback.refused[0]
+
+
+def is_first() -> bool:
+    """Whether this is the only process of the run, or the first of several."""
+    return _rank() == 0
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
+def learns_gates(model: GatedClassifier) -> bool:
+    return any(gate.requires_grad for gate in model.gates.parameters())
+
+
+# the network
+
+
+def _loaded(weights: str, data: ImageData) -> tuple[nn.Module, Description]:
+    backbone, loaded = load_weights(weights)
+    if loaded["class_names"] != list(data.class_names):
+        raise UserError(
+            f"weights: {weights} knows the classes {', '.join(loaded['class_names'][:3])} ..., the data has "
+            f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
+        )
+    return backbone, {key: loaded[key] for key in DESCRIBES if key in loaded}
+
+
+def _fresh(part: dict[str, Any], data: ImageData) -> tuple[nn.Module, Description]:
+    backbone = construct({**part, "num_classes": data.num_classes}, "backbone")
+    return backbone, {"backbone": portable(part), "class_names": list(data.class_names), "data": data.source.name}
+
+
+def _random_twin(cfg: Config, model: GatedClassifier, data: ImageData) -> nn.Module:
+    """The same architecture with gates, freshly initialised from the run's seed."""
+    settings = portable(model.description["backbone"])  # without a path to weights
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(cfg["seed"] + 1)  # not the weights this run itself may have started from
+        twin = build(**{**settings, "pretrained": False}, num_classes=data.num_classes)
+    if attach(twin).layout != model.gates.layout:
+        raise UserError(
+            "probe.control: expected weights whose heads are those of their architecture, got pruned ones, which "
+            "have no random twin. Leave probe.control=null, or probe the weights before the removal."
+        )
+    return twin.eval()
+
+
+# the callbacks
+
+
+def _of_training(cfg: Config, checkpoints: Path) -> Iterator[L.Callback]:
+    yield LearningRateMonitor(logging_interval="step")
+    yield SeedEachStep(cfg["seed"])
+    yield SameShape(cfg["data"].get("batch_size", 0))
+    yield from best_and_last(checkpoints, cfg.get("checkpoint", {}).get("every_n_steps"))
+    yield SaveOnTerminate(checkpoints)
+
+
+def _gate_history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[L.Callback]:
+    if "optim" in cfg and learns_gates(model):
+        yield GateHistory(report, cfg["gates"]["keep"], cfg["gates"]["threshold"])
+
+
+def _extra(cfg: Config, report: Report) -> Iterator[L.Callback]:
+    for name, part in (cfg.get("callback") or {}).items():
+        yield explained(construct(part, f"callback.{name}"), f"callback.{name}")(report)
+
+
+def _probe(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Iterator[Probe]:
+    if "probe" not in cfg or not cfg.get("measure"):
+        return
+    built, refused = _measures(cfg, model.gates.layout)
+    settings = dict(cfg["probe"])
+    settings["control"] = _random_twin(cfg, model, data) if settings["control"] == "random_init" else None
+    settings["also_on"] = None if settings["also_on"] is None else _second_data(settings["also_on"], data)
+    probe = Probe(built, report, **settings)
+    probe.refused += refused
+    yield probe
+
+
+def _measures(cfg: Config, layout: HeadLayout) -> tuple[dict[str, Measure], list[UserError]]:
+    """Made before the run, so that a wrong option is found before the training, not after it."""
+    built: dict[str, Measure] = {}
+    refused = []
+    for name, part in cfg["measure"].items():
+        try:
+            built[name] = explained(construct(part, f"measure.{name}"), f"measure.{name}")(layout)
+        except UserError as error:
+            if "optim" in cfg:
+                raise
+            refused.append(error)  # said at the end: the others are computed
+    return built, refused
+
+
+def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[MaskingCurve]:
+    if "masking" not in cfg or not cfg["masking"]["curves"]:
+        return
+    settings = cfg["masking"]
+    specs = [_curve(name, part) for name, part in settings["curves"].items()]
+    for spec in specs:
+        spec.check(model.gates.layout)
+    options = {key: settings[key] for key in ("select_on", "steps", "step")}
+    if settings["join"]:
+        options["join"] = construct(settings["join"], "masking.join")
+    yield MaskingCurve(specs, report, Path(cfg["cache_dir"]) / "orders", **options)
+
+
+def _curve(name: str, part: dict[str, Any]) -> CurveSpec:
+    where = f"masking.curves.{name}"
+    order = construct(part.get("order"), f"{where}.order")
+    make: Callable[..., CurveSpec] = explained(CurveSpec, where)
+    return make(name=name, **{**part, "order": order})
+
+
+# data and hardware
+
+
+def _prepared(part: dict[str, Any], where: str) -> ImageData:
+    made: ImageData = construct(part, where)
+    made.prepare_data()
+    made.setup()
+    return made
+
+
+def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:
+    """The data set of ``probe.also_on``, prepared like the first."""
+    second = _prepared(part, "probe.also_on")
+    if second.class_names != first.class_names:
+        raise UserError(
+            f"probe.also_on: {second.source.name} has the classes {', '.join(second.class_names[:3])} ..., expected "
+            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    if second.source.name == first.source.name:
+        raise UserError(f"probe.also_on: expected another data set than data, got {second.source.name} twice.")
+    second.spec = first.spec
+    return second
+
+
+def _best_precision(accelerator: str) -> str:
+    """bf16-mixed where the hardware multiplies bfloat16 faster than float32."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    if accelerator in ("auto", "cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "bf16-mixed"
+    return "32-true"

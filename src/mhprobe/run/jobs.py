@@ -1,0 +1,88 @@
+"""Where jobs write, and how a sweep ends whose jobs failed.
+
+A job of a sweep may run in another process (joblib) or on another machine (submitit): what failed is written into its
+folder, and read there by whoever started the sweep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from mhprobe.errors import UserError
+
+FAILED = "failed.json"
+_claimed: dict[str, str] = {}  # what was asked for -> what this process has got
+
+
+def claim(wanted: str) -> str:
+    """A new folder of that name, or the next free one (_2, _3 ...): two runs never share one.
+
+    Ranks that a launcher started share what they are told; they come one by one, so nobody can claim for the others.
+    """
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        return wanted
+    if wanted not in _claimed:
+        try:
+            _claimed[wanted] = _first_free(os.path.expanduser(wanted))
+        except OSError as error:
+            raise UserError(
+                f"out: {error.filename} cannot be written ({error.strerror}). Choose another folder with out=<folder>."
+            ) from error
+    return _claimed[wanted]
+
+
+def _first_free(wanted: str) -> str:
+    Path(wanted).parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = Path(wanted if number == 1 else f"{wanted}_{number}")
+        try:
+            folder.mkdir()  # of two processes only one can
+        except FileExistsError:
+            continue
+        return str(folder)
+    raise AssertionError
+
+
+def hold(folder: Path) -> int | None:
+    """Keep ``folder`` until this process ends; UserError if another run is writing there. Returns what holds it."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another run is writing there. Wait for it, or give another hydra.run.dir."
+        ) from None
+    except (ImportError, OSError):  # a system without such locks
+        return None
+    return handle
+
+
+def note(folder: Path, code: int, message: str) -> None:
+    """Leave word of a job that failed for the end of its sweep."""
+    (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
+
+
+class SaysWhatFailed(Callback):
+    """At the end of a sweep: one line for each job that failed, and its exit code."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
+        jobs = sorted((path.parent for path in folder.glob("*/config")), key=lambda path: (len(path.name), path.name))
+        failed = {job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()}
+        if not failed:
+            return
+        print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
+        for job, end in failed.items():
+            told = OmegaConf.load(job / "config" / "overrides.yaml")
+            print(f"  {job.name} ({' '.join(str(part) for part in told)}): {end['message']}", file=sys.stderr)
+        sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)

@@ -1,0 +1,29 @@
+"""Noise that a user can do nothing about is left out, each line of it with its reason."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+WARNINGS = (
+    ("LeafSpec", "torch moved a private class that Lightning still imports"),
+    ("does not have many workers", "a memory-mapped gather is faster than worker processes for small images"),
+    ("sync_dist=True", "the logged numbers are reduced already, exactly, by torchmetrics"),
+    ("Checkpoint directory", "resuming into the folder of a run is meant"),
+    ("The dirpath has changed", "the best checkpoint is brought along, and last.ckpt is only the newest"),
+    ("callbacks used to create the checkpoint", "a resumed run may save at other steps than the one before"),
+    ("tensorboardX", "the csv logger is chosen"),
+    ("smaller than the logging interval", "few images are a choice, and every epoch is logged"),
+    ("lr_scheduler.step", "mixed precision may skip its first step"),
+)
+LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # devices found, tips, font subsets
+
+
+def quiet() -> None:
+    """To be called before anything else imports Lightning, which warns while it is imported and sets its own levels."""
+    for message, _ in WARNINGS:
+        warnings.filterwarnings("ignore", message=f".*{message}")
+    import lightning  # noqa: F401
+
+    for library in LOGS:
+        logging.getLogger(library).setLevel(logging.WARNING)

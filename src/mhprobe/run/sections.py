@@ -1,0 +1,130 @@
+"""Which parts of the configuration a command has: those of its own file in conf/.
+
+An experiment speaks to all commands: it names a backbone, data, how to train, what to measure and what to mask. Each
+command takes the sections it has, and leaves the others out. On the command line a section that a command has not is a
+mistake, and the answer names the commands that have it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import hydra._internal.hydra as machinery
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from mhprobe.errors import UserError
+from mhprobe.run.jobs import claim
+
+PACKAGE = Path(__file__).parents[1]
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+ADDS = ("experiment", "callback")  # groups that add something to a command instead of choosing a part of it
+
+
+def commands() -> list[str]:
+    """The names of the commands' files, which are those of their modules below mhprobe: train, ..., studies.voita."""
+    return [path.stem for path in sorted(CONF.glob("*.yaml")) if path.stem != "base"]
+
+
+def sections(command: str) -> set[str]:
+    """The keys of a command's configuration: those of its file, of the files that it begins with, and its groups."""
+    file = _file(command)
+    found = {str(key) for key in file if key not in ("defaults", "hydra")}
+    for base in _begins_with(file):
+        found |= sections(base)
+    return found | set(_chosen(command))
+
+
+class OwnSections(ConfigLoaderImpl):
+    """Hydra's loader, for one command's sections."""
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        own = sections(str(config_name))
+        _refuse_others(str(config_name), own, overrides)
+        data = [] if run_mode == RunMode.MULTIRUN else data_of_weights(overrides)
+        cfg = super().load_configuration(
+            config_name, [*data, *overrides], run_mode, from_shell, validate_sweep_overrides
+        )
+        with open_dict(cfg):
+            for section in set(cfg) - own - {"hydra"}:
+                del cfg[section]
+        return cfg
+
+
+def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:
+    for override in overrides:
+        section = _key(override).split(".")[0]
+        if section in own or section in ADDS or section == "hydra":
+            continue
+        homes = [other for other in commands() if section in sections(other)]
+        if homes:
+            where = ", ".join(f"mhprobe.{home}" for home in homes)
+            raise UserError(f"{override}: mhprobe.{command} has no {section}; it is a part of {where}.")
+
+
+def install() -> None:
+    """From now on Hydra composes a command's own sections only."""
+    machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
+    OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
+    OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
+
+
+def data_of_weights(overrides: Sequence[str]) -> list[str]:
+    """``data=<name>`` where weights are given that say what they were trained on, and neither data nor experiment."""
+    keys = {_key(override): override.partition("=")[2] for override in overrides}
+    if "weights" not in keys or {"data", "experiment"} & set(keys):
+        return []
+    try:
+        name = json.loads(Path(keys["weights"].strip("'\"")).with_suffix(".json").read_text())["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # whoever loads the weights says what is wrong with them
+    return [f"data={name}"] if isinstance(name, str) and (CONF / "data" / f"{name}.yaml").is_file() else []
+
+
+def _key(override: str) -> str:
+    """'+data@probe.also_on=x' -> 'data'"""
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _groups(command: str) -> str:
+    """The groups that a command chooses from, a line each, with their options."""
+    groups = {*_chosen(command), *(group for group in ADDS if group == "experiment" or group in sections(command))}
+    return "\n".join(f"{group}: {', '.join(options(group))}" for group in sorted(groups))
+
+
+def options(group: str) -> list[str]:
+    """The files of a group that can be chosen."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "base")
+
+
+def _chosen(command: str) -> Iterator[str]:
+    """Groups in the defaults of a command's file, and of those that it begins with."""
+    file = _file(command)
+    for base in _begins_with(file):
+        yield from _chosen(base)
+    for entry in file.get("defaults", []):
+        for group, choice in {} if isinstance(entry, str) else entry.items():
+            name = str(group).removeprefix("override ").strip("/")
+            if choice is not None and (CONF / name).is_dir():
+                yield name
+
+
+def _file(command: str) -> DictConfig:
+    return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
+
+
+def _begins_with(file: DictConfig) -> list[str]:
+    """The files that another one begins with: plain names in its defaults."""
+    return [entry.strip("/") for entry in file.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
