@@ -45,11 +45,11 @@ CURVES = [
     *({**row("random", "test", k, [0] * k, a, "mean"), "masked": ""} for k, a in enumerate([0.90, 0.80, 0.70])),
 ]
 TOTALS = [
-    {"curve": "wise", "split": "validation", "unmasked": 0.9, "area": 0.85, "heads_within_1_point": 2.0},
-    {"curve": "wise", "split": "test", "unmasked": 0.9, "area": 0.81, "heads_within_1_point": 0.0},
-    {"curve": "lucky", "split": "validation", "unmasked": 0.9, "area": 0.80, "heads_within_1_point": 0.0},
-    {"curve": "lucky", "split": "test", "unmasked": 0.9, "area": 0.90, "heads_within_1_point": 3.0},
-    {"curve": "random", "split": "test", "unmasked": 0.9, "area": 0.80, "heads_within_1_point": 0.0},
+    {"curve": "wise", "split": "validation", "unmasked": 0.9, "area_shared": 0.85, "heads_within_1_point": 2.0},
+    {"curve": "wise", "split": "test", "unmasked": 0.9, "area_shared": 0.81, "heads_within_1_point": 0.0},
+    {"curve": "lucky", "split": "validation", "unmasked": 0.9, "area_shared": 0.80, "heads_within_1_point": 0.0},
+    {"curve": "lucky", "split": "test", "unmasked": 0.9, "area_shared": 0.90, "heads_within_1_point": 3.0},
+    {"curve": "random", "split": "test", "unmasked": 0.9, "area_shared": 0.80, "heads_within_1_point": 0.0},
 ]
 
 
@@ -74,7 +74,7 @@ def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Pa
     report.add_measure(
         "svcca", "pairwise", {"value": (pairs + pairs.T) / 2, "null": torch.full_like(pairs, 0.05)}, "SVCCA"
     )
-    report.add_curves(CURVES, chance=1 / len(CLASSES))
+    report.add_table("masking_curves", table(CURVES))
     report.add_table("masking_totals", table(TOTALS))
     points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
     add_history(report, "gate_importance", "importance (nats)", points, figure=False)
@@ -91,9 +91,9 @@ def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Pa
 
 
 def table(rows: list[dict[str, object]]):
-    from mhprobe.report.tables import curves
+    from mhprobe.report.tables import from_rows
 
-    return curves(rows)
+    return from_rows(rows)
 
 
 @pytest.fixture(scope="session")

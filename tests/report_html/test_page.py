@@ -108,9 +108,9 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
 
 def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
     report = Report(tmp_path / "run", layout())
-    rows = [r for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")]
+    rows = [{**r, "chosen_on": "test"} for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")]
     report.add_table("masking_curves", table(rows))
-    total = {"curve": "lucky", "split": "test", "unmasked": 0.9, "area": 0.9, "heads_within_1_point": 3.0}
+    total = {"curve": "lucky", "split": "test", "unmasked": 0.9, "area_shared": 0.9, "heads_within_1_point": 3.0}
     report.add_table("masking_totals", table([total]))
     run = read_run(tmp_path / "run")
     assert "which flatters" in " ".join(words.result(run, [], []))

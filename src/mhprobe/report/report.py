@@ -99,8 +99,8 @@ class Report:
         e.g. an epoch's or a control's results apart.
         """
         label = self.labels[name] = label or name.replace("_", " ")
-        paths = [write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode())]
-        paths += self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        paths = self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        paths.append(write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode()))
         if kind == "pairwise":
             paths += self.add_table(f"{name}_blocks{suffix}", tables.pairwise_blocks(self.layout, columns))
         for column, names in (axes or {}).items():

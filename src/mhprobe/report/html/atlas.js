@@ -212,11 +212,10 @@ function historyOf(head) {
   return DATA.history.flatMap(({ name, label, steps, values }) => {
     const others = steps.flatMap((step, i) => values[i].map((value, id) => ({ step, value, id })));
     const own = others.filter(({ id }) => id === head.id);
-    const chart = Plot.plot({
-      width: 380, height: 170, style: { background: "none" }, x: { label: "step" }, y: { label, grid: true }, ariaLabel: `${name} through training`,
+    const chart = chartOf({
+      width: 380, height: 170, style: { background: "none", fontSize: "11px" }, x: { label: "step" }, y: { label, grid: true }, ariaLabel: `${name} through training`,
       marks: [Plot.line(others, { x: "step", y: "value", z: "id", stroke: "currentColor", strokeOpacity: 0.15 }), Plot.line(own, { x: "step", y: "value", stroke: lineColour(1), strokeWidth: 2.5 })],
     });
-    chart.setAttribute("role", "img");
     return [el("h3", {}, `${name[0].toUpperCase()}${name.slice(1)} through training`), chart, el("p", { class: "note" }, "Thin lines: the other heads.")];
   });
 }

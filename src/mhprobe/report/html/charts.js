@@ -17,8 +17,8 @@ function drawCurve() {
   const percents = { transform: (share) => 100 * share };
   const one = points.every(({ step }) => step === points[0].step);
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
-  const chart = Plot.plot({
-    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked", style: { background: "none", fontSize: "13px" },
+  const chart = chartOf({
+    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked",
     x: { label: `heads masked (of ${HEADS.length || "all"})`, domain: [0, d3.max(LINES, (line) => d3.max(line.points, (p) => p.heads_masked))] },
     y: { label: `${split} accuracy (%)`, grid: true, ...percents },
     marks: [
@@ -32,7 +32,6 @@ function drawCurve() {
       Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} heads masked\n${split} accuracy ${share(p)}${p.delta == null ? "" : `\nloss ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} nats`}` })),
     ],
   });
-  chart.setAttribute("role", "img");
   chart.addEventListener("click", () => { if (chart.value?.masked) choose(heads(chart.value.masked)); });
   byId("curve-chart").replaceChildren(chart);
 }

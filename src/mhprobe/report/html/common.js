@@ -78,6 +78,14 @@ byId("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
+// A chart is one picture with one name: Plot names its parts too, which only pictures of their own may be.
+function chartOf(options) {
+  const chart = Plot.plot({ style: { background: "none", fontSize: "13px" }, ...options });
+  chart.setAttribute("role", "img");
+  chart.querySelectorAll("[aria-label], [aria-description]").forEach((part) => ["aria-label", "aria-description"].forEach((name) => part.removeAttribute(name)));
+  return chart;
+}
+
 // A grid of coloured squares, blocks down and heads across; fill(row, head) makes what stands in it.
 function blocks(heads) {
   const rows = d3.groups(heads, (head) => head.site).map(([site, all]) => ({ site, stage: all[0].stage, block: all[0].block, heads: all }));

@@ -21,8 +21,8 @@ function drawCurves() {
   const strokeOf = (run) => lineColour(DATA.runs.indexOf(run));
   const named = (lines) => lines.flatMap(({ run, points }) => points.map((point) => ({ ...point, run })));
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
-  const chart = Plot.plot({
-    width, height: Math.max(300, width * 0.42), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked, by run", style: { background: "none", fontSize: "13px" },
+  const chart = chartOf({
+    width, height: Math.max(300, width * 0.42), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked, by run",
     x: { label: "heads masked" }, y: { label: `${split} accuracy (%)`, grid: true, transform: (accuracy) => 100 * accuracy },
     marks: [
       ...shown.flatMap(({ run, points }) => [
@@ -34,7 +34,6 @@ function drawCurves() {
       Plot.tip(named(shown), Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.run}: ${number(p.heads_masked)} heads masked\n${split} accuracy ${share(p)}` })),
     ],
   });
-  chart.setAttribute("role", "img");
   byId("curve-chart").replaceChildren(chart);
   byId("curve-legend").replaceChildren(...DATA.runs.map((run) => el("span", { style: "display:inline-flex;gap:.4rem;align-items:center" }, el("span", { class: "swatch", style: `border-color:${strokeOf(run)}` }), run)));
 }

@@ -20,12 +20,14 @@ def lines(run: Run) -> list[dict[str, Any]]:
     """A line per curve and split: of repeats the mean. points: step, heads, accuracy, its interval, loss, mask, ..."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     known = rows(run)
+    first = {row["curve"]: row["split"] for row in reversed(known)}  # in older tables the images that chose come first
     averaged = {(row["curve"], row["split"]) for row in known if row["seed"] == "mean"}
     for row in known:
         key = row["curve"], row["split"]
         if key in averaged and row["seed"] != "mean":
             continue
         line = {"curve": row["curve"], "split": row["split"], "averaged": key in averaged, "points": []}
+        line |= {"search": row.get("search") or "", "chosen_on": row.get("chosen_on") or first[row["curve"]]}
         found.setdefault(key, line)["points"].append(_point(row))
     return list(found.values())
 
@@ -47,11 +49,10 @@ def totals(run: Run) -> list[dict[str, Any]]:
 
 def best(run: Run) -> dict[str, Any] | None:
     """The searched order whose curve lets most heads go within one point, on the images it was chosen on."""
-    averaged = {line["curve"] for line in lines(run) if line["averaged"]}
-    found = [row for row in totals(run) if row["curve"] not in averaged]
-    chosen_on = found[0]["split"] if found else None  # a curve's selection split comes first in the table
-    asked = [row for row in found if row["split"] == chosen_on]
-    return max(asked, key=lambda row: (row["heads_within_1_point"], row["area"]), default=None)
+    chosen_on = {line["curve"]: line["chosen_on"] for line in lines(run) if not line["averaged"]}
+    asked = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
+    area = "area_shared" if asked and "area_shared" in asked[0] else "area"  # its name in older runs
+    return max(asked, key=lambda row: (row["heads_within_1_point"], row.get(area) or 0), default=None)
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,225 @@
+"""The page in a real browser: what a reader clicks, types and sees. Skipped where there is no Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhprobe.report.html import finish_report, write_comparison
+from report_html.conftest import CLASSES, layout, make_run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'mhprobe[test]'")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory) -> str:
+    folder = make_run(tmp_path_factory.mktemp("seen") / "run")
+    return finish_report(folder, "train", layout()).as_uri()
+
+
+@pytest.fixture(scope="module")
+def comparison(a_run, other_run, tmp_path_factory) -> str:
+    return write_comparison([a_run, other_run], tmp_path_factory.mktemp("compared") / "c.html").as_uri()
+
+
+@pytest.fixture
+def visit(browser) -> Iterator[Any]:
+    """Opens an address; at the end, nothing may have been complained about, and nothing fetched."""
+    contexts, wrong = [], []
+
+    def go(address: str, width: int = 1280, theme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
+        page.on("request", lambda request: wrong.append(request.url) if "://" in request.url[5:] else None)
+        page.goto(address)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert [text for text in wrong if text != address_of(text)] == []
+
+
+def address_of(text: str) -> str:
+    """The pages themselves are files."""
+    return text if text.startswith("file:///") and text.endswith(".html") else ""
+
+
+def background(page: Any, head: int) -> str:
+    return page.eval_on_selector(f'[data-id="{head}"]', "cell => getComputedStyle(cell).backgroundColor")
+
+
+def test_the_grid_takes_the_colours_of_the_chosen_measure(visit, address):
+    page = visit(address)
+    assert page.locator('#grid [role="gridcell"]').count() == 12
+    before = background(page, 5)
+    page.select_option("#colour", label="gate importance")
+    assert background(page, 5) != before
+    assert "How much the loss of an image moves" in page.inner_text("#about")
+    assert page.locator("#control .cell").count() == 12  # a random network's, on the same scale
+    assert "importance (nats)" in page.inner_text("#legend")
+
+
+def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
+    page = visit(address)
+    page.click('[data-id="2"]')
+    said = page.inner_text("#head")
+    assert said.startswith("Block 0, head 2")
+    assert "3 (2.9 to 3.1)" in said and "1 of 12" in said and "random 0.03" in said
+    assert "Nearest by svcca" in said and "Chance: 0.05" in said
+    assert "step 3 of 3" in said  # of the order "wise"
+    assert len(page.locator("#head .bars .name").all()) == len(CLASSES) and "{{ 7 * 7 }}" in said
+    assert page.locator("#head svg").count() == 1  # its history
+    page.locator("#head .link").first.click()  # its nearest
+    assert not page.inner_text("#head").startswith("Block 0, head 2")
+
+
+def test_the_keyboard_alone_is_enough(visit, address):
+    page = visit(address)
+    page.focus("#click-chooses")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.dataset.id") == "2"  # the highest stands open
+    for key, head in (("Home", "0"), ("ArrowRight", "1"), ("ArrowDown", "5"), ("End", "7"), ("ArrowLeft", "6")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.dataset.id") == head
+    page.keyboard.press("Enter")
+    assert page.inner_text("#head").startswith("Block 1, head 2")
+    assert page.evaluate("document.activeElement.dataset.id") == "6"
+    page.keyboard.press("Space")
+    assert page.get_attribute('[data-id="6"]', "aria-selected") == "true"
+    assert "prune" in page.inner_text("#chosen-command") and "=[6]" in page.inner_text("#chosen-command")
+
+
+def test_chosen_heads_meet_the_curve(visit, address):
+    page = visit(address)
+    page.locator('[data-id="0"]').click(modifiers=["Control"])
+    assert "Without it the loss rises by" in page.inner_text("#chosen-known") or "step 1 of wise" in page.inner_text(
+        "#chosen-known"
+    )
+    page.locator('[data-id="1"]').click(modifiers=["Control"])
+    assert "test accuracy is 87.0 % (85.0 to 89.0): step 2 of wise" in page.inner_text("#chosen-known")
+    assert page.locator('#curve-chart circle[r="8"], #curve-chart [stroke="var(--ring)"]').count() >= 1
+    page.locator('[data-id="11"]').click(modifiers=["Control"])
+    assert "did not measure the accuracy without exactly these" in page.inner_text("#chosen-known")
+    page.click("#clear")
+    assert page.inner_text("#chosen-heads") == "None."
+
+
+def test_a_point_of_the_curve_chooses_its_heads(visit, address):
+    page = visit(address)
+    page.select_option("#line", "lucky")
+    page.focus("#step")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#chosen-heads") == "2 of 12: 5 6"
+    assert page.get_attribute('[data-id="5"]', "aria-selected") == "true"
+    page.locator("#curve-chart").scroll_into_view_if_needed()
+    box = page.locator("#curve-chart svg").bounding_box()
+    place = "svg => [svg.scale('x').apply(3), svg.scale('y').apply(60)]"
+    x, y = page.eval_on_selector("#curve-chart svg", place)
+    page.mouse.move(box["x"] + x - 3, box["y"] + y - 3)
+    page.mouse.click(box["x"] + x - 3, box["y"] + y - 3)
+    assert page.inner_text("#chosen-heads") == "3 of 12: 0 1 2"  # where "wise" ends
+
+
+def test_the_lowest_heads_by_a_measure_are_chosen(visit, address):
+    page = visit(address)
+    page.select_option("#colour", label="gate importance")
+    page.fill("#many", "1")
+    page.click("#highest")
+    assert page.inner_text("#chosen-heads") == "1 of 12: 2"
+
+
+def test_tables_sort_and_filter(visit, address):
+    page = visit(address)
+    table = page.locator("#all-tables details").filter(has=page.locator("summary", has_text="gate importance")).first
+    table.locator("summary").click()
+    first = table.locator("tbody tr").first
+    header = table.locator("th", has_text="value")
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "descending" and first.locator("td").first.inner_text() == "2"
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "ascending" and first.locator("td").first.inner_text() != "2"
+    table.locator("input").fill("block=1 value<3")
+    assert table.locator("tbody tr").count() == 4 and "4 of 12 rows" in table.inner_text()
+    table.locator("tbody .link").first.click()
+    assert page.inner_text("#head").startswith("Block 1")
+
+
+def test_light_and_dark_are_a_click_apart(visit, address):
+    page = visit(address)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.click("#theme")
+    assert page.evaluate(paper) != light
+    assert visit(address, theme="dark").evaluate(paper) == page.evaluate(paper)
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_nothing_is_wider_than_the_screen(visit, address, comparison, width):
+    for where in (address, comparison):
+        page = visit(where, width)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["address", "comparison"])
+def test_axe_finds_nothing_serious(visit, request, which, theme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'mhprobe[test]'")
+    page = visit(request.getfixturevalue(which), theme=theme)
+    page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true })")
+    page.wait_for_selector("#all-tables tbody tr")
+    found = axe.Axe().run(page).response["violations"]
+    serious = [f"{v['id']}: {v['nodes'][0]['html'][:200]}" for v in found if v["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+def test_a_comparison_shows_runs_on_the_same_scale(visit, comparison):
+    page = visit(comparison)
+    assert page.locator("#grids .pair").count() == 2 and page.locator("#grids .cell").count() == 3 * 12
+    page.select_option("#colour", label="gate importance")
+    cells = page.eval_on_selector_all(
+        "#grids .pair", "all => all.map(one => one.querySelectorAll('.cell')[2].style.background)"
+    )
+    assert cells[0] == cells[1]  # head 2 has the same value in both
+    assert page.locator("#curve-chart path").count() > 2
+    page.select_option("#line", "lucky")
+    table = page.locator("#all-tables details").filter(has_text="heads that changed")
+    table.locator("summary").click()
+    table.locator("input").fill("measure=gate_importance changed=1")
+    assert 0 < table.locator("tbody tr").count() < 12
+
+
+def test_without_scripts_words_and_figures_are_there(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert "2 of 12 heads can be masked" in page.inner_text("#result")
+    assert page.locator("#figures img").count() == len(list((Path(address[7:]).parent / "figures").glob("*.png")))
+    context.close()
