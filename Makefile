@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast bench bench-full clean
+.PHONY: demo test fast fuzz bench bench-full constraints licences clean
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -21,6 +21,18 @@ bench: .venv/installed-test
 
 bench-full: .venv/installed-test
 	$(BIN)/python -m benchmarks --size full $(BENCH)
+
+# damage to every kind of file; make fuzz FUZZ=5000
+FUZZ ?= 500
+fuzz: .venv/installed-test
+	FUZZ=$(FUZZ) $(BIN)/python -m pytest tests/faults
+
+# after the whole suite has passed with what is installed
+constraints: .venv/installed-test
+	$(BIN)/python tools/dependencies.py constraints > constraints.tmp && mv constraints.tmp constraints.txt
+
+licences: .venv/installed-test
+	@$(BIN)/python tools/dependencies.py licences
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv

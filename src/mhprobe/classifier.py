@@ -69,12 +69,6 @@ class GatedClassifier(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(self(batch.images).float(), batch.labels if batch.targets is None else batch.targets)
-        if not torch.isfinite(loss):
-            raise UserError(
-                f"the loss became {loss.item()} at epoch {self.current_epoch}, step {self.global_step}; training "
-                f"stopped before this step changed the weights. Lower optim.lr or set trainer.gradient_clip_val, and "
-                f"go on from the last checkpoint with ckpt_path=last."
-            )
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss if self.penalty is None else loss + self._price()
 

@@ -16,7 +16,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     report = builders.report(cfg, folder, model.gates.layout)
     callbacks = builders.callbacks(cfg, model, data, report)
     trainer = builders.trainer(cfg, callbacks, report)
-    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder))
+    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
     builders.best(model, folder / "checkpoints")
     builders.test(trainer, model, data, report)

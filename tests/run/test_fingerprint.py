@@ -35,7 +35,7 @@ def of(images: str = "abc", processes: int = 1, precision: str = "32-true", abou
         key: {**CFG[key], **changes[key]} if isinstance(changes.get(key), dict) else changes.get(key, CFG[key])
         for key in CFG
     }
-    return facts(cfg, about, images, processes, precision)
+    return {**facts(cfg, about, images), "processes": processes, "precision": precision}
 
 
 def answer(theirs: Any, ours: Any, *allow: str) -> str:

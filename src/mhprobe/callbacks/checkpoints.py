@@ -120,24 +120,3 @@ class SaveOnTerminate(L.Callback):
             return self.terminated
         flag = torch.tensor(float(self.terminated), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(flag, reduce_op="sum"))
-
-
-class SameShape(L.Callback):
-    """Refuses to resume with other ranks or batches: the data order and the schedule would silently change."""
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-        self.world_size = 1
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.world_size = trainer.world_size
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"processes": self.world_size, "batch_size": self.batch_size}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict != self.state_dict():
-            raise UserError(
-                f"ckpt_path: the run was made with {state_dict}, this one has {self.state_dict()}: the data order and "
-                f"the learning rate schedule would change. Use the same, or start anew from weights=<file>."
-            )

@@ -9,17 +9,19 @@ import lightning as L
 
 
 class SameRun(L.Callback):
-    """facts: what makes this run, plain values by key (mhprobe.run.fingerprint)."""
+    """facts: what makes this run besides its trainer, plain values by key (mhprobe.run.fingerprint)."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        self.facts = dict(facts)
-        self.changed = False
+        self._facts, self.changed = dict(facts), False
+
+    def facts(self, trainer: L.Trainer) -> dict[str, Any]:
+        return {**self._facts, "processes": trainer.world_size, "precision": str(trainer.precision)}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["run"] = self.facts
+        checkpoint["run"] = self.facts(trainer)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.changed = checkpoint.get("run") != self.facts
+        self.changed = checkpoint.get("run") != self.facts(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.changed:  # the checkpoint's optimizer came back with its own rates

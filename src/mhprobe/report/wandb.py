@@ -112,6 +112,8 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
         wandb.finish(exit_code=1)  # an earlier job of this process died; its run must not swallow this one's numbers
     # a folder that W&B is to write into must exist, or it quietly takes another one
     os.makedirs(where["dir"], exist_ok=True)
+    # its own telemetry, refused with the key, would complain to the terminal after the run's last line
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     wandb.setup(wandb.Settings(silent=True))  # without a key, W&B would otherwise ask at a terminal, and wait for ever
     try:
         run = wandb.init(settings=settings, **where)

@@ -19,10 +19,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from mhprobe.backbones import attach, build, input_spec
-from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SameShape, SaveOnTerminate, best_and_last
+from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
+from mhprobe.callbacks.finite import StopAtNonFinite
 from mhprobe.callbacks.gates import GateHistory
 from mhprobe.callbacks.probe import Probe
+from mhprobe.callbacks.same_run import SameRun
 from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
@@ -34,6 +36,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report
 from mhprobe.run.construct import construct, explained
+from mhprobe.run.fingerprint import facts
 from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import portable
@@ -96,7 +99,7 @@ def callbacks(
         *_probe(cfg, model, data, report),
         *_extra(cfg, report),
         RichProgressBar(leave=False),
-        *(_of_training(cfg, checkpoints) if "optim" in cfg else ()),
+        *(_of_training(cfg, model, data, checkpoints) if "optim" in cfg else ()),
         # at the end of the test, each with metrics and tables of its own
         *_gate_history(cfg, model, report),
         *_masking(cfg, model, report),
@@ -219,10 +222,11 @@ def _random_twin(cfg: Config, model: GatedClassifier, data: ImageData) -> nn.Mod
 # the callbacks
 
 
-def _of_training(cfg: Config, checkpoints: Path) -> Iterator[L.Callback]:
+def _of_training(cfg: Config, model: GatedClassifier, data: ImageData, checkpoints: Path) -> Iterator[L.Callback]:
     yield LearningRateMonitor(logging_interval="step")
     yield SeedEachStep(cfg["seed"])
-    yield SameShape(cfg["data"].get("batch_size", 0))
+    yield SameRun(facts(cfg, model.description, data.training_fingerprint))
+    yield StopAtNonFinite()
     yield from best_and_last(checkpoints, cfg.get("checkpoint", {}).get("every_n_steps"))
     yield SaveOnTerminate(checkpoints)
 

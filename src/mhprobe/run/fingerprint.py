@@ -25,13 +25,10 @@ FIXED = ("seed", "data", "processes", "backbone", "heads", "weights", "gates.rel
 ABSENT = "absent"
 
 
-def facts(
-    cfg: Mapping[str, Any], description: Mapping[str, Any], images: str, processes: int, precision: str
-) -> dict[str, Any]:
-    """What makes the run of a checked configuration, by key.
+def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
+    """What makes the run of a checked configuration, by key; how many processes, and how exact, the trainer adds.
 
     description: of the network (mhprobe.weights). images: the digest of those to train and validate on.
-    processes: in all. precision: as resolved from ``auto``.
     """
     import timm
     import torch
@@ -44,15 +41,13 @@ def facts(
         _flat(
             {
                 "seed": cfg["seed"],
-                "compile": cfg["compile"],
+                "compile": cfg.get("compile", False),
                 **parts,
                 "data.images": images,
                 "backbone": description["backbone"],
                 "heads": description.get("kept"),
-                "weights": _digest(cfg["weights"]),
-                "precision": precision,
-                "processes": processes,
-                "versions": {"mhprobe": __version__, "torch": torch.__version__, "timm": timm.__version__},
+                "weights": _digest(cfg.get("weights")),
+                "versions": {"mhprobe": __version__, "torch": str(torch.__version__), "timm": timm.__version__},
             }
         )
     )

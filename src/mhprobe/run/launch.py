@@ -19,6 +19,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.run.memory import explained
 from mhprobe.run.quiet import quiet
 
 MISTAKE = "mistake.txt"  # in the run's folder: what the first rank that found one has to say
@@ -31,7 +32,8 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     plain = check(task, cfg)
     processes = _processes(plain["trainer"])
     if processes == 1 or "RANK" in os.environ or "SLURM_PROCID" in os.environ:
-        module(task).run(plain, folder)
+        with explained(plain):
+            module(task).run(plain, folder)
     else:
         _start(task, cfg, folder, processes)
 

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+
+from mhprobe.callbacks.same_run import SameRun
 from mhprobe.errors import UserError
+from mhprobe.run.fingerprint import Facts, earlier, judge
+from mhprobe.weights.checkpoint import load_checkpoint
 
 
-def resume(cfg: dict[str, Any], folder: Path) -> str | None:
-    """The checkpoint that ``ckpt_path`` asks for; None to start anew. folder: of this run."""
-    path = cfg["ckpt_path"]
-    if path is None:
+def resume(cfg: dict[str, Any], folder: Path, trainer: L.Trainer) -> Path | None:
+    """The checkpoint that ``ckpt_path`` asks for; None to start anew. UserError if it is of another run.
+
+    folder: of this run. What is different and allowed is printed.
+    """
+    asked = cfg["ckpt_path"]
+    if asked is None:
         return None
-    if "://" in path:
-        raise UserError(f"ckpt_path: {path} is remote, where pickled code could hide; download it first.")
-    if path != "last":
-        if not Path(path).is_file():
-            raise UserError(f"ckpt_path: no file {path}; ckpt_path=last takes the newest run's last checkpoint.")
-        return path
+    ours = next(part for part in trainer.callbacks if isinstance(part, SameRun)).facts(trainer)  # type: ignore[attr-defined]
+    allow = cfg["resume"]["allow"]
+    path, lines = _last(cfg, folder, ours) if asked == "last" else (_named(asked), None)
+    if lines is None:
+        lines = judge(_facts(path), ours, allow, path)
+    if trainer.is_global_zero:
+        print("\n".join([f"resuming from {path}", *lines]))
+    return path
+
+
+def _named(asked: str) -> Path:
+    if "://" in asked:
+        raise UserError(f"ckpt_path: {asked} is remote, where pickled code could hide; download it first.")
+    if not Path(asked).is_file():
+        raise UserError(f"ckpt_path: no file {asked}; ckpt_path=last takes the last checkpoint of this run.")
+    return Path(asked)
+
+
+def _last(cfg: dict[str, Any], folder: Path, ours: Facts) -> tuple[Path, list[str]]:
+    """The newest of this run's checkpoints, and what is different; what keeps the newest from being one is said."""
     runs = Path(cfg["out"]) / cfg["name"]
-    own = folder / "checkpoints"
-    found = sorted({*runs.glob("**/checkpoints/last.ckpt"), *own.glob("last.ckpt")}, key=os.path.getmtime)
-    if not found:
-        raise UserError(f"ckpt_path=last: no last.ckpt under {runs}; leave ckpt_path out to start anew.")
-    print(f"resuming from {found[-1]}")
-    return str(found[-1])
+    refusals = []
+    for path in earlier(runs, folder):
+        try:
+            return path, judge(_facts(path), ours, cfg["resume"]["allow"], path)
+        except UserError as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+    raise UserError(f"ckpt_path=last: no last.ckpt of this run under {runs}; leave ckpt_path out to start anew.")
+
+
+def _facts(path: Path) -> Facts | None:
+    return load_checkpoint(path).get("run")

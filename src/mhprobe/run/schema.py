@@ -59,6 +59,10 @@ class ProbeSettings(_Section):
     top_k: Annotated[int, Field(ge=1)] | None
 
 
+class Resume(_Section):
+    allow: list[str] = []
+
+
 class CheckpointSettings(_Section):
     every_n_steps: Annotated[int, Field(ge=1)] | None
 
@@ -129,6 +133,7 @@ class Config(_Section):
     trainer: TrainerSettings
     logger: dict[str, Any]
     ckpt_path: str | None = None
+    resume: Resume | None = None
     compile: bool = False
     optim: Optim | None = None
     checkpoint: CheckpointSettings | None = None

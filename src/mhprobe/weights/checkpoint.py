@@ -170,11 +170,12 @@ def _from_checkpoint(path: Path) -> Loaded:
     state = checkpoint.get("state_dict")
     if checkpoint.get("mhprobe") is None or not isinstance(state, dict):
         raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: it does not say which backbone it is.")
-    if not all(isinstance(value, torch.Tensor) for value in state.values()) or "gates.values" not in state:
-        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: its state_dict is not its own.")
     prefix = "backbone."
-    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    return weights, checked(checkpoint["mhprobe"], path), state["gates.values"]
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if str(key).startswith(prefix)}
+    gates = state.get("gates.values")
+    if not all(isinstance(value, torch.Tensor) for value in (*weights.values(), gates)):
+        raise UserError(f"weights: {path} is not a checkpoint of mhprobe.train: its state_dict is not its own.")
+    return weights, checked(checkpoint["mhprobe"], path), gates
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

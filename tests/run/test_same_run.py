@@ -1,0 +1,84 @@
+"""A run that goes on is the run that it was, never another seed's, split's or job's; what may change really does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import runs
+from mhprobe.weights.checkpoint import load_checkpoint
+from runs import Command
+
+pytestmark = pytest.mark.slow
+
+SHORT = [*runs.TINY, "masking=none", "measure=[]", "trainer.max_epochs=1", "optim.warmup_epochs=0"]
+SWEEP = ["-m", *SHORT, "seed=0,1", "name=sw"]
+MORE = "trainer.max_epochs=2"
+
+
+def sweeps(cwd: Path) -> list[Path]:
+    return sorted((cwd / "outputs" / "sw").glob("sweep_*"))
+
+
+def last(folder: Path) -> dict:
+    return load_checkpoint(folder / "checkpoints" / "last.ckpt")
+
+
+def test_every_job_of_a_sweep_goes_on_from_its_own(tmp_path):
+    """The newest file around is another job's: of the sweep before, and of this one."""
+    first, second = runs.answers(
+        [Command("train", SWEEP), Command("train", [*SWEEP, MORE, "ckpt_path=last"])], tmp_path
+    )
+    assert first.code == second.code == 0, first.err + second.err
+    old, new = sweeps(tmp_path)
+    for job in range(2):
+        assert f"resuming from {old.relative_to(tmp_path)}/{job}/" in second.out
+        before, after = last(old / str(job)), last(new / str(job))
+        assert before["run"]["seed"] == after["run"]["seed"] == job
+        assert after["global_step"] == 2 * before["global_step"]
+    assert "trainer.max_epochs was 1, is 2" in second.out  # and the schedule is not that of two epochs from the start
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory) -> Path:
+    cwd = tmp_path_factory.mktemp("once")
+    (result,) = runs.answers([Command("train", [*SHORT, "hydra.run.dir=run"])], cwd)
+    assert result.code == 0, result.err
+    return cwd
+
+
+def test_another_run_is_refused_with_every_difference(trained_once):
+    path = f"ckpt_path={trained_once}/run/checkpoints/last.ckpt"
+    others = {
+        "seed=3": ("seed was 0, is 3", "data.images was"),
+        "data.val_fraction=0.2": ("data.val_fraction was 0.1, is 0.2",),
+        "data.limit_train=80": ("data.limit_train was 96, is 80",),
+        "optim.lr=0.5": ("optim.lr was 0.001, is 0.5", "resume.allow=[optim.lr]"),
+        "optim.weight_decay=0": ("optim.weight_decay was 0.05, is 0",),
+        "trainer.precision=bf16-mixed": ("precision was",),
+    }
+    commands = [
+        Command("train", [*SHORT, MORE, path, f"hydra.run.dir=other{i}", change]) for i, change in enumerate(others)
+    ]
+    for result, words in zip(runs.answers(commands, trained_once), others.values(), strict=True):
+        for word in words:
+            assert word in result.answer
+
+
+def test_what_may_change_really_does(trained_once):
+    path = f"ckpt_path={trained_once}/run/checkpoints/last.ckpt"
+    changed = ["optim.lr=0.5", "optim.weight_decay=0.01", "resume.allow=[optim.lr,optim.weight_decay]"]
+    (result,) = runs.answers([Command("train", [*SHORT, MORE, path, "hydra.run.dir=on", *changed])], trained_once)
+    assert result.code == 0, result.err
+    assert "optim.lr was 0.001, is 0.5" in result.out
+    groups = last(trained_once / "on")["optimizer_states"][0]["param_groups"]
+    assert {group["initial_lr"] for group in groups} == {0.5}
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.01}
+
+
+def test_a_run_in_its_own_folder_goes_on_there(trained_once):
+    again = [*SHORT, MORE, "hydra.run.dir=run", "ckpt_path=last"]
+    (result,) = runs.answers([Command("train", again)], trained_once)
+    assert result.code == 0, result.err
+    assert f"resuming from {trained_once}/run/checkpoints/last.ckpt" in result.out

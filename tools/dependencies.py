@@ -1,0 +1,67 @@
+"""What mhprobe and its tests are installed with: python tools/dependencies.py constraints | licences.
+
+Both walk from pyproject.toml through what is installed, so that nothing else of this machine is in them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+
+
+def wanted() -> list[Requirement]:
+    """The project's own requirements, with those of its tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    own = [*project["dependencies"], *extras["test"], *extras["export"], *extras["joblib"]]
+    return [requirement for line in own if (requirement := Requirement(line)).name != project["name"]]
+
+
+def closure(requirements: Iterable[Requirement]) -> dict[str, str]:
+    """Name -> version of everything that is installed for them."""
+    found: dict[str, str] = {}
+    seen, left = set(), list(requirements)
+    while left:
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        if (name, key := tuple(sorted(requirement.extras))) in seen:
+            continue
+        seen.add((name, key))
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue  # for another system, or an extra that is not here
+        found[name] = package.version.partition("+")[0]  # without the name of a build
+        for line in package.requires or ():
+            inner = Requirement(line)
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in (*key, "")):
+                left.append(inner)
+    return dict(sorted(found.items()))
+
+
+def constraints() -> str:
+    """No hashes: they differ from system to system, and one in the file would make pip demand all."""
+    here = f"Python {sys.version_info.major}.{sys.version_info.minor}, {sys.platform.capitalize()}"
+    head = f"# The versions that the whole suite last passed with ({here}): pip install -c constraints.txt .\n"
+    return head + "".join(f"{name}=={version}\n" for name, version in closure(wanted()).items())
+
+
+def licences() -> str:
+    lines = []
+    for name, version in closure(wanted()).items():
+        about = distribution(name).metadata
+        classes = [text.rpartition(" :: ")[2] for text in about.get_all("Classifier") or () if "License" in text]
+        lines.append(f"{name} {version}: {about.get('License-Expression') or ', '.join(classes) or 'see its files'}\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    print({"constraints": constraints, "licences": licences}[sys.argv[1]](), end="")
