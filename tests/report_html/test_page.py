@@ -21,6 +21,7 @@ from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.report import Report
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table
+from runs import composed
 
 
 class Page(HTMLParser):
@@ -144,6 +145,21 @@ def test_the_prune_command_names_the_runs_own_weights(a_run):
     assert f"weights={a_run.resolve() / 'model.safetensors'}" in words and "+experiment=digits_vit" in words
     assert not [word for word in words if word.startswith("measure")]
     assert words[-1].endswith("=[3,7]")
+
+
+def test_what_was_seen_during_training_does_not_stand_for_the_end(tmp_path):
+    folder = make_run(tmp_path / "run")
+    for name in ("svcca_epoch_005", "svcca_start", "svcca_step_000100"):
+        (folder / "tables" / f"{name}.csv").write_bytes((folder / "tables" / "svcca.csv").read_bytes())
+    data = Page(write_report(folder).read_text()).data
+    assert [pair["key"] for pair in data["pairs"]] == ["svcca"]
+    assert "svcca_start" in {table["name"] for table in data["tables"]}
+
+
+def test_the_prune_command_is_one_that_prune_takes(a_run):
+    command = prune_command(read_run(a_run))
+    given = shlex.split(command["before"] + "3,7" + command["after"])[3:]
+    assert composed("prune", *given).prune.mask.heads == [3, 7]
 
 
 @pytest.mark.parametrize("kind", captions.kinds())

@@ -11,7 +11,7 @@ import importlib.util
 import pydoc
 from typing import Any
 
-from mhprobe.report.html.folder import CONTROL, Run, column
+from mhprobe.report.html.folder import CONTROL, DURING, Run, column
 from mhprobe.report.tables import Table
 
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
@@ -43,7 +43,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
     found = []
     for name, table in _per_head(run).items():
         values = [c for c in table.columns[5:] if c not in NOT_A_VALUE and _is_number(table, c)]
-        if name.endswith(CONTROL) or _along(run, name) or not values:
+        if name.endswith(CONTROL) or DURING.search(name) or _along(run, name) or not values:
             continue  # a twin's values stand beside the model's own
         chance = next((c for c in CHANCE if c in table.columns), None)
         found.append(
@@ -68,7 +68,8 @@ def pairs(run: Run) -> list[dict[str, Any]]:
     """
     found = []
     for name, table in run.tables.items():
-        if table.columns[:3] != ["head_a", "head_b", "value"] or name.endswith(CONTROL):
+        of_pairs = table.columns[:3] == ["head_a", "head_b", "value"]
+        if not of_pairs or name.endswith(CONTROL) or DURING.search(name):
             continue
         chance = next((c for c in (*CHANCE, TWIN) if c in table.columns), None)
         levels = [value for value in column(table, chance) if value is not None] if chance else []

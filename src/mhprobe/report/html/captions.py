@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 from mhprobe.report import figures
-from mhprobe.report.html.folder import CONTROL, Run
+from mhprobe.report.html.folder import CONTROL, DURING, Run
 
 BY_COLUMNS = {"per_head": ["head", "site", "stage"], "pairwise": ["head_a"], "pairwise_layers": ["block_a"]}
 
@@ -18,7 +18,7 @@ def kinds() -> list[str]:
 
 def kind_of(stem: str, run: Run) -> str | None:
     """The kind that drew ``figures/<stem>.png``: its name says it, or the columns of the table beside it."""
-    stem = stem.removesuffix(CONTROL)
+    stem = DURING.sub("", stem.removesuffix(CONTROL))
     named = [kind for kind in kinds() if stem == kind or stem.endswith(f"_{kind}") or stem.startswith(f"{kind}_")]
     if named:
         return max(named, key=len)

@@ -1,7 +1,7 @@
 """Runs side by side, each against the first: accuracy, masking curves, and which heads changed.
 
-Every difference has a 95 % interval that takes the runs as independent. Runs that were tested on the same images
-differ by less than it says.
+Every difference has a 95 % interval that takes the runs as independent. Of runs that were tested on
+the same images, the true one is narrower.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
             moved = sum(low > 0 or high < 0 for _, low, high in gaps)
             said.append(
                 f"By {measure['name']} {moved} of {len(gaps)} heads of {name} differ from those of {names[0]} (their "
-                f"intervals exclude 0). If nothing had changed, at most about {math.ceil(0.05 * len(gaps))} would."
+                f"intervals exclude 0). If nothing had changed, up to about {math.ceil(0.05 * len(gaps))} would by chance."
             )
     return said
 

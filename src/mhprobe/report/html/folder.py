@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST
 from mhprobe.report.tables import Table
 
+DURING = re.compile(r"_(start|epoch_\d+|step_\d+)$")  # ends the names of what was seen during training
 CONTROL = "_random_init"  # ends the names of a freshly initialised twin's tables and figures
 
 

@@ -17,7 +17,7 @@ from mhprobe.io.files import write
 from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.captions import caption
 from mhprobe.report.html.facts import write_facts
-from mhprobe.report.html.folder import CONTROL, Run, read_run
+from mhprobe.report.html.folder import CONTROL, DURING, Run, read_run
 from mhprobe.report.html.pictures import Picture, embed
 
 HERE = Path(__file__).parent
@@ -145,7 +145,7 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
 def _figures(run: Run) -> list[dict[str, Any]]:
     """Each figure with how to read it, and with its control beside it: the same of a random network."""
     own = [path for path in run.pictures if not path.stem.endswith(CONTROL)]
-    own.sort(key=lambda path: (not path.stem.startswith("masking"), path.stem))
+    own.sort(key=lambda path: (bool(DURING.search(path.stem)), not path.stem.startswith("masking"), path.stem))
     controls = {path.stem.removesuffix(CONTROL): path for path in run.pictures if path.stem.endswith(CONTROL)}
     found = {picture.path: picture for picture in embed([*own, *controls.values()])}
     shown: list[dict[str, Any]] = []
