@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import io
 from pathlib import Path
 
 import pytest
 import torch
 
+from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
+from mhprobe.report.comparisons import Point, agreement_of, two_data_sets
+from mhprobe.report.comparisons import history as history_of
 from mhprobe.report.figures import agreement as agreement_figure
 from mhprobe.report.figures import by_class, few_heads, history, pairwise, scatter, sufficiency
 from mhprobe.report.report import Report
@@ -27,20 +28,6 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys()
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def assert_nothing_is_clipped(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")  # places the text
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
-
-
-def assert_axes_do_not_overlap(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
-    for i, a in enumerate(boxes):
-        for b in boxes[i + 1 :]:
-            assert a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0
 
 
 def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -69,7 +56,7 @@ def test_agreement_shows_every_pair_once_and_clips_nothing(count, with_control):
 def test_a_measure_that_is_the_same_everywhere_agrees_with_nothing(tmp_path):
     layout = LAYOUTS["vit"]
     both = {**values(layout, 2), "flat": torch.ones(layout.num_heads)}
-    add_agreement(Report(tmp_path, layout), both, {}, k=10)
+    Report(tmp_path).add("agreement", agreement_of(both, {}, k=10))
     table = rows(tmp_path / "tables" / "agreement.csv")
     assert [row["spearman"] == "nan" for row in table] == [
         "flat" in (row["measure_a"], row["measure_b"]) for row in table
@@ -78,13 +65,13 @@ def test_a_measure_that_is_the_same_everywhere_agrees_with_nothing(tmp_path):
 
 
 def test_one_measure_alone_has_nothing_to_agree_with(tmp_path):
-    add_agreement(Report(tmp_path, LAYOUTS["vit"]), values(LAYOUTS["vit"], 1), {}, k=10)
+    Report(tmp_path).add("agreement", agreement_of(values(LAYOUTS["vit"], 1), {}, k=10))
     assert not (tmp_path / "tables").exists()
 
 
 def test_a_control_that_lacks_a_measure_is_left_out(tmp_path):
     found, control = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
-    add_agreement(Report(tmp_path, LAYOUTS["vit"]), found, control, k=10)
+    Report(tmp_path).add("agreement", agreement_of(found, control, k=10))
     assert "spearman_random_init" not in rows(tmp_path / "tables" / "agreement.csv")[0]
 
 
@@ -103,7 +90,7 @@ def test_scatter_shows_every_head_and_clips_nothing(layout, count):
 
 def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
     a, b = values(LAYOUTS["vit"], 3), values(LAYOUTS["vit"], 2, seed=1)
-    add_two_data_sets(Report(tmp_path, LAYOUTS["vit"]), "cifar10", "bad", a, b)
+    Report(tmp_path).add("bad_against_cifar10", two_data_sets(LAYOUTS["vit"], "cifar10", "bad", a, b))
     table = rows(tmp_path / "tables" / "bad_against_cifar10.csv")
     assert [row["measure"] for row in table] == list(b)
     for row in table:
@@ -125,9 +112,9 @@ def test_a_history_is_one_row_per_point_and_head(tmp_path):
     layout = LAYOUTS["swin"]
     points = [Point(epoch, 10 * epoch, noise(layout.num_heads, seed=epoch).tolist()) for epoch in range(3)]
     report = Report(tmp_path, layout)
-    add_history(report, "fisher", "Fisher", points, figure=False)
+    report.add("fisher_history", history_of(report.layout, "Fisher", points, drawn=False))
     assert not (tmp_path / "figures").exists()
-    add_history(report, "fisher", "Fisher", points, figure=True)
+    report.add("fisher_history", history_of(report.layout, "Fisher", points, drawn=True))
     assert (tmp_path / "figures" / "fisher_history.png").is_file()
     table = rows(tmp_path / "tables" / "fisher_history.csv")
     assert len(table) == 3 * layout.num_heads

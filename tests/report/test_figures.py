@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from matplotlib.image import AxesImage
 
 from curves import curve
+from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.masking.trace import Curve
@@ -42,20 +42,6 @@ PANELS = {"vit": 1, "vit_base": 1, "digits": 1, "swin": 3, "swin_base": 4, "one 
 
 def images(figure) -> list[Any]:
     return [image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)]
-
-
-def assert_nothing_is_clipped(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")  # places the text
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
-
-
-def assert_axes_do_not_overlap(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
-    for i, a in enumerate(boxes):
-        for b in boxes[i + 1 :]:
-            assert a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0
 
 
 def pairs_within_layers(layout: HeadLayout) -> dict[str, torch.Tensor]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawn import assert_nothing_is_clipped
 from mhprobe.report.figures import causal, gate_history, retained, survival, voita
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
-from report.test_figures import LAYOUTS, assert_nothing_is_clipped
+from report.test_figures import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
@@ -20,8 +21,8 @@ def test_histories_and_classes_fit_every_layout(layout):
     assert sum(mesh.get_array().size for mesh in meshes[: len(layout.sites)]) == 3 * heads
     assert_nothing_is_clipped(figure)
     plus, minus = torch.rand(heads), torch.rand(heads)
-    columns = {"role": roles(plus, minus), "plus": plus, "minus": minus}
-    figure = causal.draw(layout, columns, ROLES)
+    columns = {"role": roles(plus, minus), "plus": plus, "minus": minus, "threshold": torch.tensor(0.5)}
+    figure = causal.draw(layout, columns, "role", {"role": ROLES})
     assert sum(len(points.get_offsets()) for points in figure.axes[-1].collections) == heads
     assert_nothing_is_clipped(figure)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
 
+from drawn import assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report import tables
 from mhprobe.report.figures import coefficients, pairwise, pairwise_layers
@@ -30,12 +29,6 @@ LAYOUTS = {
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
-
-
-def assert_nothing_is_clipped(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")  # places the text
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
 
 
 def test_blocks_are_summed_up_without_the_diagonal():

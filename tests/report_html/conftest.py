@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.comparisons import Point, add_history
+from mhprobe.report.comparisons import Point, history
 from mhprobe.report.report import Report
 
 EVIL = "</script><script>alert('a class')</script>"
@@ -77,7 +77,7 @@ def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Pa
     report.add_table("masking_curves", table(CURVES))
     report.add_table("masking_totals", table(TOTALS))
     points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
-    add_history(report, "gate_importance", "importance (nats)", points, figure=False)
+    report.add("gate_importance_history", history(report.layout, "importance (nats)", points, drawn=False))
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "model.json").write_text(json.dumps({"class_names": CLASSES, "data": "animals"}))

@@ -11,7 +11,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_history
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.scoring.tally import tally
 
 ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
@@ -60,9 +60,8 @@ class GateHistory(L.Callback):
         layout = gates_of(pl_module).layout
         names = [f"{site.name}.{head}" for _, head, site in layout]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
-        self.report.add_table("gate_history", tables.Table(["step", "open", *names], rows))
         figure = gate_history.draw(layout, self.steps, torch.tensor(self.amounts), self.threshold)
-        self.report.add_figure("gate_history", figure)
+        self.report.add("gate_history", Result(tables.Table(["step", "open", *names], rows), figure))
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         gates = gates_of(pl_module)
@@ -73,14 +72,13 @@ class GateHistory(L.Callback):
         if not trainer.is_global_zero:
             return
         columns = {"gate": gates.effective(), "open": gates.amount().detach(), "kept": kept.long()}
-        self.report.add_table("gates", tables.per_head(gates.layout, {k: v.cpu() for k, v in columns.items()}))
-        self.report.add_metrics(
-            {
-                "gates/heads": gates.layout.num_heads,
-                "gates/kept": int(kept.sum()),
-                "gates/expected_open": float(columns["open"].sum()),
-                "gates/open_not_zero": int((columns["gate"] != 0).sum()),
-                "gates/binary_accuracy": float(binary["accuracy"]),
-                "gates/binary_loss": float(binary["loss"]),
-            }
-        )
+        metrics = {
+            "gates/heads": gates.layout.num_heads,
+            "gates/kept": int(kept.sum()),
+            "gates/expected_open": float(columns["open"].sum()),
+            "gates/open_not_zero": int((columns["gate"] != 0).sum()),
+            "gates/binary_accuracy": float(binary["accuracy"]),
+            "gates/binary_loss": float(binary["loss"]),
+        }
+        table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
+        self.report.add("gates", Result(table, metrics=metrics))

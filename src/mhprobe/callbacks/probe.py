@@ -19,7 +19,7 @@ from mhprobe.io.progress import progress
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import Columns, measure, needs_of
-from mhprobe.report.comparisons import Point, add_agreement, add_history, add_two_data_sets
+from mhprobe.report.comparisons import Point, agreement_of, history, two_data_sets
 from mhprobe.report.report import Report
 
 Results = dict[str, Columns]  # by measure
@@ -80,11 +80,13 @@ class Probe(L.Callback):
             self._write(name, columns, "_random_init")
         values = self._per_head(found)
         if self.top_k is not None:
-            add_agreement(self.report, values, self._per_head(control), self.top_k)
+            self.report.add("agreement", agreement_of(values, self._per_head(control), self.top_k))
         if self.also_on is not None:
             for name, columns in again.items():
                 self._write(name, columns, f"_{self.also_on.source.name}")
-            add_two_data_sets(self.report, data.source.name, self.also_on.source.name, values, self._per_head(again))
+            first, second = data.source.name, self.also_on.source.name
+            compared = two_data_sets(self.report.layout, first, second, values, self._per_head(again))
+            self.report.add(f"{second}_against_{first}", compared)
 
     def _say_cost(self, module: L.LightningModule, data: ImageData) -> None:
         batch = next(data.batches("test", module.device))
@@ -121,7 +123,7 @@ class Probe(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero:
             for name, points in self.history.items():
-                add_history(self.report, name, self.measures[name].label, points, figure=True)
+                self._write_history(name, points, drawn=True)
 
     def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str) -> None:
         """A head's history gets a point; what is no value per head gets a table and figure of its own."""
@@ -132,7 +134,7 @@ class Probe(L.Callback):
                 point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
                 self.history.setdefault(name, []).append(point)
                 if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
-                    add_history(self.report, name, self.measures[name].label, self.history[name], figure=False)
+                    self._write_history(name, self.history[name], drawn=False)
             elif trainer.is_global_zero:
                 self._write(name, columns, suffix)
 
@@ -171,6 +173,10 @@ class Probe(L.Callback):
         except UserError as error:
             self.refused.append(UserError(f"{label}{error}"))
             return {}
+
+    def _write_history(self, name: str, points: list[Point], drawn: bool) -> None:
+        found = history(self.report.layout, self.measures[name].label, points, drawn)
+        self.report.add(f"{name}_history", found)
 
     def _write(self, name: str, columns: Mapping[str, Tensor], suffix: str = "") -> None:
         about = self.measures[name]

@@ -53,12 +53,18 @@ class Report:
     that cannot be written is a UserError.
     """
 
-    def __init__(self, folder: Path, layout: HeadLayout, loggers: Iterable[object] = ()) -> None:
+    def __init__(self, folder: Path, layout: HeadLayout | None = None, loggers: Iterable[object] = ()) -> None:
         self.folder = Path(folder)
-        self.layout = layout
+        self._layout = layout
         self.loggers = list(loggers)
         self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
         self.labels: dict[str, str] = {}
+
+    @property
+    def layout(self) -> HeadLayout:
+        """Of the model that the results are about; a report that compares runs has none."""
+        assert self._layout is not None, "this report was made without a layout"
+        return self._layout
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -107,7 +113,7 @@ class Report:
             along = tables.pairwise_along if columns[column].dim() == 3 else tables.per_head_along
             table = along(self.layout, columns[column], names)
             paths += self.add_table(f"{name}_{column}{suffix}", table)
-        paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label))
+        paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label, axes))
         for other in also:
             paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label, axes))
         return paths

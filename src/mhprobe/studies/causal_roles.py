@@ -14,7 +14,7 @@ from mhprobe.gates import gates_of
 from mhprobe.io.progress import progress
 from mhprobe.report import tables
 from mhprobe.report.figures import causal
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.scoring.tally import tally
 from mhprobe.studies.causal_gates import ROLES, causal_gates
 
@@ -57,6 +57,6 @@ class CausalRoles(L.Callback):
         table = tables.per_head(gates.layout, on_cpu)
         place = table.columns.index("role")
         rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
-        self.report.add_table("causal", tables.Table(table.columns, rows))
-        self.report.add_figure("causal", causal.draw(gates.layout, on_cpu, ROLES, self.options["threshold"]))
-        self.report.add_metrics(metrics)
+        drawn = {**on_cpu, "threshold": torch.tensor(self.options["threshold"])}
+        figure = causal.draw(gates.layout, drawn, "role", {"role": ROLES})
+        self.report.add("causal", Result(tables.Table(table.columns, rows), figure, metrics))

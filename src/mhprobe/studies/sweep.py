@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_column, read_kept, read_rows
-from mhprobe.report.tables import Table, write_csv
+from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, labels, survivors
 
 METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
@@ -80,15 +80,16 @@ def table(runs: Sequence[Run]) -> Table:
 
 def write(folder: Path, probe: Path | None = None) -> list[Path]:
     """Tables and figures of the sweep in ``folder``. probe: the run that measured the heads of the whole model."""
-    from mhprobe.report.figures import retained, style, survival
+    from mhprobe.report.figures import retained, survival
+    from mhprobe.report.report import Report, Result
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
-    paths = [write_csv(folder / "tables" / "sweep.csv", table(runs))]
+    report = Report(folder)
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
-    paths += style.save(retained.draw(points, images, heads, runs[0].whole, chance), folder / "figures" / "sweep")
+    paths = report.add("sweep", Result(table(runs), retained.draw(points, images, heads, runs[0].whole, chance)))
 
     gates = _same_heads(runs)
     groups = {
@@ -98,8 +99,7 @@ def write(folder: Path, probe: Path | None = None) -> list[Path]:
     if probe is not None:
         groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
     rows = [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
-    paths.append(write_csv(folder / "tables" / "survivors.csv", Table(list(rows[0]._fields), [list(r) for r in rows])))
-    return paths + style.save(survival.draw(rows), folder / "figures" / "survivors")
+    return paths + report.add("survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows)))
 
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:

@@ -93,13 +93,13 @@ def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -
 def write(folder: Path, rows: list[Row], data: ImageData) -> None:
     """Table, figure and a line for each number of heads."""
     from mhprobe.report import tables
-    from mhprobe.report.figures import style, voita
+    from mhprobe.report.figures import voita
+    from mhprobe.report.report import Report, Result
 
     images = data.sizes["test"]
     table = tables.Table([*Row._fields, "images"], [[*row, images] for row in rows])
-    tables.write_csv(folder / "tables" / "voita.csv", table)
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
-    style.save(voita.draw(points, images, 1 / data.num_classes), folder / "figures" / "voita")
+    Report(folder).add("voita", Result(table, voita.draw(points, images, 1 / data.num_classes)))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         print(f"{row.heads} of {rows[0].heads} heads: {accuracies}")

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import NAMELESS, Names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def draw(
-    kind: str,
-    layout: HeadLayout,
-    columns: Mapping[str, Tensor],
-    label: str,
-    axes: Mapping[str, Sequence[str]] | None = None,
+    kind: str, layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names | None = None
 ) -> Figure:
     """The figure of a measure's columns that ``report/figures/<kind>.py`` draws.
 
-    axes: the names along columns of shape (A, K), handed on to kinds that take them.
+    label: what "value" is, with its unit. names: of columns with one more axis behind the heads or pairs, the names
+    along it.
     """
-    kind_draw = importlib.import_module(f"{__name__}.{kind}").draw
-    names = {"axes": axes} if "axes" in inspect.signature(kind_draw).parameters else {}
-    return kind_draw(layout, columns, label, **names)
+    return importlib.import_module(f"{__name__}.{kind}").draw(layout, columns, label, names or NAMELESS)

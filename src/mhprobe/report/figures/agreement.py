@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import STYLE, blank, place
+from mhprobe.report.figures.style import canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def draw(found: Agreement, control: Agreement | None = None) -> Figure:
 
     Of each symmetric matrix the lower half is shown. The overlap of random rankings is marked on its colour bar.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
     rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
@@ -38,8 +38,7 @@ def draw(found: Agreement, control: Agreement | None = None) -> Figure:
     bar_wide = 1.05
     wide = left + 2 * (side + bar_wide)
     tall = bottom + len(rows) * side + (len(rows) - 1) * between + 0.3
-    with rc_context(STYLE):
-        figure = blank((wide, tall))
+    with canvas((wide, tall)) as figure:
         for row, (result, which) in enumerate(rows):
             y = bottom + (len(rows) - 1 - row) * (side + between)
             panels = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, place, scale
+from mhprobe.report.figures.style import NAMELESS, Names, canvas, place, scale, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,21 +20,18 @@ CAPTION = (
 )
 
 
-def draw(
-    layout: HeadLayout, columns: Mapping[str, Tensor], label: str, axes: Mapping[str, Sequence[str]] | None = None
-) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One row per head, sites parted by white lines, one column per class; from the column "by_class" (A, C)."""
-    from matplotlib import rc_context
 
     value = columns["by_class"].double()
     heads, classes = value.shape
-    names = list((axes or {}).get("by_class", [str(number) for number in range(classes)]))
+    class_names = list(names.get("by_class", [str(number) for number in range(classes)]))
     row = max(0.055, min(0.16, 6.0 / heads))  # inches
     column = min(0.42, max(0.1, 4.0 / classes))
     left, bottom, top = 1.0, 0.95, 0.15
-    wide, tall = column * classes, max(row * heads, 1.2)
-    with rc_context(STYLE):
-        figure = blank((left + wide + 1.15, bottom + tall + top))
+    wide, tall = column * classes, max(row * heads, 1.8)
+    text = wrapped("drop of accuracy within the class", min(tall, 3))
+    with canvas((left + wide + 1.15 + 0.15 * text.count("\n"), bottom + tall + top)) as figure:
         panel = place(figure, left, bottom, wide, tall)
         cmap, norm = scale(value)
         image = panel.imshow(value.numpy(), cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
@@ -45,14 +42,14 @@ def draw(
         panel.set_ylabel("heads, 0 on top in each block")
         step = max(1, round(0.13 / column))
         shown = range(0, classes, step)
-        panel.set_xticks(shown, [_short(names[number]) for number in shown], rotation=45, ha="right")
+        panel.set_xticks(shown, [_short(class_names[number]) for number in shown], rotation=45, ha="right")
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
         bar = figure.colorbar(
             image, cax=place(figure, left + wide + 0.15, bottom + max(0, tall - 3) / 2, 0.1, min(tall, 3))
         )
         bar.outline.set_visible(False)
-        bar.set_label("drop of accuracy within the class")
+        bar.set_label(text)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, ticks
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place, ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,16 +25,14 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
-    from matplotlib import rc_context
 
     value = columns["value"].double()
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
     wide, tall = max(1.6, step * len(blocks)), 2.3
-    with rc_context(STYLE):
-        figure = blank((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2))
+    with canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
         axes = place(figure, 0.75, 0.5, wide, tall)
         for number, site in enumerate(layout.sites):
             heads = value[layout.span(number)]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NOT_COMPARED, STYLE, blank, cells, even_groups, place, ticks
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    NOT_COMPARED,
+    Names,
+    canvas,
+    head_matrix,
+    matrix_height,
+    place,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,56 +30,42 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], names: Sequence[str], threshold: float = 0.5) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Left: a row per layer and a column per head, coloured by class. Right: every head by its two gates.
 
-    columns: role, an index into ``names``; plus, minus (A,), the gates under +L1 and -L1. threshold: above it is open.
+    columns: role (A,), an index into the names of "role"; plus, minus (A,), the gates under +L1 and -L1; threshold (),
+    above it a gate is open.
     """
-    from matplotlib import rc_context
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
     role, plus, minus = columns["role"], columns["plus"], columns["minus"]
-    groups = even_groups(layout)
+    roles, threshold = names["role"], columns["threshold"].item()
     widest = max(site.num_heads for site in layout.sites)
     cell = min(0.3, 3.6 / widest)
-    left, top, gap, side = 0.6, 0.3, 0.4, 2.0
-    grid = cell * len(layout.sites) + gap * (len(groups) - 1)
+    left, top, side = 0.6, 0.3, 2.0
+    grid = matrix_height(layout, cell)
     tall = max(grid, side)
     beside = tall - grid > 0.7  # a short grid has the legend below it, beside the other panel
     bottom = 0.5 if beside else 0.85
     scatter_at = left + max(cell * widest, 2.4) + 0.7
-    with rc_context(STYLE):
-        figure = blank((scatter_at + side + 0.2, bottom + tall + top))
-        y = bottom + tall
-        for sites in groups:
-            heads = layout.sites[sites[0]].num_heads
-            y -= cell * len(sites)
-            axes = place(figure, left, y, cell * heads, cell * len(sites))
-            axes.imshow(
-                torch.stack([role[layout.span(i)] for i in sites]).numpy(),
-                cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5, aspect="auto",
-            )  # fmt: skip
-            cells(axes, len(sites), heads)
-            axes.set_xticks(ticks(heads, cell))
-            axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
-            axes.set_ylabel("block")
-            if len(groups) > 1:
-                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
-            y -= gap
-        axes.set_xlabel("head")
-        counts = [int((role == i).sum()) for i in range(len(names))]
+    with canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
+        head_matrix(
+            figure, layout, role, left, bottom + tall, cell,
+            cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5,
+        )  # fmt: skip
+        counts = [int((role == i).sum()) for i in range(len(roles))]
         patches = [
-            Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(names) if counts[i] or i < 3
+            Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
         ]
         if beside:
             wide, high = figure.get_size_inches()
-            at = (left / wide, (y + gap - 0.5) / high)
+            at = (left / wide, (bottom + tall - grid - 0.5) / high)
             figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
         else:
             figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
         axes = place(figure, scatter_at, bottom + tall - side, side, side)
-        for i in range(len(names)):
+        for i in range(len(roles)):
             of = role == i
             axes.scatter(
                 plus[of].tolist(), minus[of].tolist(), s=12, color=SHADES[i], edgecolor="0.3", linewidth=0.4,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, site_title
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, panel_grid, place, site_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,25 +23,22 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.
 
     A pair has as many correlations as the head with fewer directions has; the mean at an index is over pairs that
     reach it. Pairs across layers are not drawn.
     """
-    from matplotlib import rc_context
 
     panels = len(layout.sites)
     reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
     last = int(reached.max()) + 1 if len(reached) else 1
     step = 5 * math.ceil(last / 20) if last > 6 else 1
-    deep = math.ceil(panels / (6 if panels > 8 else 4))
-    per_row = math.ceil(panels / deep)
+    deep, per_row = panel_grid(panels)
     wide, tall, across, down = 1.25, 0.95, 0.12, 0.32
     left, bottom, top = 0.55, 0.75, 0.25
     size = (left + per_row * wide + (per_row - 1) * across + 0.15, bottom + deep * tall + (deep - 1) * down + top)
-    with rc_context(STYLE):
-        figure = blank((max(size[0], 3.2), size[1]))
+    with canvas((max(size[0], 3.2), size[1])) as figure:
         for number in range(panels):
             row, column = divmod(number, per_row)
             at = left + column * (wide + across), size[1] - top - tall - row * (tall + down)

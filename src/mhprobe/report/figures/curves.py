@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mhprobe.masking.trace import Curve, first
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, colour, place
+from mhprobe.report.figures.style import COLOURS, canvas, colour, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,6 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
     chance only where some curve comes near it.
     """
-    from matplotlib import rc_context
     from matplotlib.ticker import MaxNLocator
 
     split = curves[-1].split
@@ -40,8 +39,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
     names = _names(shown)
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
-    with rc_context(STYLE):
-        figure = blank((6.1, tall))
+    with canvas((6.1, tall)) as figure:
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
         _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks)
         for curve in shown:

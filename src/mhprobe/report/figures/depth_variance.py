@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,11 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Against depth, from each block's input through its attention to its MLP: variance over the grid, and ``label``.
 
     columns: "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: merging patches changes the grid.
     """
-    from matplotlib import rc_context
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     variance, stream = columns["variance"].double(), columns["stream"].double()
@@ -37,8 +36,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     last = (there * torch.arange(1, 1 + there.shape[1])).argmax(1)
     high = stream[torch.arange(len(stream)), :, last]
     wide, tall = 2.6, 1.9
-    with rc_context(STYLE):
-        figure = blank((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75))
+    with canvas((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75)) as figure:
         panels = [place(figure, 0.65 + i * (wide + 0.85), 0.5, wide, tall) for i in (0, 1)]
         for axes, values, name in zip(panels, (variance, high), ("feature-map variance", label), strict=True):
             _depth(axes, layout, values)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, MARKERS, STYLE, blank, place, site_title
+from mhprobe.report.figures.style import COLOURS, MARKERS, NAMELESS, Names, canvas, panel_grid, place, site_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,12 +19,12 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One panel of all heads where layers were compared, coloured by block; otherwise one per layer, on one scale.
 
     Markers are clusters. In panels of one layer, numbers are heads.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -34,12 +33,10 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     points, cluster = columns["embedding"].double(), columns["cluster"].long()
     reach = 1.15 * max(points.abs().max().item(), 1e-6)
     side = 3.4 if len(groups) == 1 else 1.5
-    per_row = math.ceil(len(groups) / math.ceil(len(groups) / (6 if len(groups) > 8 else 4)))
-    deep = math.ceil(len(groups) / per_row)
+    deep, per_row = panel_grid(len(groups))
     left, bottom, gap = 0.65, 0.5, 0.3
     wide, tall = per_row * side + (per_row - 1) * gap, deep * side + (deep - 1) * gap
-    with rc_context(STYLE):
-        figure = blank((max(5.0, left + wide + (0.9 if together else 0.15)), bottom + tall + 0.3))  # room for words
+    with canvas((max(5.0, left + wide + (0.9 if together else 0.15)), bottom + tall + 0.3)) as figure:  # room for words
         blocks = [site.block for site in layout.sites]
         cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
         for number, sites in enumerate(groups):

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_control, place, scale, wrapped
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    Names,
+    canvas,
+    cells,
+    control_of,
+    mark_control,
+    place,
+    scale,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,27 +30,25 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0.
 
     With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
     """
-    from matplotlib import rc_context
 
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
     heads = value.isfinite().any(1).nonzero().flatten()
     shown = value[heads[:, None], heads]
     places = list(layout)
-    names = [f"{places[head][2].block}.{places[head][1]}" for head in heads.tolist()]
-    count = len(names)
+    shown_names = [f"{places[head][2].block}.{places[head][1]}" for head in heads.tolist()]
+    count = len(shown_names)
     cell = 0.32 if count <= 16 else 5.0 / count
     side = max(1.2, cell * count)
     left, bottom = 0.7, 0.65
     control = control_of(columns)
     beside = 0.8 if len(control) else 0.15  # the control is written there
-    with rc_context(STYLE):
-        figure = blank((left + side + beside + 1.25, bottom + max(side, 1.4) + 0.35))
+    with canvas((left + side + beside + 1.25, bottom + max(side, 1.4) + 0.35)) as figure:
         axes = place(figure, left, bottom, side, side)
         cmap, norm = scale(shown)
         image = axes.imshow(shown.numpy(), cmap=cmap, norm=norm)
@@ -52,8 +60,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
             axes.plot(column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle="")
             axes.set_title("dot: 95 % interval excludes 0", loc="left", fontsize=7, pad=4)
         stride = max(1, round(0.2 / (side / count)))
-        axes.set_xticks(range(0, count, stride), names[::stride], rotation=90)
-        axes.set_yticks(range(0, count, stride), names[::stride])
+        axes.set_xticks(range(0, count, stride), shown_names[::stride], rotation=90)
+        axes.set_yticks(range(0, count, stride), shown_names[::stride])
         axes.set_xlabel("block.head")
         axes.set_ylabel("block.head")
         bar = figure.colorbar(image, cax=place(figure, left + side + beside, bottom, 0.1, side))

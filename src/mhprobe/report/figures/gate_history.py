@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.report.figures.style import canvas, colour, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def draw(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: f
 
     steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it a head counts as open.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.colors import Normalize
     from matplotlib.ticker import MaxNLocator
 
@@ -34,8 +34,7 @@ def draw(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: f
     left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15
     tall = max(row * heads + gap * (len(layout.sites) - 1), 1.4)  # the colour bar's label needs so much
     edges = _edges(steps)
-    with rc_context(STYLE):
-        figure = blank((left + wide + 0.95, bottom + low + between + tall + top))
+    with canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
         norm = Normalize(0, max(1.0, float(amounts.max())))
         y = bottom + low + between + tall
         for number, site in enumerate(layout.sites):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, place
+from mhprobe.report.figures.style import canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,15 +21,14 @@ CAPTION = (
 
 def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
     """steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads."""
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.ticker import MaxNLocator
 
     blocks = [site.block for site in layout.sites]
     cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
-    with rc_context(STYLE):
-        figure = blank((5.2, 3.0))
+    with canvas((5.2, 3.0)) as figure:
         axes = place(figure, 0.65, 0.5, 3.6, 2.35)
         for site, block in enumerate(blocks):
             own = values[:, layout.span(site)].double()

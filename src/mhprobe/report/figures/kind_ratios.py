@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NOT_COMPARED, STYLE, blank, place
+from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Names, canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,9 +22,9 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """log2 of attention over even attention: red above it, blue below; grey where there is no such key."""
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
@@ -34,8 +34,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     limit = min(_LIMIT, max(1.0, finite.max().item() if len(finite) else 1.0))
     count = layout.num_heads
     wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
-    with rc_context(STYLE):
-        figure = blank((left + wide + 1.25, bottom + tall + 0.2))
+    with canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
         axes = place(figure, left, bottom, wide, tall)
         image = axes.imshow(
             ratio.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED), norm=Normalize(-limit, limit),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from mhprobe.report.figures.style import STYLE, blank, place, scale
+from mhprobe.report.figures.style import canvas, place, scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,12 +35,10 @@ _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour ba
 
 def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged]) -> Figure:
     """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first."""
-    from matplotlib import rc_context
 
     rows, wide = len(pictures), 1 + len(columns)
     tall = rows * (_SIDE + _BELOW)
-    with rc_context(STYLE):
-        figure = blank((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2))
+    with canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
         for row in range(rows):
             bottom = tall - (row + 1) * (_SIDE + _BELOW) + _BELOW + 0.15
             axes = place(figure, _GAP, bottom, _SIDE, _SIDE)
@@ -55,13 +53,11 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged])
 
 def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number: int) -> Figure:
     """One image, number ``number`` of the batch, and every head's map of it."""
-    from matplotlib import rc_context
 
     per_row = min(6, len(heads))
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)
-    with rc_context(STYLE):
-        figure = blank(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15))
+    with canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
         axes = place(figure, _GAP, tall - _SIDE - _TITLE + 0.1, _SIDE, _SIDE)
         _picture(axes, picture)
         axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
-from mhprobe.report.figures.style import COLOURS, MARKERS, STYLE, blank, place
+from mhprobe.report.figures.style import COLOURS, MARKERS, canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,6 @@ def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: 
     to identity (1), by the named similarity; above the dashed line it is redundant. The dotted line is 0 of the measure
     itself where it has no chance level.
     """
-    from matplotlib import rc_context
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
@@ -46,8 +45,7 @@ def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: 
     above = ", above chance" if known else ""
     lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
     ticks = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
-    with rc_context(STYLE):
-        figure = blank(size)
+    with canvas(size) as figure:
         for number, (name, points) in enumerate(curves.items()):
             down, across = divmod(number, per_row)
             axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)

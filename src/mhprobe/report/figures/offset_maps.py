@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, even_groups, place, ticks
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, even_groups, place, ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,12 +20,12 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.
 
     The centre of a map is the query itself, up is up. Offsets that no query reaches are white.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
     from matplotlib.patches import Rectangle
 
@@ -40,8 +40,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     wide = max(1.2, side * max(site.num_heads for site in layout.sites))
     tall = side * len(layout.sites) + gap * (len(groups) - 1)
     bar_tall = min(max(tall, 2.0), 3.0)
-    with rc_context(STYLE):
-        figure = blank((left + wide + 1.1, bottom + max(tall, bar_tall) + top))
+    with canvas((left + wide + 1.1, bottom + max(tall, bar_tall) + top)) as figure:
         cmap = colormaps["viridis"].with_extremes(bad="white")
         # even attention gives each offset a few per cent only: a square root keeps such patterns visible
         norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))

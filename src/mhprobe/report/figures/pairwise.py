@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,16 +11,19 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import few_heads
 from mhprobe.report.figures.style import (
-    STYLE,
-    blank,
+    NAMELESS,
+    Names,
+    canvas,
     cells,
     control_of,
     mark_chance,
     mark_control,
+    panel_grid,
     place,
     scale,
     site_title,
     ticks,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -33,29 +35,26 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.
 
     A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
     colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high"; with "random_init", the
     mean of the untrained control.
     """
-    from matplotlib import rc_context
 
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
-        return few_heads.draw(layout, columns, label)
+        return few_heads.draw(layout, columns, label, names)
     blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
     across = value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks)
     if across:
-        panels, titles, per_row, side = [value], [""], 1, 5.0
+        panels, titles, side = [value], [""], 5.0
     else:
         panels, titles = blocks, [site_title(layout, i) for i in range(len(layout.sites))]
-        per_row = min(len(panels), 6 if len(panels) > 8 else 4)
         side = 1.35
-    deep = math.ceil(len(panels) / per_row)
-    per_row = math.ceil(len(panels) / deep)  # as few gaps in the last row as can be: 6 panels are 2 x 3, not 4 + 2
+    deep, per_row = panel_grid(len(panels))
     left, bottom, top, space = 0.55, 0.5, 0.35, 0.42
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
@@ -64,8 +63,8 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     bar_at = left + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
 
-    with rc_context(STYLE):
-        figure = blank((bar_at + 1.0, bottom + tall + top))
+    label = wrapped(label, bar_tall)
+    with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
         cmap, norm = scale(torch.cat([value.flatten(), chance]))
         for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):
             row, column = divmod(number, per_row)
@@ -83,9 +82,9 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
                     axes.axhline(edge - 0.5, color="white", linewidth=0.8)
                     axes.axvline(edge - 0.5, color="white", linewidth=0.8)
                 middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
-                names = [str(site.block) for site in layout.sites]
-                axes.set_xticks(middles, names)
-                axes.set_yticks(middles, names)
+                blocks_of_sites = [str(site.block) for site in layout.sites]
+                axes.set_xticks(middles, blocks_of_sites)
+                axes.set_yticks(middles, blocks_of_sites)
                 axes.tick_params(length=0)
             else:
                 axes.set_xticks(ticks(heads, side / heads))

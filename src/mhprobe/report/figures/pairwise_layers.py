@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, control_of, mark_chance, mark_control, place, scale, ticks
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    Names,
+    canvas,
+    cells,
+    control_of,
+    mark_chance,
+    mark_control,
+    place,
+    scale,
+    ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,13 +31,12 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Layer x layer, input at the top left; grey: not compared, and a layer with itself.
 
     Lines part the stages. With "null", the chance level is drawn on the colour bar, or written below it where layers
     are so alike that it would take up most of the scale. So is, with "random_init", the untrained control's mean.
     """
-    from matplotlib import rc_context
 
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
@@ -39,8 +49,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     room = 0.2 if len(control) else 0.0  # above or below the bar
     left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
-    with rc_context(STYLE):
-        figure = blank((bar_at + 1.0, bottom + side + top))
+    with canvas((bar_at + 1.0, bottom + side + top)) as figure:
         cmap, norm = scale(value)
         axes = place(figure, left, bottom, side, side)
         image = axes.imshow(value.numpy(), cmap=cmap, norm=norm)
@@ -50,9 +59,9 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
             axes.axhline(edge - 0.5, color="0.2", linewidth=0.8)
             axes.axvline(edge - 0.5, color="0.2", linewidth=0.8)
         shown = ticks(layers, side / layers)
-        names = [str(layout.sites[i].block) for i in shown]
-        axes.set_xticks(shown, names)
-        axes.set_yticks(shown, names)
+        blocks_shown = [str(layout.sites[i].block) for i in shown]
+        axes.set_xticks(shown, blocks_shown)
+        axes.set_yticks(shown, blocks_shown)
         axes.set_xlabel("block")
         axes.set_ylabel("block")
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, side))

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, cells, even_groups, place, scale, ticks, wrapped
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    Names,
+    canvas,
+    head_matrix,
+    matrix_height,
+    place,
+    scale,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,20 +34,17 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A row per layer and a column per head; and all heads in order where they have an interval or a reference.
 
     Columns "low" and "high" are the interval. A reference is a column called as in ``REFERENCES``: what a head without
     any skill would score, drawn as a small mark at each head.
     """
-    from matplotlib import rc_context
 
     value = columns["value"].double()
-    groups = even_groups(layout)
     cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
     left, bottom, top = 0.6, 0.5, 0.3
-    gap = 0.4  # between stages: tick labels and a title
-    grid_tall = cell * len(layout.sites) + gap * (len(groups) - 1)
+    grid_tall = matrix_height(layout, cell)
     tall = max(grid_tall, 1.5)
     wide = cell * max(site.num_heads for site in layout.sites)
     bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
@@ -50,25 +56,10 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
     size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
 
-    with rc_context(STYLE):
-        figure = blank(size)
+    with canvas(size) as figure:
         cmap, norm = scale(value)
-        y = bottom + (tall + grid_tall) / 2
-        for sites in groups:
-            heads = layout.sites[sites[0]].num_heads
-            y -= cell * len(sites)
-            axes = place(figure, left, y, cell * heads, cell * len(sites))
-            image = axes.imshow(
-                torch.stack([value[layout.span(i)] for i in sites]).numpy(), cmap=cmap, norm=norm, aspect="auto"
-            )
-            cells(axes, len(sites), heads)
-            axes.set_xticks(ticks(heads, cell))
-            axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
-            axes.set_ylabel("block")
-            if len(groups) > 1:
-                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
-            y -= gap
-        axes.set_xlabel("head")
+        top_at = bottom + (tall + grid_tall) / 2
+        image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label(label)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place, site_title
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, panel_grid, place, site_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,18 +19,15 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
-    from matplotlib import rc_context
 
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
     count = len(layout.sites)
-    per_row = math.ceil(count / math.ceil(count / (6 if count > 8 else 4)))
-    deep = math.ceil(count / per_row)
+    deep, per_row = panel_grid(count)
     wide, tall, gap, left, bottom = 1.25, 1.15, 0.4, 0.6, 0.5
-    with rc_context(STYLE):
-        # at the top a line for the legend
-        figure = blank((max(3.8, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55))
+    # at the top a line for the legend
+    with canvas((max(3.8, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55)) as figure:
         for number in range(count):
             row, column = divmod(number, per_row)
             y = bottom + (deep - 1 - row) * (tall + 0.62)

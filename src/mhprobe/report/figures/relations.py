@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.report.figures.style import NAMELESS, Names, canvas, colour, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the relations of measures/object_attention.py, in its order
-TITLES = ("same object", "other object", "object to ground", "ground to object")
 
 CAPTION = (
     "How often the key that a head attends to most is right for a relation between patches. Compare with the best "
@@ -23,15 +21,14 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A panel per relation: accuracy in per cent of each head over its layer."""
-    from matplotlib import rc_context
 
+    titles = names["relations"]
     sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
     wide, tall, gap = 1.7, 1.7, 0.25
-    with rc_context(STYLE):
-        figure = blank((0.6 + len(TITLES) * (wide + gap), tall + 0.85))
-        for r, name in enumerate(TITLES):
+    with canvas((0.6 + len(titles) * (wide + gap), tall + 0.85)) as figure:
+        for r, name in enumerate(titles):
             axes = place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
             accuracy = 100 * columns["relations"][:, r]
             # heads of a layer side by side, so that none hides another

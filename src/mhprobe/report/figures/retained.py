@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.report.figures.style import canvas, colour, place
 from mhprobe.stats.significance import wilson
 
 if TYPE_CHECKING:
@@ -31,12 +31,10 @@ def draw(
 
     images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance.
     """
-    from matplotlib import rc_context
     from matplotlib.ticker import MaxNLocator
 
     kept = [point[0] for point in points]
-    with rc_context(STYLE):
-        figure = blank((5.6, 3.2))
+    with canvas((5.6, 3.2)) as figure:
         axes = place(figure, 0.55, 0.5, 3.4, 2.5)
         for number, name in enumerate(("gates as learned", "gates of 0 and 1"), 1):
             shade, marker = colour(number - 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, place
+from mhprobe.report.figures.style import canvas, panel_grid, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,18 +25,16 @@ CAPTION = (
 
 def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str) -> Figure:
     """panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block."""
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
 
-    per_row = min(len(panels), 4)
-    deep = math.ceil(len(panels) / per_row)
+    deep, per_row = panel_grid(len(panels))
     side, space = 1.45, 0.66
     left, bottom, top = 0.62, 0.5, 0.5
     apart = 0.8  # down the page: two lines of title
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * apart
     block = torch.tensor([site.block for _, _, site in layout])
-    with rc_context(STYLE):
-        figure = blank((left + wide + 0.8, bottom + tall + top))
+    with canvas((left + wide + 0.8, bottom + tall + top)) as figure:
         for number, (name, x, y, r) in enumerate(panels):
             row, column = divmod(number, per_row)
             axes = place(

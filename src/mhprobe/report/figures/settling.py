@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mhprobe.report.figures.style import STYLE, blank, place, scale, ticks
+from mhprobe.report.figures.style import canvas, place, scale, ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
 
     rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
 
     epochs = sorted({row["epoch"] for row in rows})
@@ -33,8 +33,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
     chance = rows[0]["chance"]
     side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
-    with rc_context(STYLE):
-        figure = blank((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3))
+    with canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
         axes = place(figure, left, bottom, side, side)
         shade = colormaps["viridis_r"]
         for share in shares:

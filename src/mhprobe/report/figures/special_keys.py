@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,19 +19,18 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """The ratio of slopes over the share of attention, coloured by block. Heads that have no special keys are left out.
 
     A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     depth = [site.block for _, _, site in layout]
     attention, ratio = columns["attention"].double(), columns["value"].double()
-    with rc_context(STYLE):
-        figure = blank((4.6, 3.0))
+    with canvas((4.6, 3.0)) as figure:
         axes = place(figure, 0.65, 0.5, 2.9, 2.3)
         cmap, norm = colormaps["viridis"], Normalize(min(depth), max(depth) if max(depth) > min(depth) else 1)
         axes.scatter(attention.tolist(), ratio.tolist(), c=depth, cmap=cmap, norm=norm, s=14, linewidths=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, place, site_title
+from mhprobe.report.figures.style import NAMELESS, Names, canvas, panel_grid, place, site_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,12 +25,12 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Left: the stream after each block, light to dark with depth. Right: a panel per layer, a line per head.
 
     columns: "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out. Dotted: white noise.
     """
-    from matplotlib import colormaps, rc_context
+    from matplotlib import colormaps
 
     (frequencies,) = columns["frequencies"].tolist()
     spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
@@ -38,13 +38,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figur
     shown = shown[shown.isfinite()]
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
     limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
-    per_row = math.ceil(len(layout.sites) / math.ceil(len(layout.sites) / 6))
-    deep = math.ceil(len(layout.sites) / per_row)
+    deep, per_row = panel_grid(len(layout.sites))
     side, gap, left, bottom, top = 1.05, 0.3, 0.55, 0.45, 0.3
     tall = max(deep * side + (deep - 1) * gap, 1.9)
     heads_at = left + 1.9 + 0.9
-    with rc_context(STYLE):
-        figure = blank((heads_at + per_row * side + (per_row - 1) * 0.12 + 0.15, bottom + tall + top))
+    with canvas((heads_at + per_row * side + (per_row - 1) * 0.12 + 0.15, bottom + tall + top)) as figure:
         axes = place(figure, left, bottom, 1.9, tall)
         shade = colormaps["viridis_r"]
         for block, row in enumerate(stream):

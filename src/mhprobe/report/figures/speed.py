@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.report.figures.style import canvas, colour, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,13 +18,11 @@ CAPTION = (
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second."""
-    from matplotlib import rc_context
     from matplotlib.ticker import LogLocator, NullFormatter
 
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
-    with rc_context(STYLE):
-        figure = blank((8.0, 3.1))
+    with canvas((8.0, 3.1)) as figure:
         gain = place(figure, 0.55, 0.5, 2.5, 2.3)
         rate = place(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):

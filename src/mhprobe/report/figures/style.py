@@ -5,10 +5,13 @@ Figures are made without pyplot: no window system, no global state. Colours can 
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +42,9 @@ STYLE: Any = {
     "lines.linewidth": 1.3,
     "pdf.fonttype": 42,  # text stays text
 }
+Names = Mapping[str, Sequence[str]]
+"""Of columns with one more axis behind the heads or pairs: the names along it."""
+NAMELESS: Names = MappingProxyType({})
 NOT_COMPARED = "0.85"
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -58,16 +64,26 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def blank(size: tuple[float, float]) -> Figure:
+@contextlib.contextmanager
+def canvas(size: tuple[float, float]) -> Iterator[Figure]:
+    """A figure of (width, height) inches; what is drawn on it inside has the common look."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    return Figure(figsize=size)
+    with rc_context(STYLE):
+        yield Figure(figsize=size)
 
 
 def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     """Axes at a place given in inches: cells of all panels come out equally large."""
     wide, tall = figure.get_size_inches()
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
+
+
+def panel_grid(count: int) -> tuple[int, int]:
+    """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled."""
+    rows = math.ceil(count / (6 if count > 8 else 4))
+    return rows, math.ceil(count / rows)
 
 
 def scale(values: Tensor) -> tuple[Any, Any]:
@@ -107,6 +123,38 @@ def cells(axes: Axes, rows: int, columns: int) -> None:
     axes.grid(which="minor", color="white", linewidth=0.5)
     axes.tick_params(which="minor", length=0)
     axes.spines[:].set_visible(False)
+
+
+MATRIX_GAP = 0.4  # inches between the stages of a head matrix: tick labels and a title
+
+
+def matrix_height(layout: HeadLayout, cell: float) -> float:
+    """Inches that ``head_matrix`` takes."""
+    return cell * len(layout.sites) + MATRIX_GAP * (len(even_groups(layout)) - 1)
+
+
+def head_matrix(
+    figure: Figure, layout: HeadLayout, value_A: Tensor, left: float, top: float, cell: float, **colours: Any
+) -> Any:
+    """A row per layer and a column per head, from ``top`` down; one matrix per stage where widths differ.
+
+    colours: for imshow. Returns the image.
+    """
+    for sites in even_groups(layout):
+        heads = layout.sites[sites[0]].num_heads
+        top -= cell * len(sites)
+        axes = place(figure, left, top, cell * heads, cell * len(sites))
+        rows = torch.stack([value_A[layout.span(i)] for i in sites])
+        image = axes.imshow(rows.numpy(), aspect="auto", **colours)
+        cells(axes, len(sites), heads)
+        axes.set_xticks(ticks(heads, cell))
+        axes.set_yticks(range(len(sites)), [str(layout.sites[i].block) for i in sites])
+        axes.set_ylabel("block")
+        if len(even_groups(layout)) > 1:
+            axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
+        top -= MATRIX_GAP
+    axes.set_xlabel("head")
+    return image
 
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:

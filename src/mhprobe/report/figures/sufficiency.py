@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import STYLE, blank, place
+from mhprobe.report.figures.style import NAMELESS, Names, canvas, place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,16 +20,14 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> Figure:
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
-    from matplotlib import rc_context
 
     value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
     sites = range(len(layout.sites))
     step = min(0.42, 7.0 / len(layout.sites))
     wide = max(2.2, step * len(layout.sites))
-    with rc_context(STYLE):
-        figure = blank((0.6 + wide + 1.6, 3.2))
+    with canvas((0.6 + wide + 1.6, 3.2)) as figure:
         axes = place(figure, 0.6, 0.5, wide, 2.55)
         where = [number for number, _, _ in layout]
         axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, label="each head alone")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mhprobe.report.figures.style import COLOURS, STYLE, blank, place
+from mhprobe.report.figures.style import COLOURS, canvas, place
 from mhprobe.stats.survival import LABELS, Survivors
 
 if TYPE_CHECKING:
@@ -23,14 +23,12 @@ CAPTION = (
 
 def draw(rows: Sequence[Survivors]) -> Figure:
     """A panel per division (stage where there are several, block, label); bars by heads kept, and the whole model."""
-    from matplotlib import rc_context
 
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
     bars = len({row.run for row in rows}) + 1
     wide, tall, left, gap, bottom, top = max(1.6, 0.3 * bars), 2.3, 0.55, 1.65, 0.5, 0.3
-    with rc_context(STYLE):
-        figure = blank((left + len(divisions) * (wide + gap), bottom + tall + top))
+    with canvas((left + len(divisions) * (wide + gap), bottom + tall + top)) as figure:
         for number, by in enumerate(divisions):
             axes = place(figure, left + number * (wide + gap), bottom, wide, tall)
             _stack(axes, [row for row in rows if row.by == by], by)

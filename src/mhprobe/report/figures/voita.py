@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mhprobe.report.figures.style import STYLE, blank, colour, place
+from mhprobe.report.figures.style import canvas, colour, place
 from mhprobe.stats.significance import wilson
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float)
 
     images: of the test, for 95 % intervals.
     """
-    from matplotlib import rc_context
 
-    with rc_context(STYLE):
-        figure = blank((5.5, 2.9))
+    with canvas((5.5, 2.9)) as figure:
         axes = place(figure, 0.55, 0.5, 2.7, 2.25)
         at = list(range(len(points)))
         for number, name in enumerate(("pruned from trained", "same heads from scratch"), 1):

@@ -1,0 +1,73 @@
+"""What every figure of a measure promises: held for each file of report/figures that draws columns.
+
+A new one is tested by a measure of conf/measure that asks for it; one that none asks for needs a test of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import mhprobe
+import mhprobe.report.figures
+from drawn import assert_nothing_is_clipped
+from mhprobe.data.batch import Batch
+from mhprobe.recording.measuring import measure
+from models import images_for, labels_for, tiny_swin, tiny_vit
+
+YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
+IMAGES = 12
+SIGNATURE = ["layout", "columns", "label", "names"]
+DRAWS = {
+    module.name: draw
+    for module in pkgutil.iter_modules(mhprobe.report.figures.__path__)
+    if (draw := getattr(importlib.import_module(f"mhprobe.report.figures.{module.name}"), "draw", None)) is not None
+}
+OF_COLUMNS = {name for name, draw in DRAWS.items() if list(inspect.signature(draw).parameters)[1:2] == ["columns"]}
+
+
+@pytest.fixture(scope="module", params=["vit", "swin"])
+def found(request):
+    """Every measure of conf/measure with its columns, on a tiny ViT or a ragged, shifted Swin."""
+    torch.manual_seed(0)
+    model = {"vit": tiny_vit, "swin": tiny_swin}[request.param]()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    layout = mhprobe.attach(model).layout
+    images, labels, index = images_for(model, IMAGES), labels_for(IMAGES), torch.arange(IMAGES)
+    objects = torch.randint(0, 3, (IMAGES, *images.shape[2:]))
+    batch = Batch(images, labels, index, torch.ones(IMAGES, dtype=torch.bool), objects)
+    made = {path.stem: hydra.utils.instantiate(OmegaConf.load(path))(layout) for path in YAMLS}
+    columns, refused = measure(model, made, lambda: [batch], class_names=[f"class {c}" for c in range(5)])
+    assert len(columns) > 0.8 * len(made), refused  # a tiny model has too few images for some
+    return layout, {name: (made[name], columns.get(name)) for name in made}
+
+
+def test_figures_of_columns_have_one_signature():
+    assert len(OF_COLUMNS) > 10
+    assert all(list(inspect.signature(DRAWS[name]).parameters) == SIGNATURE for name in OF_COLUMNS)
+
+
+@pytest.mark.parametrize("name", sorted(OF_COLUMNS))
+def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found):
+    layout, measures = found
+    drawn = 0
+    for asking, columns in measures.values():
+        if columns is not None and name in (asking.kind, *asking.also):
+            for beside in ({}, {"random_init": columns["value"] / 2}):
+                figure = DRAWS[name](layout, {**columns, **beside}, asking.label, asking.axes)
+                assert figure.axes
+                assert_nothing_is_clipped(figure)
+                drawn += 1
+    if not drawn and not any(name in (asking.kind, *asking.also) for asking, _ in measures.values()):
+        tests = Path(__file__).parents[1].rglob("test_*.py")
+        assert any(f"{name}.draw(" in path.read_text() for path in tests), (
+            f"{name}: no measure asks for it, no test draws it"
+        )
