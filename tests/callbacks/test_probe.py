@@ -43,7 +43,8 @@ def fitted(cfg: dict, folder: Path, *more: L.Callback):
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     callbacks = [*builders.callbacks(cfg, model, data, report), *more]
-    builders.trainer(cfg, callbacks, report).fit(model, datamodule=data, ckpt_path=resume(cfg, folder))
+    trainer = builders.trainer(cfg, callbacks, report)
+    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
     return model, data
 
 

@@ -186,6 +186,13 @@ def test_a_checkpoint_of_another_shape_is_answered_in_a_line(tmp_path, content):
     answer(path)
 
 
+def test_what_learned_gates_keep_beside_their_tensors_is_no_fault(model, tmp_path):
+    content = checkpoint_of(model)
+    content["state_dict"]["gates._extra_state"] = {"stretch": 0.1}
+    torch.save(content, tmp_path / "run.ckpt")
+    load_weights(tmp_path / "run.ckpt")
+
+
 def test_a_number_that_was_edited_is_seen(file):
     path = file.with_suffix(".json")
     path.write_text(path.read_text().replace('"num_heads": 3', '"num_heads": 2'))  # the tensors still fit
