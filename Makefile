@@ -7,10 +7,11 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
 
+# make test JOBS=2: two processes, each with a thread of its own
 test: .venv/installed-test
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS) --dist worksteal)
 
 fast: .venv/installed-test
 	$(BIN)/python -m pytest -m "not slow"

@@ -9,7 +9,7 @@ from scipy import stats
 
 from mhprobe.data.augment import _DOWN, _FLIP, _RIGHT, Augment, normalise
 from mhprobe.data.batch import Batch
-from mhprobe.data.draws import draw, fold
+from mhprobe.data.draws import draw, fold, reseed
 from mhprobe.errors import UserError
 from oracles import augment as oracle
 
@@ -144,3 +144,15 @@ def test_padding_as_wide_as_the_image_is_refused(padding):
         Augment(crop_padding=padding).crop_flip(make_batch(), 0, 0)
     with pytest.raises(UserError, match=r"data.augment.mixup: expected 0 or more, got -1"):
         Augment(mixup=-1)
+
+
+def test_reseeding_the_cpu_draws_what_torch_would_and_prepares_no_other_device(monkeypatch):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(12)
+        expected = torch.rand(5)
+        monkeypatch.setattr(torch, "manual_seed", lambda number: pytest.fail("every device was seeded"))
+        for device in (None, torch.device("cpu")):
+            reseed(12, device)
+            assert torch.equal(torch.rand(5), expected)
+        reseed(13)
+        assert not torch.equal(torch.rand(5), expected)

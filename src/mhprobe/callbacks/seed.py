@@ -9,7 +9,8 @@ import hashlib
 from typing import Any
 
 import lightning as L
-import torch
+
+from mhprobe.data.draws import reseed
 
 
 class SeedEachStep(L.Callback):
@@ -20,4 +21,4 @@ class SeedEachStep(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         key = f"{self.seed}/{trainer.current_epoch}/{batch_idx}/{trainer.global_rank}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7]))
+        reseed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7]), pl_module.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mhprobe.data.batch import Batch
-from mhprobe.data.draws import draw, fold
+from mhprobe.data.draws import draw, fold, reseed
 from mhprobe.errors import UserError
 
 # one stream per kind of draw; a new augmentation takes the next number, so that it changes no other
@@ -79,7 +79,7 @@ class Augment:
 
         # torchvision draws from the global generator, on the CPU: lend it one that is put back
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold(seed, epoch, _MIX, int(batch.index[0])))
+            reseed(fold(seed, epoch, _MIX, int(batch.index[0])))
             name = chosen[int(torch.randint(len(chosen), ()))]
             transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
             images, targets = transform(alpha=getattr(self, name), num_classes=num_classes)(batch.images, batch.labels)

@@ -49,3 +49,14 @@ def draw(key: int, index: Tensor, bound: int) -> Tensor:
 def generator(*numbers: int) -> torch.Generator:
     """A fresh CPU generator that depends on these integers alone."""
     return torch.Generator().manual_seed(fold(*numbers))
+
+
+def reseed(number: int, device: torch.device | None = None) -> None:
+    """Seed the generators that a computation on ``device`` draws from; the CPU's alone by default.
+
+    ``torch.manual_seed`` prepares every kind of device, also those that are never used: milliseconds, in every step.
+    """
+    if device is None or device.type == "cpu":
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
