@@ -9,7 +9,9 @@ import torch
 
 from mhprobe.masking.base import Path
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, masked_heads
+from mhprobe.masking.totals import totals
 from mhprobe.masking.trace import Curve, Points, Trace
+from mhprobe.report.masking import answer
 from mhprobe.report.tables import masked_heads as table_of
 
 
@@ -113,3 +115,14 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
     assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_s"], rows[0]["null_t"]) == (2, 0.7, 0.2, "")
     assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null")} == {""}
     assert dataclasses.asdict(found[0])["redundant"] == (rows[0]["verdict"] in ("redundant", "both"))
+
+
+def test_the_answer_is_a_line_per_tested_curve():
+    heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9})}, NORM)
+    (line,) = answer(totals([CURVE]), heads)
+    assert line == (
+        "c on test: 2 heads go before accuracy is significantly lower (redundant or inert? 1 redundant, 1 inert)"
+    )
+    (line,) = answer(totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), [])
+    assert line == "c on test: already its first step makes accuracy significantly lower"
+    assert answer(totals([with_p(None)]), []) == []

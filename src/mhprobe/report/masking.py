@@ -52,10 +52,13 @@ def answer(found: Sequence[Totals], heads: Sequence[MaskedHead]) -> list[str]:
         if row.heads_before_worse is None:
             continue
         line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before accuracy is significantly lower"
-        gone = [head for head in heads if (head.curve, head.split, head.phase) == (row.curve, row.split, "before")]
-        if gone:
-            verdicts = [head.verdict for head in gone]
-            counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ("redundant", "inert", "both", "neither")]
-            line += f": {', '.join(counts)}"
+        if row.heads_before_worse == 0:
+            line = f"{row.curve} on {row.split}: already its first step makes accuracy significantly lower"
+        verdicts = [
+            head.verdict for head in heads if (head.curve, head.split, head.phase) == (row.curve, row.split, "before")
+        ]
+        if verdicts:
+            counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
+            line += f" (redundant or inert? {', '.join(counts)})"
         lines.append(line)
     return lines
