@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.outcomes import labels_of, outcomes_of
@@ -31,6 +32,20 @@ class AblationDelta(Measure):
         only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
         accuracy: () of the unmasked model; images: ();
         by_class (A, C): drop within each class, NaN where a class has no image.
+
+    >>> import math, torch
+    >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite
+    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1),))
+    >>> logits = torch.zeros(1, 2)  # undecided between two classes, with all heads
+    >>> without = torch.tensor([[[0.0, math.log(3)]], [[0.0, 0.0]]])  # (2 masks, 1 image, 2 classes)
+    >>> batch = HeadBatch(
+    ...     z=(), logits=logits, labels=torch.tensor([0]), valid=torch.tensor([True]),
+    ...     ablated={Ablation(((0,), (1,))): without},
+    ... )
+    >>> measure = AblationDelta(layout)
+    >>> measure.update(batch)
+    >>> [round(value, 4) for value in measure.compute().tolist()]  # ln 4 - ln 2 without head 0
+    [0.6931, 0.0]
     """
 
     kind = "per_head"
@@ -54,7 +69,7 @@ class AblationDelta(Measure):
             self.add_state(name, torch.zeros(heads, dtype=torch.long))
         for name in ("rise", "square"):
             self.add_state(name, torch.zeros(heads, dtype=torch.float64))
-        # only logits tell how many classes there are: these grow once, at the first batch, on every rank alike
+        # only logits tell how many classes there are: these grow once, at the first batch
         self.add_state("class_images", torch.zeros(0, dtype=torch.long))
         self.add_state("class_drop", torch.zeros(heads, 0, dtype=torch.long))
 
@@ -98,6 +113,11 @@ class AblationDelta(Measure):
             "images": images.clone(),
             "by_class": mean_of(self.class_drop, self.class_images),
         }
+
+    def before_sync(self) -> None:
+        classes = max(ranks.gather(len(self.class_images)))
+        if not len(self.class_images):  # this rank was shown nothing
+            self._grow(classes)
 
     def _grow(self, classes: int) -> None:
         with torch.inference_mode(False):

@@ -27,6 +27,17 @@ class AttentionDistance(Measure):
 
     Columns, (A,) in input pixels, larger looks further: value; renormalised, raw: both variants; uniform: the value if
     attention were spread evenly over the same keys. A row that gives patches no weight at all counts as 0.
+
+    >>> import torch
+    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
+    >>> even, own = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
+    >>> attn = torch.tensor([[[even, own]]])  # (1 image, 1 window, 2 heads, queries, keys)
+    >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
+    >>> measure = AttentionDistance(layout)
+    >>> measure.update(batch)
+    >>> measure.compute().tolist()  # half of the weight is one patch of 16 pixels away
+    [8.0, 0.0]
     """
 
     needs = frozenset({"attn"})

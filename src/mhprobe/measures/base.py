@@ -138,10 +138,14 @@ class Measure(Metric):
         with torch.inference_mode(False):
             super().reset()
 
+    def before_sync(self) -> None:
+        """Sums are about to be added up over ranks: give them the same shape on all. A collective."""
+
     @contextlib.contextmanager
     def sync_context(self, *args: Any, should_unsync: bool = True, **kwargs: Any) -> Iterator[None]:
         """torchmetrics' own, but the local sums come back also after an error, and never as inference tensors."""
         with torch.inference_mode(False):
+            self.before_sync()
             self.sync(*args, **kwargs)
         try:
             yield

@@ -24,6 +24,17 @@ class Entropy(Measure):
     Columns, (A,), larger is broader: value in nats; share: of the maximum ln(number of keys), in [0, 1], over queries
     with more than one key (NaN if there are none); class_query: the value of the class token's own row, NaN without
     one; uniform: value if attention were spread evenly, the maximum.
+
+    >>> import torch
+    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
+    >>> even, own = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
+    >>> attn = torch.tensor([[[even, own]]])  # (1 image, 1 window, 2 heads, queries, keys)
+    >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
+    >>> measure = Entropy(layout)
+    >>> measure.update(batch)
+    >>> [round(value, 4) for value in measure.compute().tolist()]  # ln 2, and nothing left to doubt
+    [0.6931, 0.0]
     """
 
     needs = frozenset({"attn"})

@@ -43,6 +43,17 @@ class GateImportance(Measure):
         value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over
         what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % normal interval; images: () how
         many there were.
+
+    >>> import torch
+    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1),))
+    >>> z = torch.tensor([[1.0, 4.0], [3.0, 0.0]]).view(2, 1, 2, 1)  # (2 images, 1 token, 2 heads, width 1)
+    >>> grad = torch.tensor([[0.5, 1.0], [-0.5, 1.0]]).view(2, 1, 2, 1)
+    >>> batch = HeadBatch(z=(z,), grad=(grad,), logits=torch.zeros(2, 2), valid=torch.tensor([True, True]))
+    >>> measure = GateImportance(layout)
+    >>> measure.update(batch)
+    >>> measure.compute().tolist(), measure.columns()["signed"].tolist()
+    ([1.0, 2.0], [-0.5, 2.0])
     """
 
     needs = frozenset({"grad"})
