@@ -8,16 +8,35 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
-    from mhprobe.run.pruning import Pruning, refuse
-    from mhprobe.run.session import Session
+    from mhprobe.report.html import finish_report
+    from mhprobe.run import builders
+    from mhprobe.run.construct import construct
+    from mhprobe.run.pruning import one_process, refuse, retraining, run_pruning, source_of
+    from mhprobe.surgery.pruning import Images
+    from mhprobe.weights.checkpoint import gates_kept, load_weights
 
     refuse(cfg)
-    session = Session("prune", cfg, folder)
-    pruning = Pruning(session)
-    pruning.remove()
-    pruning.save()
-    pruning.report()
-    session.close()
+    settings = cfg["prune"]
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    device = one_process(builders.trainer(cfg, [], report))
+    dense = model.to(device).backbone.eval()
+    order = None if settings["order"] is None else construct(settings["order"], "prune.order")
+    run_pruning(
+        settings,
+        dense,
+        Images(data, device, settings["select_on"], settings["images"], cfg["seed"]),
+        report,
+        source_of(settings, order),
+        model.description,
+        train=retraining(cfg, dense, model.description, data, report) if settings["tune_epochs"] else None,
+        kept=gates_kept(load_weights(cfg["weights"])[1]) if builders.has_weights(cfg) else None,
+        made={"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]},
+    )
+    report.close()
+    finish_report(folder, cfg["command"], model.gates.layout)
+    print(f"tables and figures: {folder}")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,11 @@ class Margins(Evaluate):
         slope = torch.sigmoid(-(self.base - mask.float() @ self.head)) * -self.head
         return slope.double().mean(1), slope.double().square().mean(1)
 
+    def fisher(self, mask: Tensor) -> Tensor:
+        self.spent += 2 * self.images
+        slope = (torch.sigmoid(-(self.base - mask.float() @ self.head)) * -self.head).double()
+        return slope @ slope.mT / self.images
+
     def measure(self, make, mask, column="value"):
         return self.head.mean(1).double() + mask.double()
 

@@ -76,7 +76,14 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     assert json.loads((learned / "model.json").read_text())["gates_kept"] == kept
     assert [int(g != 0) for g in gate] != kept
     mhprobe.prune.run(
-        runs.checked("prune", *runs.TINY, f"weights={learned / 'model.safetensors'}", *common[1:], "prune=gates"),
+        runs.checked(
+            "prune",
+            *runs.TINY,
+            f"weights={learned / 'model.safetensors'}",
+            *common[1:],
+            "prune=given",
+            "prune.heads=gates",
+        ),
         tmp_path / "pruned",
     )
     assert [int(row["kept"]) for row in rows(tmp_path / "pruned" / "tables" / "kept_heads.csv")] == kept

@@ -10,6 +10,15 @@ from mhprobe.surgery import costs
 from models import images_for, tiny_swin, tiny_vit
 
 
+def test_operations_are_counted_wherever_they_are_asked_for():
+    model = tiny_vit()
+    counts = [costs.count_flops(model, images_for(model, 1))]
+    for around in (torch.no_grad, torch.inference_mode):
+        with around():
+            counts.append(costs.count_flops(model, images_for(model, 1)))
+    assert len(set(counts)) == 1 and counts[0] > 0
+
+
 class Clock:
     """Time passes by the number of heads that an attention module runs, and 10 for the whole model."""
 

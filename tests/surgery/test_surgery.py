@@ -17,10 +17,8 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.backbones.parts import NoHeads
 from mhprobe.backbones.swin import Swin
-from mhprobe.data.batch import Batch
 from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import count_flops, head_flops
-from mhprobe.surgery.fisher import gate_fisher, rearrange, search, search_flops
 from mhprobe.surgery.repair import repair
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 from oracles import surgery as oracle
@@ -393,69 +391,3 @@ def test_a_bias_that_was_dropped_is_not_repaired(name, per):
         repair(pruned, dense, lambda: [images_for(dense, 4)], per, proj_bias=choice)
         assert bool(pruned.get_submodule(site.name).proj.bias.any()) == (choice == "keep")
         assert not torch.equal(pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight, second)
-
-
-# Fisher search
-
-
-def some_fisher(layout, seed):
-    slopes = torch.randn(40, layout.num_heads, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    slopes[:, 1] = slopes[:, 0] + 0.1 * slopes[:, 1]
-    return slopes.mT @ slopes / 40
-
-
-@pytest.mark.parametrize("name", ["vit_registers", "swin"])
-def test_fisher_is_the_mean_outer_product_of_each_images_slopes(name):
-    model = copy.deepcopy(MODELS[name]).double()
-    images, labels = images_for(model, 5, dtype=torch.float64), labels_for(5)
-    expected = oracle.fisher(model, images, labels, layout_of(model).sites)
-    valid = torch.ones(5, dtype=torch.bool)
-    padded = Batch(images[[3, 4, 0]], labels[[3, 4, 0]], torch.tensor([3, 4, 0]), torch.tensor([True, True, False]))
-    found = gate_fisher(model, [Batch(images[:3], labels[:3], torch.arange(3), valid[:3]), padded])
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
-    assert expected.diagonal().std() > 0.1 * expected.diagonal().mean()
-
-
-def test_search_takes_the_heads_of_least_fisher_information():
-    fisher = torch.diag(torch.tensor([3.0, 1.0, 2.0, 1.0])).double()
-    assert search(fisher, 1).tolist() == [False, True, False, False]  # ties: the lower index
-    assert search(fisher, 3).tolist() == [False, True, True, True]
-    assert not search(fisher, 0).any()
-
-
-def test_search_under_a_flop_budget_prefers_what_is_dear_and_of_no_use():
-    fisher = torch.diag(torch.tensor([1.0, 1.5, 4.0])).double()
-    flops = torch.tensor([10, 30, 10])
-    assert search_flops(fisher, flops, 5).tolist() == [False, True, False]
-    assert search_flops(fisher, flops, 31).tolist() == [True, True, False]
-    with pytest.raises(mhprobe.UserError, match=r"at most 40 .* target of 41; the nearest is 40"):
-        search_flops(fisher, flops, 41)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), remove=st.integers(1, 9))
-def test_rearranging_keeps_the_number_per_layer_and_never_costs_more(seed, remove):
-    layout = layout_of(MODELS["swin"])
-    fisher = some_fisher(layout, seed)
-    before = search(fisher, remove)
-    after = rearrange(layout, fisher, before)
-    for number in range(len(layout.sites)):
-        span = layout.span(number)
-        block, old, new = fisher[span, span], before[span].double(), after[span].double()
-        assert old.sum() == new.sum()
-        cost = [(m @ block @ m).item() for m in (old, new)]
-        assert cost[1] <= cost[0] + 1e-12
-        best, _ = oracle.best_of_layer(block, int(old.sum()))
-        assert cost[1] <= max(best * 1.0001, best + 1e-9)  # with 2 or 3 heads, exchanges reach the best of all
-
-
-def test_of_two_twins_rearranging_keeps_one():
-    """Twins look useless one by one: the diagonal takes both."""
-    layout = layout_of(MODELS["vit"])
-    slopes = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    slopes[:, 1] = slopes[:, 0]
-    slopes[:, 2] = 1.2 * slopes[:, 2]
-    fisher = slopes.mT @ slopes / 50
-    mask = search(fisher, 2) & False
-    mask[:2] = True
-    assert rearrange(layout, fisher, mask)[:3].tolist() in ([True, False, True], [False, True, True])

@@ -83,8 +83,18 @@ class Evaluate(Protocol):
         """
         raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
 
+    def fisher(self, mask: Tensor) -> Tensor:
+        """(A, A) the mean over images of the product of two heads' slopes, with the heads of ``mask`` (A,) off.
+
+        Its diagonal is what ``slopes`` calls the mean square.
+        """
+        raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
+
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off."""
+        """(A,) a column of the measure that ``make`` makes, with the heads of ``mask`` (A,) off.
+
+        Its slopes are along the share of a head that its gate lets through, as those of ``slopes``.
+        """
         raise UserError("this order needs a measure, and the evaluate function gives scores only.")
 
     @contextlib.contextmanager

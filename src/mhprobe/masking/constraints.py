@@ -37,31 +37,34 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     return Target(unit, float(value), known[unit])
 
 
-def constrain(units: Units, limits: Limits, curve: str) -> Units:
-    """``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach."""
+def constrain(units: Units, limits: Limits, where: str) -> Units:
+    """``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach.
+
+    where: the options that limit, for messages.
+    """
     floor, target = limits.min_heads_per_layer, limits.target
     if floor < 0:
-        raise UserError(f"masking.curves.{curve}.min_heads_per_layer: expected a whole number from 0, got {floor}.")
+        raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {floor}.")
     units = dataclasses.replace(units, limits=limits)
     nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
     if not limits.reached(nothing) and not units.candidates([]):
         raise UserError(
-            f"masking.curves.{curve}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
+            f"{where}: min_heads_per_layer={floor} leaves no unit to mask: each would take a layer "
             f"below it. Lower it, or mask smaller units (units=head)."
         )
     if target is not None:
-        check_reached(limits, _farthest(units), curve)
+        check_reached(limits, _farthest(units), where)
     return units
 
 
-def check_reached(limits: Limits, off: Tensor, curve: str) -> None:
+def check_reached(limits: Limits, off: Tensor, where: str) -> None:
     """UserError with the nearest value if the (A,) mask, where a path ends, misses the target."""
     target = limits.target
     if target is None or limits.reached(off):
         return
     nearest = math.ceil((target.left(off) - ROUNDING) * 1e4) / 1e4  # rounded up, so that asking for it works
     raise UserError(
-        f"masking.curves.{curve}.target: {target.unit}={target.value:g} can't be met: with every unit masked that may "
+        f"{where}.target: {target.unit}={target.value:g} can't be met: with every unit masked that may "
         f"be (min_heads_per_layer={limits.min_heads_per_layer}) {nearest:g} is left. Ask for at least "
         f"that, or lift the limits (exclude_layers, min_heads_per_layer)."
     )

@@ -48,7 +48,7 @@ class CurveSpec:
         """The units, which know how far the curve may go. costs: what masks leave of flops and latency."""
         target = None if self.target is None else target_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
-        return constrain(units, Limits(layout, self.min_heads_per_layer, target), self.name)
+        return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"masking.curves.{self.name}")
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
@@ -108,7 +108,7 @@ def masking_curve(
     paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:
-            check_reached(units.limits, path.masks()[-1], spec.name)
+            check_reached(units.limits, path.masks()[-1], f"masking.curves.{spec.name}")
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 

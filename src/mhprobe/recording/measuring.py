@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.heads import Need
+from mhprobe.gates import HeadGates, gates_of
+from mhprobe.heads import HeadBatch, Need
 from mhprobe.measures.base import Measure
 from mhprobe.recording.record import record
 
@@ -24,6 +26,7 @@ def measure(
     select: Walk | None = None,
     class_names: Sequence[str] = (),
     done: Callable[[Batch], None] = lambda batch: None,
+    at_gates: bool = False,
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """What measures say about ``model`` on these images, and why some of them say nothing.
 
@@ -31,6 +34,8 @@ def measure(
     batches: starts a walk over the images. select: over those that measures choose on which have to choose something
     first (e.g. Interaction its pairs); without it they choose on ``batches``, which flatters.
     class_names: passed on to measures. done: called after each batch, also of ``select``.
+    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
+    head. Otherwise they are along the gate itself.
 
     Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
     further, and does not hold up the others. A collective: every rank gets the same. What ``record`` refuses concerns
@@ -42,7 +47,7 @@ def measure(
         each.to(device)
         each.class_names = tuple(class_names)
     choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
-    refused = _feed(model, (select or batches)(), choosing, True, done) if choosing else {}
+    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates) if choosing else {}
     for key, each in choosing.items():
         if key not in refused:
             try:
@@ -50,7 +55,7 @@ def measure(
             except UserError as error:
                 refused[key] = error
     willing = {key: each for key, each in measures.items() if key not in refused}
-    refused |= _feed(model, batches(), willing, False, done)
+    refused |= _feed(model, batches(), willing, False, done, at_gates)
     found: dict[str, Columns] = {}
     for key, each in willing.items():
         if key in refused:
@@ -72,9 +77,9 @@ def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[
 def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value") -> Tensor:
     """(A,) one column of one measure, which also chooses on these images if it has to. UserError if it refuses.
 
-    Or if that column is not one number per head.
+    Or if that column is not one number per head. Slopes are ``at_gates``: scores are for choosing what to remove.
     """
-    found, refused = measure(model, {scores_by.name: scores_by}, batches)
+    found, refused = measure(model, {scores_by.name: scores_by}, batches, at_gates=True)
     for error in refused.values():
         raise error
     columns, shape = found[scores_by.name], (scores_by.layout.num_heads,)
@@ -93,6 +98,7 @@ def _feed(
     measures: Mapping[str, Measure],
     selecting: bool,
     done: Callable[[Batch], None],
+    at_gates: bool,
 ) -> dict[str, UserError]:
     """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
@@ -103,6 +109,7 @@ def _feed(
                 break
             needs = needs_of(active.values(), selecting)
             heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
+            heads = _at_gates(heads, gates_of(model)) if at_gates else heads
             for key, each in active.items():
                 try:
                     (each.select if selecting else each.update)(heads)
@@ -117,3 +124,12 @@ def _feed(
     if None in shared:
         raise shared[None]
     return {key: error for key, error in shared.items() if key is not None}
+
+
+def _at_gates(heads: HeadBatch, gates: HeadGates) -> HeadBatch:
+    """The same batch, with slopes before the gates instead of behind them."""
+    if heads.grad is None:
+        return heads
+    shares = gates.layout.split(gates.effective())
+    grad = tuple(g * share_H[:, None].to(g) for g, share_H in zip(heads.grad, shares, strict=True))
+    return dataclasses.replace(heads, grad=grad)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
 from mhprobe.run import jobs, sections
+from mhprobe.run.moved import MOVED
 from mhprobe.run.sections import CONF, options
 
 if TYPE_CHECKING:
@@ -112,17 +113,14 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-# spelling of before -> what to write now
-MOVED = {
-    "settling": "+callback=settling adds it; its options are callback.settling.every_n_epochs, .measure and .shares",
-}
-
-
 def explain(command: str, error: Exception) -> str:
     """Hydra's and OmegaConf's complaints in one line that lists the valid choices."""
     for inner in _chain(error):
         if isinstance(inner, UserError):
             return str(inner)
+    for before, now in MOVED.items():
+        if f"'{before}'" in str(error) and "/" in before:
+            return f"{before.replace('/', '=')} is now {now}."
     text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
     reasons = [str(error.__cause__)] if error.__cause__ is not None else []
     for line in [text, *reasons]:

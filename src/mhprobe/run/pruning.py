@@ -1,45 +1,37 @@
-"""The task: choose heads -> remove them -> check against the mask -> repair, tune -> save -> report.
-
-With ``rounds=k`` a k-th of the heads goes in each round, chosen anew on the network that the round before left.
-
-Shapes: A heads of all sites of the network that was loaded.
-"""
+"""The prune command as a function of a model, images and a report: surgery.pruning, files, tables and figures."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+import lightning as L
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, input_spec, layout_of
-from mhprobe.data.batch import Batch
-from mhprobe.data.split import stratified
+from mhprobe.backbones import layout_of
+from mhprobe.classifier import GatedClassifier
+from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of, remove_gates
+from mhprobe.gates import gates_of
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
-from mhprobe.report import tables
+from mhprobe.masking.base import Order
 from mhprobe.report.figures import speed as speed_figure
-from mhprobe.scoring.tally import tally
-from mhprobe.stats.significance import wilson
+from mhprobe.report.report import Report
+from mhprobe.report.tables import Table
+from mhprobe.run import builders
 from mhprobe.surgery import export
-from mhprobe.surgery.costs import count_flops, count_parameters
-from mhprobe.surgery.removal import drop_bias, kept_heads, largest_difference, prune_heads
-from mhprobe.surgery.repair import repair
-from mhprobe.surgery.sources import Source, View
-from mhprobe.surgery.speed import BATCHES, SHARES, evenly, speed_table
+from mhprobe.surgery.given import Given
+from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
+from mhprobe.surgery.removal import kept_heads
+from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
 from mhprobe.weights.pruned import pruned_description
 
-if TYPE_CHECKING:
-    from mhprobe.run.session import Session
-
-CHECKED = 256  # test images on which masked and pruned logits are compared
-TOLERANCE = 1e-5  # relative to the largest logit, in float32: the same sums in another order
+MINE = "this mask"  # in the table of speeds: the heads that were removed, beside the evenly spread ones
 
 
 def refuse(cfg: dict[str, Any]) -> None:
@@ -49,184 +41,161 @@ def refuse(cfg: dict[str, Any]) -> None:
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
     if cfg.get("ckpt_path") is not None:
         raise UserError("prune: a pruning run cannot be taken up in the middle; leave ckpt_path out.")
-    if settings["mask"] is None:
+    if settings["heads"] is None and settings["order"] is None:
         raise UserError(
-            "prune: which heads go? Choose prune=measure, fisher, scores, curve, gates, kept, file or list, and its "
-            "options: prune=measure prune.mask.remove=<how many>."
+            "prune: which heads go? prune=order prune.remove=<how many> takes them by an order (prune/order=...); "
+            "prune=given prune.heads=<list, file, table or gates> takes those that you name."
         )
 
 
-class Pruning:
-    """One run of the task on a Session. ``remove``, ``save`` and ``report``, in this order.
+def one_process(trainer: L.Trainer) -> torch.device:
+    """Where to prune; UserError for several processes."""
+    if trainer.world_size > 1:
+        raise UserError(
+            f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
+            f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
+        )
+    return trainer.strategy.root_device
 
-    gone: (A,) bool, the heads that were removed. model: the network without them.
+
+def retraining(
+    cfg: builders.Config, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
+) -> Train:
+    """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
+    settings = cfg["prune"]
+    cfg = {**cfg, "trainer": {**cfg["trainer"], "max_epochs": settings["tune_epochs"]}, "measure": None}
+
+    def train(pruned: nn.Module, kept: dict[str, list[int]], number: int) -> nn.Module:
+        about = pruned_description(description, kept, settings["proj_bias"], folded_gates(dense))
+        checkpoints = report.folder / "checkpoints" / f"round_{number}"
+        model = GatedClassifier(pruned, about, **cfg["optim"])
+        trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
+        trainer.fit(model, datamodule=data)
+        builders.best(model, checkpoints)
+        return model.backbone
+
+    return train
+
+
+def source_of(settings: dict[str, Any], order: Order | None) -> Given | OnPath:
+    """What the section ``prune`` of the configuration says of the heads that go. order: of prune=order."""
+    if order is None:
+        return Given(*(settings[name] for name in ("heads", "curve", "step", "remove", "threshold")))
+    limits = ("remove", "target", "exclude_layers", "min_heads_per_layer", "rescale")
+    return OnPath(order, settings["units"], *(settings[name] for name in limits))
+
+
+def run_pruning(
+    settings: dict[str, Any],
+    model: nn.Module,
+    images: Images,
+    report: Report,
+    source: Given | OnPath,
+    description: dict[str, Any],
+    *,
+    train: Train | None = None,
+    kept: Tensor | None = None,
+    made: dict[str, Any] | None = None,
+) -> Pruned:
+    """Prune ``model``, save what is left beside the tables of ``report``, and say what it costs.
+
+    settings: the section ``prune`` of the configuration. model: carries gates. description: of its weights file.
+    train: recovery after each round, None for none. kept: what learned gates decided. made: more for the file's JSON.
     """
+    if settings["onnx"]:
+        export.needs_onnx()
+    mend = None if settings["repair"]["per"] == "none" else settings["repair"]
+    found = prune(
+        model,
+        images,
+        source,
+        kept=kept,
+        rounds=settings["rounds"],
+        proj_bias=settings["proj_bias"],
+        mend=mend,
+        train=train,
+    )
+    gone = kept_heads(layout_of(model), found.gone)
+    about = {
+        **pruned_description(description, gone, settings["proj_bias"], folded_gates(model)),
+        "made": {**(made or {}), "rescaled": found.rescaled, "test/accuracy": found.stages[-1].accuracy},
+    }
+    saved = write_all(_files(settings, found.model, images, report.folder, about))
+    _report(report, found)
+    speeds = _speed(report, model, found, settings["speed_rounds"]) if settings["speed"] else []
+    for line in lines(found, speeds):
+        print(line)
+    print(f"saved: {', '.join(path.name for path in saved)}")
+    return found
 
-    def __init__(self, session: Session) -> None:
-        self.session, self.settings = session, session.cfg["prune"]
-        if session.trainer.world_size > 1:
-            raise UserError(
-                f"prune: runs in one process, got {session.trainer.world_size}. To tune on several devices, prune with "
-                f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
-            )
-        self.device = session.trainer.strategy.root_device
-        self.source: Source = session.make(self.settings["mask"], "prune.mask")
-        rounds, remove = self.settings["rounds"], getattr(self.source, "remove", None)
-        if rounds > 1 and not (self.source.looks_again and remove is not None):
-            raise UserError(
-                f"prune.rounds: {rounds} rounds need a source that decides anew and a number of heads: prune=measure "
-                f"or prune=fisher with prune.mask.remove=<how many>."
-            )
-        if rounds > 1 and remove is not None and remove < rounds:
-            raise UserError(f"prune.rounds: {rounds} rounds for {remove} heads; the nearest is {max(remove, 1)}.")
-        if self.settings["onnx"]:
-            export.needs_onnx()
-        self.dense: nn.Module = session.classifier.to(self.device).backbone.eval()
-        self.layout, self.loaded = session.classifier.gates.layout, session.classifier.description
-        self.image = torch.zeros(1, 3, *input_spec(self.dense)["size"], device=self.device)
-        self.gone = torch.zeros(self.layout.num_heads, dtype=torch.bool)
-        self.difference = 0.0
-        self.rows: list[list[Any]] = []
-        self.score("dense", 0, self.dense)
 
-    def remove(self) -> None:
-        """All rounds."""
-        rounds, model = self.settings["rounds"], self.dense
-        total: Any = getattr(self.source, "remove", None)
-        for number in range(1, rounds + 1):
-            share = None if rounds == 1 else round(total * number / rounds) - int(self.gone.sum())
-            view = View(model, layout_of(model), self.train_batches, self.session.gates_kept)
-            mask = self.source.choose(view, share)
-            model = self.round(number, model, mask)
-            left = torch.nonzero(~self.gone).flatten()
-            self.gone[left[mask]] = True
-        remove_gates(model)
-        self.model = model.eval()
+def folded_gates(model: nn.Module) -> list[float] | None:
+    """The gates that a removal multiplies into the weights, None where all are 1."""
+    gates = gates_of(model).effective()
+    return None if bool((gates == 1).all()) else gates.tolist()
 
-    def round(self, number: int, model: nn.Module, mask: Tensor) -> nn.Module:
-        """Remove the heads of ``mask``, check, repair and tune."""
-        choice = self.settings["proj_bias"]
-        pruned = prune_heads(model, mask, proj_bias=choice)
-        layout = layout_of(model)
-        reference = model
-        if choice == "drop":
-            reference = copy.deepcopy(model)
-            drop_bias(reference, [name for name, heads in kept_heads(layout, mask).items() if not heads])
-        with gates_of(reference).masked(mask):
-            self.check(reference, pruned)
-            self.score("masked", number, reference, heads=int((~mask).sum()))
-        self.score("pruned", number, pruned)
-        if self.settings["repair"]["per"] != "none":
-            images = lambda: (batch.images for batch in self.train_batches())  # noqa: E731
-            repair(pruned, model, images, **self.settings["repair"], proj_bias=choice)
-            self.score("repaired", number, pruned)
-        if epochs := self.settings["tune_epochs"]:
-            session = self.session
-            description = self.description(kept_after(self.layout, self.gone, mask))
-            pruned = session.retrain(pruned, description, epochs, session.folder / "checkpoints" / f"round_{number}")
-            remove_gates(pruned)  # those of the training, wherever they are now
-            self.score("tuned", number, pruned)
-        attach(pruned)
-        return pruned
 
-    def check(self, masked: nn.Module, pruned: nn.Module) -> None:
-        """Masked and pruned logits on real images are the same up to rounding; anything else is a bug of mhprobe."""
-        images = (batch.images for batch in self.batches("test", self.some("test", CHECKED)))
-        difference, size = largest_difference(masked, pruned, images)
-        if not difference <= TOLERANCE * max(1.0, size):
-            raise RuntimeError(
-                f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up to {size:.3g}); nothing "
-                f"was saved. This should never happen: please report it."
-            )
-        self.difference = max(self.difference, difference)
+def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
+    """What the terminal is told at the end: every stage, then dense against pruned."""
+    first, last = found.stages[0], found.stages[-1]
+    said = [f"round {row.round} {row.stage:>8}: {row.heads} heads, accuracy {_accuracy(row)}" for row in found.stages]
+    said.append(f"masked and pruned logits differ by at most {found.difference:.2g}")
+    said.append(
+        f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}"
+    )
+    said += [
+        f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({row['speedup_low']:.2f} - "
+        f"{row['speedup_high']:.2f}), FLOPs predict {row['predicted']:.2f} x"
+        for row in speeds
+        if row["removed"] == MINE
+    ]
+    said.append(
+        f"dense {first.heads} heads {_accuracy(first)} -> {last.stage} {last.heads} heads {_accuracy(last)}, of "
+        f"{last.images} test images"
+    )
+    return said
 
-    def score(self, stage: str, number: int, model: nn.Module, heads: int | None = None) -> None:
-        """One row of the table: accuracy on the test images, and what the network costs."""
-        model = model.to(self.device).eval()
-        images = self.session.data.sizes["test"]
-        with progress(f"{stage} on test", images) as done:
-            result = tally(model, self.batches("test"), images, lambda batch: done(int(batch.valid.sum())))
-        low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(images)))
-        heads = layout_of(model).num_heads if heads is None else heads
-        scores = [float(result["accuracy"]), low, high, float(result["loss"]), images]
-        self.rows.append([number, stage, heads, *scores, count_parameters(model), count_flops(model, self.image)])
 
-    def save(self) -> None:
-        """``pruned.safetensors`` and its JSON, and what was asked for besides; all of them or none."""
-        folder, settings = self.session.folder, self.settings
-        description = self.description(kept_heads(self.layout, self.gone))
-        made = {
-            "by": "mhprobe.prune",
-            "from": str(self.session.cfg["weights"]),
-            "data": self.session.data.fingerprint,
-            "seed": self.session.cfg["seed"],
-            "test/accuracy": self.rows[-1][3],
+def _accuracy(row: Stage) -> str:
+    return f"{100 * row.accuracy:.2f} % ({100 * row.low:.2f} - {100 * row.high:.2f})"
+
+
+def _files(
+    settings: dict[str, Any], model: nn.Module, images: Images, folder: Path, about: dict[str, Any]
+) -> dict[Path, bytes]:
+    """``pruned.safetensors`` and its JSON, and what was asked for besides."""
+    files = weights_files(model, folder / "pruned.safetensors", about)
+    example = next(images.test(8)).images.cpu()
+    example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
+    if settings["onnx"]:
+        files[folder / "pruned.onnx"] = export.onnx_bytes(model, example)
+    if settings["torch_export"]:
+        files[folder / "pruned.pt2"] = export.torch_export_bytes(model, example)
+    return files
+
+
+def _report(report: Report, found: Pruned) -> None:
+    report.add_table("pruning", Table(list(Stage._fields), [list(row) for row in found.stages]))
+    kept = (~found.gone).long()
+    report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
+    last = found.stages[-1]
+    report.add_metrics(
+        {
+            **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
+            **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
+            "prune/largest_difference": found.difference,
+            "test/accuracy": last.accuracy,
+            "test/loss": last.loss,
+            "test/images": last.images,
         }
-        files = weights_files(self.model, folder / "pruned.safetensors", {**description, "made": made})
-        images = next(self.batches("test", self.some("test", 8))).images.cpu()
-        images = images.repeat(2, 1, 1, 1) if len(images) == 1 else images
-        if settings["onnx"]:
-            files[folder / "pruned.onnx"] = export.onnx_bytes(self.model, images)
-        if settings["torch_export"]:
-            files[folder / "pruned.pt2"] = export.torch_export_bytes(self.model, images)
-        self.saved = write_all(files)
-
-    def report(self) -> None:
-        """Tables, figures and metrics; on the terminal, the table in short."""
-        report = self.session.report
-        columns = ["round", "stage", "heads", "accuracy", "low", "high", "loss", "images", "parameters", "flops"]
-        report.add_table("pruning", tables.Table(columns, self.rows))
-        kept = (~self.gone).long()
-        report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
-        first, last = self.rows[0], self.rows[-1]
-        report.add_metrics(
-            {
-                **{f"prune/{row[1]}/accuracy": row[3] for row in self.rows},  # of the last round
-                **{f"prune/{name}": last[at] for name, at in (("heads", 2), ("parameters", 8), ("flops", 9))},
-                "prune/largest_difference": self.difference,
-                "test/accuracy": last[3],
-                "test/loss": last[6],
-                "test/images": last[7],
-            }
-        )
-        if self.settings["speed"]:
-            self.speed()
-        for number, stage, heads, accuracy, low, high, *_ in self.rows:
-            interval = f"({100 * low:.2f} - {100 * high:.2f})"
-            print(f"round {number} {stage:>8}: {heads} heads, accuracy {100 * accuracy:.2f} % {interval}")
-        print(f"masked and pruned logits differ by at most {self.difference:.2g}")
-        print(f"parameters {first[8]:,} -> {last[8]:,}, FLOPs per image {first[9]:,} -> {last[9]:,}")
-        print(f"saved: {', '.join(path.name for path in self.saved)}")
-
-    def speed(self) -> None:
-        masks = {"this mask": self.gone}
-        masks |= {f"{100 * share:.0f} % removed": evenly(self.layout, share) for share in SHARES}
-        with progress("timing", len(BATCHES), "batch sizes") as done:
-            rows = speed_table(self.dense, masks, rounds=self.settings["speed_rounds"], show=done)
-        self.session.report.add_table("speed", tables.Table(list(rows[0]), [list(row.values()) for row in rows]))
-        self.session.report.add_figure("speed", speed_figure.draw(rows))
-
-    def description(self, kept: dict[str, list[int]]) -> dict[str, Any]:
-        gates = gates_of(self.dense).effective()
-        folded = None if bool((gates == 1).all()) else gates.tolist()
-        return pruned_description(self.loaded, kept, self.settings["proj_bias"], folded)
-
-    def train_batches(self) -> Iterator[Batch]:
-        return self.batches("train", self.some("train", self.settings["images"]))
-
-    def batches(self, split: str, images: Tensor | None = None) -> Iterator[Batch]:
-        return self.session.data.batches(split, self.device, images)
-
-    def some(self, split: str, count: int) -> Tensor | None:
-        """Positions of ``count`` images of a split, of every class alike; None for all of them."""
-        labels = self.session.data.splits[split].labels
-        if count >= len(labels):
-            return None
-        return torch.from_numpy(np.asarray(stratified(labels, count, self.session.cfg["seed"])))
+    )
 
 
-def kept_after(layout: Any, gone: Tensor, mask: Tensor) -> dict[str, list[int]]:
-    """Per site the heads of the loaded network that are left once those of ``mask``, of the present one, go too."""
-    gone = gone.clone()
-    gone[torch.nonzero(~gone).flatten()[mask]] = True
-    return kept_heads(layout, gone)
+def _speed(report: Report, dense: nn.Module, found: Pruned, rounds: int) -> list[Row]:
+    masks = {MINE: found.gone}
+    masks |= {f"{100 * share:.0f} % removed": evenly(layout_of(dense), share) for share in SHARES}
+    with progress("timing", len(BATCHES), "batch sizes") as done:
+        rows = speed_table(dense, masks, rounds=rounds, show=done)
+    report.add_table("speed", Table(list(rows[0]), [list(row.values()) for row in rows]))
+    report.add_figure("speed", speed_figure.draw(rows))
+    return rows

@@ -96,7 +96,18 @@ class Repair(_Section):
 
 
 class Prune(_Section):
-    mask: dict[str, Any] | None
+    order: dict[str, Any] | None = None  # prune=order
+    target: dict[str, float] | None = None
+    units: str = "head"
+    exclude_layers: list[int] = []
+    min_heads_per_layer: Annotated[int, Field(ge=0)] = 0
+    rescale: bool = False
+    heads: Any = None  # prune=given
+    curve: str | None = None
+    step: Annotated[int, Field(ge=0)] | None = None
+    threshold: float | None = None
+    remove: Annotated[int, Field(ge=1)] | None = None  # both
+    select_on: Literal["train", "validation"]
     images: Annotated[int, Field(ge=1)]
     proj_bias: Literal["keep", "drop"]
     rounds: Annotated[int, Field(ge=1)]

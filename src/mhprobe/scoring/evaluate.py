@@ -120,18 +120,32 @@ class _Evaluator(Evaluate):
         mean, square = self._kept(lambda: self._slopes(mask), "slopes", mask).view(2, -1)
         return mean, square
 
+    def fisher(self, mask: Tensor) -> Tensor:
+        self.spent += 2 * self.images
+        return self._kept(lambda: self._fisher(mask), "fisher", mask).view(len(mask), len(mask))
+
     def _slopes(self, mask: Tensor) -> Tensor:
+        sums = torch.zeros(2, len(mask), dtype=torch.float64, device=self.gates.values.device)
+        for share_BA in self._shares(mask):
+            sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
+        return ranks.sum(sums).cpu() / self.images
+
+    def _fisher(self, mask: Tensor) -> Tensor:
+        total_AA = torch.zeros(len(mask), len(mask), dtype=torch.float64, device=self.gates.values.device)
+        for share_BA in self._shares(mask):
+            total_AA += share_BA.mT @ share_BA
+        return ranks.sum(total_AA).cpu() / self.images
+
+    def _shares(self, mask: Tensor) -> Iterator[Tensor]:
+        """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""
         values = self._values(mask)
-        sums = torch.zeros(2, len(mask), dtype=torch.float64, device=values.device)
         with self.gates.fixed(values):
             for batch in self.batches():
                 heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
-                sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
                 self._done(2 * len(share_BA))
-        ranks.sum(sums)
+                yield share_BA
         self.computed += 2 * self.images
-        return sums.cpu() / self.images
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
         def find() -> Tensor:

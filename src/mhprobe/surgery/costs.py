@@ -31,10 +31,10 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_flops(model: nn.Module, image: Tensor) -> int:
     """Operations of one image, (1, 3, height, width), in a forward pass."""
-    model = copy.deepcopy(model).eval()
-    materialised = family_of(model).materialised(model)  # the counter does not know every fused kernel
-    with materialised, torch.no_grad():
-        return operations(lambda: model(image))
+    with torch.inference_mode(False), torch.no_grad():  # in inference mode the counter sees no product
+        model = copy.deepcopy(model).eval()
+        with family_of(model).materialised(model):  # the counter does not know every fused kernel
+            return operations(lambda: model(image.clone()))
 
 
 def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:

@@ -1,0 +1,160 @@
+"""Heads that somebody has chosen: a list, a file, a table of a run, or what learned gates decided.
+
+One value says it all:
+    [3, 17]                 flat indices
+    heads.json, heads.txt   a JSON list of them, or numbers separated by white space
+    gates.csv               a table with the columns head and kept: those that are not kept
+    masking_curves.csv      those that are off at one point of a masking curve
+    gates                   those that the run which learned the gates does not keep
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import layout_of
+from mhprobe.errors import UserError
+from mhprobe.gates import find_gates
+from mhprobe.heads import HeadLayout
+from mhprobe.io.head_tables import check_layout, read_kept, read_rows, short
+
+
+class Choice(NamedTuple):
+    """mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept."""
+
+    mask: Tensor
+    rescale: bool = False
+
+
+@dataclass(frozen=True)
+class Given:
+    """heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
+
+    threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided.
+    """
+
+    heads: Any
+    curve: str | None = None
+    step: int | None = None
+    remove: int | None = None
+    threshold: float | None = None
+
+    def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
+        """kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights have none."""
+        layout = layout_of(model)
+        if isinstance(self.heads, list | tuple):
+            choice = Choice(_listed(layout, list(self.heads), "prune.heads"))
+        elif not isinstance(self.heads, str):
+            raise UserError(
+                f"prune.heads: expected a list as in [3,17], a file, a table or gates, got {short(self.heads)}."
+            )
+        elif self.heads == "gates":
+            choice = Choice(_closed(model, kept, self.threshold))
+        elif Path(self.heads).suffix == ".csv":
+            choice = self._table(self.heads, layout)
+        else:
+            choice = Choice(_listed(layout, _numbers(self.heads), f"prune.heads: {self.heads}"))
+        if not choice.mask.any():
+            raise UserError(f"prune.heads: {self.heads} names no head, so nothing would be removed.")
+        return choice
+
+    def _table(self, path: str, layout: HeadLayout) -> Choice:
+        rows = read_rows(path, (), "prune.heads")
+        if "kept" in rows[0]:
+            return Choice(~read_kept(path, layout, "prune.heads"))
+        if not {"curve", "step", "heads_masked", "masked"} <= set(rows[0]):
+            raise UserError(
+                f"prune.heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or those of "
+                f"masking_curves.csv. To remove the lowest in a table of scores: prune=order prune/order=by_table "
+                f"prune.order.table={path} prune.remove=<how many>."
+            )
+        check_layout(path, rows, layout, "prune.heads")
+        row = self._point(path, rows)
+        masked = _listed(layout, row["masked"].split(), f"prune.heads: {path}, column masked")
+        return Choice(masked, rescale=row.get("rescale", "") in ("1", "True"))
+
+    def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
+        """The row of the curve's point."""
+        if (self.step is None) == (self.remove is None):
+            raise UserError(
+                "prune: of a curve give prune.step (its point) or prune.remove (how many heads are off there)."
+            )
+        names = sorted({row["curve"] for row in rows})
+        name = self.curve if self.curve is not None or len(names) > 1 else names[0]
+        if name not in names:
+            raise UserError(f"prune.curve: {path} has {', '.join(names)}, got {name}.")
+        # a mean over random repeats names no heads; of several repeats the first is taken
+        points = [row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")]
+        option, column = ("remove", "heads_masked") if self.step is None else ("step", "step")
+        wanted = self.remove if self.step is None else self.step
+        assert wanted is not None
+        if wrong := [row[column] for row in points if not _whole(row[column])]:
+            raise UserError(f"prune.heads: {path}, column {column}: expected whole numbers, got {wrong[0]!r}.")
+        there = [int(row[column]) for row in points]
+        if wanted not in there:
+            nearest = min(there, key=lambda number: abs(number - wanted), default="none")
+            raise UserError(f"prune.{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}.")
+        return points[there.index(wanted)]
+
+
+def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:
+    """The (A,) mask of flat indices, which may be texts."""
+    numbers = [int(head) if isinstance(head, str) and _whole(head) else head for head in heads]
+    wrong = [head for head in numbers if type(head) is not int or not 0 <= head < layout.num_heads]
+    if wrong:
+        raise UserError(f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got {short(wrong[0])}.")
+    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
+    mask[numbers] = True
+    return mask
+
+
+def _whole(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10
+
+
+def _numbers(path: str) -> list[Any]:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"prune.heads: cannot read {path} ({getattr(error, 'strerror', None) or error}). Expected a list as in "
+            f"[3,17], a file, a table or gates."
+        ) from error
+    if Path(path).suffix != ".json":
+        return list(text.split())
+    try:
+        heads = json.loads(text)
+    except (ValueError, RecursionError):
+        heads = None
+    if not isinstance(heads, list):
+        raise UserError(f"prune.heads: {path} holds no list, expected one of head indices: [3, 17].")
+    return heads
+
+
+def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> Tensor:
+    """(A,) bool, the heads that learned gates close."""
+    if kept is not None and threshold is None:
+        if bool(kept.all()):
+            raise UserError(
+                f"prune.heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
+                f"gates.penalty.weight, or give prune.threshold."
+            )
+        return ~kept
+    gates = find_gates(model)
+    if gates is None or bool((gates.effective() == 1).all()):
+        raise UserError("prune.heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")
+    size = gates.effective().abs().cpu()
+    mask = size <= (threshold or 0.0)
+    if not mask.any():
+        raise UserError(
+            f"prune.threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min().item():.4g}."
+        )
+    return mask

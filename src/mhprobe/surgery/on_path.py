@@ -1,0 +1,138 @@
+"""Heads by any masking order: what is off at the point of a path where so many heads are gone, or a target is met.
+
+In several rounds the path is found anew on the network that the round before left, and every round goes an equal part
+of the way.
+
+Shapes: A heads of all sites of the present network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import layout_of
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Order, Units
+from mhprobe.masking.constraints import check_reached, constrain, target_of
+from mhprobe.masking.limits import Cost, Limits
+from mhprobe.masking.units import make_units
+from mhprobe.surgery.costs import costs, head_shares
+from mhprobe.surgery.given import Choice
+
+WHERE = "prune"  # the options, for messages
+
+
+@dataclass(frozen=True)
+class OnPath:
+    """order: of the path. units: head, index, layer or stage, what goes in one step.
+
+    remove: how many heads go in all. target: or, instead, what shall be left of the loaded network: {heads: how many} |
+        {flops: share} | {latency: share}.
+    exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
+        keeps are multiplied by H / kept, while the path is searched and in what is left.
+    """
+
+    order: Order
+    units: str = "head"
+    remove: int | None = None
+    target: Mapping[str, float] | None = None
+    exclude_layers: Sequence[int] = ()
+    min_heads_per_layer: int = 0
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.remove is None) == (self.target is None):
+            raise UserError(
+                "prune: say how far to go with prune.remove=<how many heads>, or with prune.target={heads: <left>}, "
+                "{flops: <share left>} or {latency: <share left>}."
+            )
+
+    def check(self, num_heads: int, rounds: int) -> None:
+        """UserError for what can be seen to be impossible before the model has run."""
+        remove = self._in_all(num_heads)
+        if remove is None:
+            return
+        if not 0 < remove < num_heads:
+            option = "remove" if self.target is None else "target.heads"
+            nearest = min(max(remove, 1), num_heads - 1)
+            raise UserError(
+                f"prune.{option}: of {num_heads} heads 1 to {num_heads - 1} can go, got {remove}; the nearest is "
+                f"{nearest if self.target is None else num_heads - nearest}."
+            )
+        if remove < rounds:
+            raise UserError(f"prune.rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")
+
+    def choose(
+        self,
+        model: nn.Module,
+        evaluate: Evaluate,
+        images: Callable[[], Tensor],
+        loaded: HeadLayout,
+        left: float,
+        part: float,
+    ) -> tuple[Choice, float]:
+        """The heads that go in this round, and the share of the loaded network's cost that will be left.
+
+        evaluate: scores masks of the present ``model`` on the images that choose. images: a batch, to time it.
+        loaded: the heads of the loaded network. left: what the present one has of its cost. part: how much
+        of the way is to be done after this round, from 0 to 1.
+        """
+        layout = layout_of(model)
+        remove, costs_left = self._in_all(loaded.num_heads), {}
+        if remove is not None:
+            goal = {"heads": float(loaded.num_heads - round(part * remove))}
+        else:
+            assert self.target is not None
+            costs_left = costs(head_shares(model, layout, images(), self.target))
+            goal = {unit: (1 - part * (1 - share)) / left for unit, share in self.target.items()}
+        units = self._units(layout, loaded, goal, costs_left)
+        steps = layout.num_heads - int(goal["heads"]) if remove is not None and self.units == "head" else None
+        path = self.order.paths(units, layout, evaluate, steps)[0]
+        mask = path.masks()[-1]
+        assert units.limits is not None and units.limits.target is not None
+        check_reached(units.limits, mask, WHERE)
+        _exactly(units, path.masks(), remove is not None and self.target is None)
+        return Choice(mask, self.rescale), left * units.limits.target.left(mask) if costs_left else left
+
+    def _in_all(self, num_heads: int) -> int | None:
+        """How many heads go, where that is what the options say."""
+        if self.target is None or "heads" not in self.target:
+            return self.remove
+        heads = self.target["heads"]
+        if heads != int(heads):
+            raise UserError(f"prune.target.heads: expected a whole number of heads, got {heads}.")
+        return num_heads - int(heads)
+
+    def _units(
+        self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float], costs_left: Mapping[str, Cost]
+    ) -> Units:
+        make_units(self.units, loaded, self.exclude_layers)  # refuses layers that there are not
+        excluded = {loaded.sites[number].name for number in self.exclude_layers}
+        there = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
+        limits = Limits(layout, self.min_heads_per_layer, target_of(goal, layout, costs_left))
+        return constrain(make_units(self.units, layout, there), limits, WHERE)
+
+
+def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
+    """UserError if a number of heads was asked for and units of several heads step over it."""
+    assert units.limits is not None and units.limits.target is not None
+    left = [int((~mask).sum()) for mask in masks_SA]
+    wanted = int(units.limits.target.value)
+    if exact and left[-1] != wanted:
+        total = masks_SA.shape[1]
+        raise UserError(
+            f"prune.remove: units of several heads step from {total - left[-2]} to {total - left[-1]} removed, got "
+            f"{total - wanted}. Ask for one of them, or take prune.units=head."
+        )
+
+
+def removed_after(gone: Tensor, mask: Tensor) -> Tensor:
+    """(loaded A,) bool: ``gone``, and what ``mask``, of the heads that were left, takes besides."""
+    gone = gone.clone()
+    gone[torch.nonzero(~gone).flatten()[mask]] = True
+    return gone

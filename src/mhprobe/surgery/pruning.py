@@ -1,0 +1,219 @@
+"""The whole of a pruning: choose heads -> remove them -> check against the mask -> repair, tune -> the next round.
+
+Shapes: A heads of all sites of the network that was loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach, family_of, input_spec, layout_of
+from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
+from mhprobe.data.split import stratified
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of, remove_gates
+from mhprobe.heads import HeadSite
+from mhprobe.io.progress import progress
+from mhprobe.masking.base import Evaluate
+from mhprobe.recording.replay import gate_values
+from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.tally import tally
+from mhprobe.stats.significance import wilson
+from mhprobe.surgery.costs import count_flops, count_parameters
+from mhprobe.surgery.given import Choice, Given
+from mhprobe.surgery.on_path import OnPath, removed_after
+from mhprobe.surgery.removal import ProjBias, drop_bias, kept_heads, largest_difference, prune_heads
+from mhprobe.surgery.repair import repair
+
+CHECKED = 256  # test images on which masked and pruned logits are compared
+TOLERANCE = 1e-5  # relative to the largest logit, in float32: the same sums in another order
+
+Train = Callable[[nn.Module, dict[str, list[int]], int], nn.Module]
+"""(network, the loaded network's heads that it has by site, round) -> the network after some training."""
+
+
+class Stage(NamedTuple):
+    """One row of the table: what the network can do on the test images, and what it costs, after one piece of work."""
+
+    round: int
+    stage: str  # dense, masked, pruned, repaired, tuned
+    heads: int
+    accuracy: float
+    low: float  # Wilson's 95 % interval
+    high: float
+    loss: float  # mean nats
+    images: int
+    parameters: int
+    flops: int  # per image
+
+
+@dataclass
+class Pruned:
+    """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
+
+    stages: in their order; the last is of ``model``. difference: the largest between masked and pruned logits.
+    rescaled: whether the heads that layers kept were multiplied by H / kept.
+    """
+
+    model: nn.Module
+    gone: Tensor
+    stages: list[Stage] = field(default_factory=list)
+    difference: float = 0.0
+    rescaled: bool = False
+
+
+class Images:
+    """The images of a pruning, as batches on ``device``: some to choose and repair with, the test's to report.
+
+    look_at: so many images of the split ``select_on``, of every class alike; not augmented.
+    """
+
+    def __init__(
+        self, data: ImageData, device: torch.device, select_on: str = "train", look_at: int = 1024, seed: int = 0
+    ) -> None:
+        self.data, self.device, self.seed = data, device, seed
+        self.split = {"validation": "val"}.get(select_on, select_on)
+        self.chosen = self._some(self.split, look_at)
+
+    def selection(self, positions: Tensor | None = None) -> Iterator[Batch]:
+        """Batches of the images that choose, or of those at ``positions`` among them; ``index`` counts them from 0."""
+        images = self.chosen if positions is None else self.chosen[positions]
+        place = torch.full((self.data.sizes[self.split],), 0, device=self.device)
+        place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
+        for batch in self.data.batches(self.split, self.device, images):
+            yield batch._replace(index=place[batch.index])
+
+    def test(self, count: int | None = None) -> Iterator[Batch]:
+        """Batches of all test images, or of some."""
+        return self.data.batches("test", self.device, None if count is None else self._some("test", count))
+
+    def evaluate(self, model: nn.Module, rescale: bool) -> Evaluate:
+        """Scores masks of ``model`` on the images that choose."""
+        return evaluator(
+            model, self.selection, len(self.chosen), "choosing heads", True, pick=self.selection, rescale=rescale
+        )
+
+    def _some(self, split: str, count: int) -> Tensor:
+        labels = self.data.splits[split].labels
+        chosen = np.arange(len(labels)) if count >= len(labels) else stratified(labels, count, self.seed)
+        return torch.from_numpy(np.asarray(chosen))
+
+
+def prune(
+    model: nn.Module,
+    images: Images,
+    source: Given | OnPath,
+    *,
+    kept: Tensor | None = None,
+    rounds: int = 1,
+    proj_bias: ProjBias = "keep",
+    mend: Mapping[str, Any] | None = None,
+    train: Train | None = None,
+) -> Pruned:
+    """``model`` without the heads that ``source`` chooses; ``model`` itself carries gates and is left as it is.
+
+    kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``.
+    proj_bias: as for ``prune_heads``. mend: options of ``repair``, None for none. train: called after each round.
+
+    Raises RuntimeError if masked and pruned logits differ by more than rounding.
+    """
+    layout = layout_of(model)
+    if isinstance(source, OnPath):
+        source.check(layout.num_heads, rounds)
+    elif rounds > 1:
+        raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+    score = functools.partial(_score, images)
+    now, found, left = model, Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool)), 1.0
+    found.stages.append(score("dense", 0, model))
+    for number in range(1, rounds + 1):
+        if isinstance(source, OnPath):
+            evaluate = images.evaluate(now, source.rescale)
+            batch = lambda: next(images.selection()).images  # noqa: E731
+            choice, left = source.choose(now, evaluate, batch, layout, left, number / rounds)
+        else:
+            choice = source.choose(now, kept)
+        found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
+        smaller = _remove(now, choice, proj_bias, images, found, number)
+        if mend is not None:
+            repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
+            found.stages.append(score("repaired", number, smaller))
+        if train is not None:
+            smaller = train(smaller, kept_heads(layout, found.gone), number)
+            remove_gates(smaller)  # those of the training, wherever they are now
+            found.stages.append(score("tuned", number, smaller))
+        attach(smaller)
+        now = smaller
+    remove_gates(now)
+    found.model = now.eval()
+    return found
+
+
+def _remove(
+    model: nn.Module, choice: Choice, proj_bias: ProjBias, images: Images, found: Pruned, number: int
+) -> nn.Module:
+    """The smaller network, whose logits were seen to be those of the masked one."""
+    layout = layout_of(model)
+    emptied = [name for name, heads in kept_heads(layout, choice.mask).items() if not heads]
+    values = gate_values(gates_of(model), choice.mask[None], choice.rescale)[0]
+    with gates_of(model).fixed(values):
+        pruned = prune_heads(model, choice.mask, proj_bias)
+        reference = model
+        if proj_bias == "drop":
+            reference = copy.deepcopy(model)
+            drop_bias(reference, emptied)
+        with gates_of(reference).fixed(values):
+            found.difference = max(found.difference, _check(images, reference, pruned))
+            masked = _score(images, "masked", number, reference)
+    found.stages.append(masked._replace(heads=int((~choice.mask).sum())))
+    found.stages.append(_score(images, "pruned", number, pruned))
+    if proj_bias == "drop":
+        _freeze_bias(pruned, [site for site in layout.sites if site.name in emptied])
+    return pruned
+
+
+def _freeze_bias(model: nn.Module, sites: Sequence[HeadSite]) -> None:
+    """Training is not to bring back what was dropped."""
+    for site in sites:
+        if (bias := family_of(model).seam(model, site).output.bias) is not None:
+            bias.requires_grad_(False)
+
+
+def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
+    """The largest difference of masked and pruned logits on real images; more than rounding is a bug of mhprobe."""
+    difference, size = largest_difference(masked, pruned, (batch.images for batch in images.test(CHECKED)))
+    if not difference <= TOLERANCE * max(1.0, size):
+        raise RuntimeError(
+            f"prune: masked and pruned logits differ by up to {difference:.3g} (logits up to {size:.3g}); nothing "
+            f"was saved. This should never happen: please report it."
+        )
+    return difference
+
+
+@torch.inference_mode()
+def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
+    model = model.to(images.device).eval()
+    count = images.data.sizes["test"]
+    with progress(f"{stage} on test", count) as done:
+        result = tally(model, images.test(), count, lambda batch: done(int(batch.valid.sum())))
+    low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
+    return Stage(
+        number,
+        stage,
+        layout_of(model).num_heads,
+        float(result["accuracy"]),
+        low,
+        high,
+        float(result["loss"]),
+        count,
+        count_parameters(model),
+        count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
+    )

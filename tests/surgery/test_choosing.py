@@ -1,0 +1,285 @@
+"""Which heads go: those that somebody gives, or those off at a point of a masking path."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import mhprobe
+from mhprobe.backbones import layout_of
+from mhprobe.data.batch import Batch
+from mhprobe.masking.beam import Beam
+from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.curve import CurveSpec, known_orders, masking_curve
+from mhprobe.masking.fisher import Fisher
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.random import Random
+from mhprobe.report import tables
+from mhprobe.run.cli import CONF
+from mhprobe.run.moved import MOVED
+from mhprobe.scoring.evaluate import evaluator
+from mhprobe.surgery.costs import count_flops
+from mhprobe.surgery.given import Given
+from mhprobe.surgery.on_path import OnPath, removed_after
+from models import images_for, labels_for
+from pruned import network
+
+
+@pytest.fixture
+def model():
+    return network("vit")  # 2 layers of 3 heads
+
+
+def evaluate_of(model):
+    mhprobe.attach(model)
+    batch = Batch(images_for(model, 24), labels_for(24), torch.arange(24), torch.ones(24, dtype=torch.bool))
+    return evaluator(model, lambda: [batch], 24)
+
+
+@pytest.fixture
+def evaluate(model):
+    return evaluate_of(model)
+
+
+def off(mask):
+    assert mask.dtype == torch.bool
+    return torch.nonzero(mask).flatten().tolist()
+
+
+def given(model, heads, kept=None, **options):
+    return off(Given(heads, **options).choose(model, kept).mask)
+
+
+def written(path, header, *rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+# given
+
+
+def test_lists_and_files_name_heads(model, tmp_path):
+    (tmp_path / "a.json").write_text("[4, 1]")
+    (tmp_path / "a.txt").write_text("4\n1\n")
+    for heads in ([4, 1], str(tmp_path / "a.json"), str(tmp_path / "a.txt")):
+        assert given(model, heads) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "heads", [["a"], 3, [], [1.5], [True], [-1], [6], {"a": 1}, [[1]], None, "nowhere.txt"], ids=str
+)
+def test_what_is_no_list_of_heads_is_refused_in_a_line(model, heads):
+    with pytest.raises(mhprobe.UserError, match=r"^prune\.heads: ") as error:
+        given(model, heads)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "{}", "[1.5]", "[1, ", "[true]", "[]", "one", "-1", "[" * 100_000], ids=lambda text: text[:9]
+)
+def test_a_file_that_lists_no_heads_is_refused_in_a_line(model, tmp_path, text):
+    for name in ("b.json", "b.txt"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(mhprobe.UserError, match=r"^prune\.heads: .*b\.") as error:
+            given(model, str(tmp_path / name))
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+CURVE = (
+    ("curve", "split", "step", "heads_masked", "masked", "seed"),
+    ("best", "test", 0, 0, "", ""),
+    ("best", "test", 1, 2, "0 3", ""),
+    ("best", "test", 2, 4, "0 1 3 4", ""),
+    ("random", "test", 1, 2, "1 2", "7"),
+    ("random", "test", 1, 2, "", "mean"),
+)
+
+
+def test_a_point_of_a_masking_curve_names_heads(model, tmp_path):
+    table = written(tmp_path / "curves.csv", *CURVE)
+    assert given(model, table, curve="best", step=2) == [0, 1, 3, 4]
+    assert given(model, table, curve="best", remove=2) == [0, 3]
+    assert given(model, table, curve="random", remove=2) == [1, 2]  # not the mean's row
+    assert given(model, written(tmp_path / "one.csv", *CURVE[:4]), step=1) == [0, 3]
+    for options, words in [
+        ({"curve": "best", "remove": 3}, "no point with 3; the nearest is 2"),
+        ({"curve": "best", "step": 9}, "no point with 9; the nearest is 2"),
+        ({"curve": "best", "step": 0}, "names no head"),
+        ({"curve": "best"}, "step .* or prune.remove"),
+        ({"curve": "best", "step": 1, "remove": 2}, "step .* or prune.remove"),
+        ({"step": 1}, "best, random, got None"),
+        ({"curve": "worst", "step": 1}, "best, random, got worst"),
+    ]:
+        with pytest.raises(mhprobe.UserError, match=words):
+            given(model, table, **options)
+    for row, words in [
+        (("b", "test", "one", 2, "0 3", ""), "column step"),
+        (("b", "t", 1, 2, "0 x", ""), "masked.*'x'"),
+    ]:
+        with pytest.raises(mhprobe.UserError, match=words):
+            given(model, written(tmp_path / "bad.csv", CURVE[0], row), step=1)
+
+
+def test_a_curve_says_whether_it_was_rescaled(model, tmp_path):
+    for rescale, expected in [("0", False), ("1", True), ("True", True), ("False", False)]:
+        rows = [(*CURVE[0], "rescale"), *((*row, rescale) for row in CURVE[1:4])]
+        choice = Given(written(tmp_path / "c.csv", *rows), step=1).choose(model)
+        assert choice.rescale is expected and off(choice.mask) == [0, 3]
+
+
+def test_a_table_of_kept_heads_names_the_others(model, tmp_path):
+    table = written(tmp_path / "kept.csv", ("head", "kept"), *[(head, int(head % 2)) for head in range(6)])
+    assert given(model, table) == [0, 2, 4]
+    other = tables.per_head(layout_of(network("swin")), {"kept": torch.arange(10) % 2})
+    with pytest.raises(mhprobe.UserError, match="another model"):
+        given(model, str(tables.write_csv(tmp_path / "swin.csv", other)))
+    scores = written(tmp_path / "scores.csv", ("head", "value"), (0, 1.0))
+    with pytest.raises(mhprobe.UserError, match="prune/order=by_table"):
+        given(model, scores)
+
+
+def test_gates_that_are_closed_name_heads(model):
+    gates = mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match="no learned gates"):
+        given(model, "gates")
+    with torch.no_grad():
+        gates.values.copy_(torch.tensor([0.0, 0.9, -0.2, 1.0, 0.0, 0.5]))
+    assert given(model, "gates") == [0, 4]
+    assert given(model, "gates", threshold=0.5) == [0, 2, 4, 5]
+    decided = torch.tensor([0, 1, 0, 1, 0, 1]).bool()
+    assert given(model, "gates", decided) == [0, 2, 4]  # the decision of the run that learned them
+    assert given(model, "gates", decided, threshold=0.1) == [0, 4]
+    with pytest.raises(mhprobe.UserError, match="keeps all 6 heads"):
+        given(model, "gates", torch.ones(6, dtype=torch.bool))
+    with torch.no_grad():
+        gates.values.clamp_(min=0.25)
+    with pytest.raises(mhprobe.UserError, match=r"at or below 0\.1; the nearest is 0\.25"):
+        given(model, "gates", threshold=0.1)
+
+
+# on a path
+
+
+def chosen(model, evaluate, order, part=1.0, left=1.0, **options):
+    source = OnPath(order, **options)
+    return source.choose(model, evaluate, lambda: images_for(model, 1), layout_of(model), left, part)[0].mask
+
+
+ORDERS = {
+    "greedy": KeepBest(),
+    "beam": Beam(2),
+    "importance": ByScore(measure=mhprobe.measures.GateImportance),
+    "random": Random(repeats=2, seed=3),
+    "fisher": Fisher(rearranged=False),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("remove", [1, 4])
+def test_what_goes_is_what_is_off_at_that_point_of_the_curve(model, evaluate, name, remove):
+    order = ORDERS[name]
+    curves = masking_curve(layout_of(model), CurveSpec("c", "head", order), evaluate, evaluate, steps=remove)
+    row = next(row for row in tables.curve_rows(curves) if row["step"] == remove)
+    assert off(chosen(model, evaluate, order, remove=remove)) == [int(head) for head in row["masked"].split()]
+
+
+def test_targets_end_where_they_are_met(model, evaluate):
+    image = images_for(model, 1)
+    order = ORDERS["importance"]
+    assert int(chosen(model, evaluate, order, target={"heads": 2}).sum()) == 4
+    mask = chosen(model, evaluate, order, target={"flops": 0.9})
+    one_less = mask.clone()
+    one_less[off(mask)[0]] = False
+    shares = [count_flops(mhprobe.prune_heads(model, m), image) / count_flops(model, image) for m in (mask, one_less)]
+    assert shares[0] <= 0.9 < shares[1]
+    assert 0 < int(chosen(model, evaluate, order, target={"latency": 0.999}).sum()) <= 6
+
+
+def test_floors_and_excluded_layers_keep_their_heads(model, evaluate):
+    for order in ORDERS.values():
+        mask = chosen(model, evaluate, order, remove=4, min_heads_per_layer=1)
+        assert [int(part.sum()) for part in layout_of(model).split(mask)] == [2, 2]
+        assert not chosen(model, evaluate, order, remove=3, exclude_layers=[-1])[3:].any()
+
+
+def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
+    order = ORDERS["greedy"]
+    mask = chosen(model, evaluate, order, remove=3, units="layer")
+    assert [int(part.sum()) for part in layout_of(model).split(mask)] in ([3, 0], [0, 3])
+    with pytest.raises(mhprobe.UserError, match=r"from 0 to 3 removed, got 2.*units=head"):
+        chosen(model, evaluate, order, remove=2, units="layer")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "prune.remove=<how many heads>, or"),
+        ({"remove": 1, "target": {"heads": 1}}, "prune.remove=<how many heads>, or"),
+        ({"remove": 6}, r"1 to 5 can go, got 6; the nearest is 5"),
+        ({"target": {"heads": 0}}, r"prune.target.heads: of 6 heads 1 to 5 can go, got 6; the nearest is 1"),
+        ({"target": {"heads": 1.5}}, "whole number of heads, got 1.5"),
+        ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
+        ({"target": {"flops": 1.5}}, "what shall be left, from 0 to 1, got 1.5"),
+        ({"target": {"wings": 1}}, "heads.*wings"),
+        ({"remove": 5, "min_heads_per_layer": 1}, "can't be met: .* 2 is left"),
+        ({"remove": 1, "exclude_layers": [5]}, "-2 to 1, got 5"),
+        ({"remove": 1, "units": "wing"}, "got 'wing'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(model, evaluate, options, words):
+    with pytest.raises(mhprobe.UserError, match=words) as error:
+        OnPath(ORDERS["importance"], **options).check(6, 1)
+        chosen(model, evaluate, ORDERS["importance"], **options)
+    assert "\n" not in str(error.value)
+
+
+def test_rounds_go_equal_parts_of_the_way(model, evaluate):
+    source, image, layout = OnPath(ORDERS["importance"], remove=4), images_for(model, 1), layout_of(model)
+    first, _ = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)
+    assert int(first.mask.sum()) == 2
+    smaller = mhprobe.prune_heads(model, first.mask)
+    second, _ = source.choose(smaller, evaluate_of(smaller), lambda: image, layout, 1.0, 1.0)
+    gone = removed_after(first.mask, second.mask)
+    assert int(gone.sum()) == 4 and bool(gone[first.mask].all())
+
+
+def test_a_flop_target_over_rounds_is_of_the_loaded_network(model, evaluate):
+    source, image, layout = OnPath(ORDERS["importance"], target={"flops": 0.8}), images_for(model, 1), layout_of(model)
+
+    def share(network):
+        return count_flops(network, image) / count_flops(model, image)
+
+    first, left = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)
+    smaller = mhprobe.prune_heads(model, first.mask)
+    assert left == pytest.approx(share(smaller)) and 0.8 < left <= 0.9
+    second, left = source.choose(smaller, evaluate_of(smaller), lambda: image, layout, left, 1.0)
+    assert left == pytest.approx(share(mhprobe.prune_heads(smaller, second.mask))) and left <= 0.8
+
+
+CLOSED = 1
+
+
+def test_a_head_that_is_closed_already_costs_nothing_to_remove(model):
+    """Its slope is not zero, it could be opened; but its removal changes no logit."""
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        gates.values[CLOSED] = 0.0
+    evaluate, images = evaluate_of(model), images_for(model, 24)
+    slopes = mhprobe.measure(model, [(images, labels_for(24))], [mhprobe.measures.GateImportance])["gate_importance"]
+    assert slopes.argmin() != CLOSED and slopes[CLOSED] > 0  # the control: importance of the gate itself
+    by_fisher = ByScore(measure=mhprobe.measures.Fisher)
+    for order in (ORDERS["importance"], ORDERS["fisher"], Fisher(), by_fisher):
+        assert off(chosen(model, evaluate, order, remove=1)) == [CLOSED]
+
+
+def test_conf_has_every_order():
+    targets = {OmegaConf.load(path)._target_ for path in (CONF / "prune" / "order").glob("*.yaml")}
+    assert {target.split(".")[-2] for target in targets} == set(known_orders())
+
+
+def test_old_spellings_are_no_options_any_more():
+    assert MOVED and not any((CONF / f"{before}.yaml").exists() for before in MOVED)

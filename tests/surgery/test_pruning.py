@@ -1,0 +1,153 @@
+"""Pruning as a function of a model and images: no configuration, no files, no trainer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.backbones import layout_of
+from mhprobe.data.batch import Batch
+from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.curve import CurveSpec, masking_curve
+from mhprobe.masking.fisher import Fisher
+from mhprobe.recording.replay import masked_logits
+from mhprobe.report import tables
+from mhprobe.report.report import Report
+from mhprobe.run.pruning import lines, run_pruning, source_of
+from mhprobe.scoring.evaluate import evaluator
+from mhprobe.surgery.given import Given
+from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.pruning import Images, prune
+from models import images_for, labels_for
+from pruned import description, logits, network
+
+SIZES = {"train": 30, "val": 14, "test": 23}
+
+
+class Data:
+    """What pruning asks of ImageData, on random images; notes which splits were looked at."""
+
+    sizes = SIZES
+
+    def __init__(self, model):
+        self.images = {s: images_for(model, n, seed=n) for s, n in SIZES.items()}
+        self.labels = {s: labels_for(n, seed=n) for s, n in SIZES.items()}
+        self.splits = {s: SimpleNamespace(labels=np.asarray(labels)) for s, labels in self.labels.items()}
+        self.seen = []
+
+    def batches(self, split, device, images=None):
+        self.seen.append(split)
+        for index in (torch.arange(SIZES[split]) if images is None else images).split(8):
+            valid = torch.ones(len(index), dtype=torch.bool)
+            yield Batch(self.images[split][index], self.labels[split][index], index, valid)
+
+
+@pytest.fixture
+def model():
+    model = network("vit")
+    mhprobe.attach(model)
+    return model
+
+
+def images_of(model, **options):
+    return Images(Data(model), torch.device("cpu"), **options)
+
+
+def names(found):
+    return [(row.round, row.stage, row.heads) for row in found.stages]
+
+
+def test_rounds_choose_anew_on_what_is_left(model):
+    trained = []
+
+    def train(smaller, kept, number):
+        trained.append((number, sum(len(heads) for heads in kept.values())))
+        return smaller
+
+    source = OnPath(ByScore(measure=mhprobe.measures.GateImportance), remove=3)
+    found = prune(model, images_of(model), source, rounds=2, mend={"per": "weights"}, train=train)
+    assert names(found) == [
+        (0, "dense", 6),
+        *[(1, stage, 4) for stage in ("masked", "pruned", "repaired", "tuned")],
+        *[(2, stage, 3) for stage in ("masked", "pruned", "repaired", "tuned")],
+    ]
+    assert trained == [(1, 4), (2, 3)] and int(found.gone.sum()) == 3
+    masked, pruned = found.stages[1:3]
+    assert (masked.accuracy, masked.loss) == (pruned.accuracy, pytest.approx(pruned.loss))
+    assert masked.flops > pruned.flops and masked.parameters > pruned.parameters
+    assert all(row.low <= row.accuracy <= row.high and row.images == 23 for row in found.stages)
+    assert layout_of(found.model).num_heads == 3 and layout_of(model).num_heads == 6
+    assert "dense 6 heads" in lines(found, [])[-1] and "tuned 3 heads" in lines(found, [])[-1]
+
+
+@pytest.mark.parametrize(("select_on", "split"), [("train", "train"), ("validation", "val")])
+def test_heads_are_chosen_on_one_split_and_reported_on_another(model, select_on, split):
+    images = images_of(model, select_on=select_on, look_at=10)
+    assert len(images.chosen) == 10
+    source = OnPath(Fisher(), remove=2)
+    looks = images.data.seen
+    evaluate = images.evaluate(model, False)
+    assert evaluate.images == 10 and not looks
+    source.choose(model, evaluate, lambda: images_for(model, 1), layout_of(model), 1.0, 1.0)
+    assert set(looks) == {split}
+    prune(model, images, Given([0]))
+    assert set(looks) == {split, "test"}
+
+
+def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
+    """The masked, rescaled model of the curve, and not the one without the factors."""
+    images = images_of(model)
+    evaluate = evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
+    spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
+    curves = masking_curve(layout_of(model), spec, evaluate, evaluate, steps=3)  # one layer loses two heads
+    table = tables.write_csv(tmp_path / "masking_curves.csv", tables.curves(curves))
+    found = prune(model, images, Given(str(table), remove=3))
+    batch = next(images.test())
+    expected = masked_logits(model, batch.images, found.gone[None], rescale=True)[0]
+    torch.testing.assert_close(logits(found.model, batch.images), expected, rtol=1e-5, atol=1e-5)
+    plain = logits(mhprobe.prune_heads(model, found.gone), batch.images)
+    assert found.rescaled and not torch.allclose(plain, expected, atol=1e-4)
+    same = prune(model, images, OnPath(Fisher(), remove=3, rescale=True))
+    assert same.rescaled and same.difference < 1e-5
+
+
+def test_a_bias_that_was_dropped_stays_dropped(model):
+    with torch.no_grad():
+        model.blocks[0].attn.proj.bias.fill_(1.0)
+        model.blocks[1].attn.proj.bias.fill_(1.0)
+
+    def train(smaller, kept, number):
+        free = [parameter for parameter in smaller.parameters() if parameter.requires_grad]
+        smaller(images_for(model, 4)).square().sum().backward()
+        torch.optim.SGD(free, 0.1).step()
+        return smaller
+
+    for choice in ("keep", "drop"):
+        found = prune(model, images_of(model), Given([0, 1, 2]), proj_bias=choice, mend={"per": "weights"}, train=train)
+        assert bool(found.model.blocks[0].attn.proj.bias.any()) == (choice == "keep")
+        assert not torch.equal(found.model.blocks[1].attn.proj.bias, model.blocks[1].attn.proj.bias)
+
+
+def test_given_heads_have_no_rounds(model):
+    with pytest.raises(mhprobe.UserError, match=r"prune\.rounds.*prune=order"):
+        prune(model, images_of(model), Given([0]), rounds=2)
+
+
+def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys):
+    settings = {
+        **dict(heads=[0, 4], curve=None, step=None, remove=None, threshold=None, rounds=1, proj_bias="keep"),
+        **dict(onnx=False, torch_export=False, speed=True, speed_rounds=6, repair={"per": "none"}),
+    }
+    report = Report(tmp_path, layout_of(model))
+    found = run_pruning(settings, model, images_of(model), report, source_of(settings, None), description("vit"))
+    loaded = mhprobe.load_pruned(tmp_path / "pruned.safetensors")
+    assert torch.equal(logits(loaded, images_for(model, 2)), logits(found.model, images_for(model, 2)))
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "saved: pruned.safetensors, pruned.json"
+    assert said[-2].startswith("dense 6 heads ") and "-> pruned 4 heads" in said[-2] and "23 test images" in said[-2]
+    assert [line.split(":")[0] for line in said[-6:-2]] == [f"speed-up at batch {batch}" for batch in (1, 4, 16, 64)]
+    assert report.metrics["prune/heads"] == 4 and (tmp_path / "tables" / "pruning.csv").is_file()

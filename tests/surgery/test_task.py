@@ -1,0 +1,200 @@
+"""The command: from trained weights to a smaller network on disk, and its mistakes in one line each."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.prune
+import runs
+from mhprobe.backbones import layout_of
+from mhprobe.run.moved import MOVED
+from mhprobe.surgery import pruning
+from mhprobe.weights.checkpoint import as_json, load_weights
+from models import images_for
+from pruned import logits
+
+RECOVERY = ("prune.repair.per=weights", "prune.tune_epochs=1", "prune.images=60")
+
+
+def written(path, header, *rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def config(folder, *overrides):
+    return runs.config("prune", folder, *overrides)
+
+
+@pytest.mark.slow
+def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained, tmp_path, capsys):
+    weights = trained.folder / "model.safetensors"
+    cfg = config(
+        tmp_path,
+        f"weights={weights}",
+        *("prune=order", "prune/order=by_score", "prune.remove=3", "prune.rounds=2", "prune.images=60"),
+        *("prune.repair.per=weights", "prune.tune_epochs=1", "prune.torch_export=true"),
+        *("prune.speed=true", "prune.speed_rounds=6"),
+    )
+    mhprobe.prune.run(cfg, tmp_path / "run")
+    folder = tmp_path / "run"
+    with (folder / "tables" / "pruning.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["round"], row["stage"], row["heads"]) for row in rows] == [
+        ("0", "dense", "6"),
+        *[("1", stage, "4") for stage in ("masked", "pruned", "repaired", "tuned")],
+        *[("2", stage, "3") for stage in ("masked", "pruned", "repaired", "tuned")],
+    ]
+    for row in rows:
+        assert float(row["low"]) <= float(row["accuracy"]) <= float(row["high"]) and row["images"] == "101"
+    masked, pruned = rows[1], rows[2]
+    assert masked["accuracy"] == pruned["accuracy"] and int(masked["flops"]) > int(pruned["flops"])
+    model, about = load_weights(folder / "pruned.safetensors")
+    assert layout_of(model).num_heads == 3 == sum(len(heads) for heads in about["kept"].values())
+    assert sum(p.numel() for p in model.parameters()) == int(rows[-1]["parameters"])
+    with (folder / "tables" / "kept_heads.csv").open() as file:
+        kept = {(row["site"], int(row["index"])) for row in csv.DictReader(file) if row["kept"] == "1"}
+    assert kept == {(site, head) for site, heads in about["kept"].items() for head in heads}
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["test/accuracy"] == pytest.approx(float(rows[-1]["accuracy"]))
+    assert metrics["prune/largest_difference"] < 1e-5
+    for name in ("figures/kept_heads.png", "figures/speed.png", "tables/speed.csv", "pruned.pt2"):
+        assert (folder / name).stat().st_size
+    checkpoint = mhprobe.load(folder / "checkpoints" / "round_2" / "best.ckpt")  # loads as well
+    images = images_for(model, 2)
+    assert torch.equal(logits(checkpoint, images), logits(model, images))
+    assert "differ by at most" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_pruned_file_is_a_weights_file_for_pruning_again(trained, tmp_path):
+    weights, seen = trained.folder / "model.safetensors", []
+    for number, heads in enumerate(("[0,4]", "[0]")):
+        folder = tmp_path / f"run{number}"
+        mhprobe.prune.run(config(tmp_path, f"weights={weights}", "prune=given", f"prune.heads={heads}"), folder)
+        weights = folder / "pruned.safetensors"
+        seen.append(json.loads(weights.with_suffix(".json").read_text())["kept"])
+    assert seen == [{"blocks.0.attn": [1, 2], "blocks.1.attn": [0, 2]}, {"blocks.0.attn": [2], "blocks.1.attn": [0, 2]}]
+
+
+@pytest.mark.slow
+def test_an_emptied_layer_without_its_bias_is_compared_with_a_mask_without_it(trained, tmp_path):
+    cfg = config(
+        tmp_path,
+        f"weights={trained.folder / 'model.safetensors'}",
+        *("prune=given", "prune.heads=[0,1,2]", "prune.proj_bias=drop", *RECOVERY),
+    )
+    mhprobe.prune.run(cfg, tmp_path / "run")
+    model, about = load_weights(tmp_path / "run" / "pruned.safetensors")
+    assert about["proj_bias"] == "drop" and about["kept"]["blocks.0.attn"] == []
+    assert not model.blocks[0].attn.proj.bias.any()
+
+
+@pytest.mark.slow
+def test_logits_that_differ_stop_the_task_before_anything_is_saved(trained, tmp_path, monkeypatch):
+    whole = pruning.prune_heads
+
+    def wrong(model, mask, **options):
+        pruned = whole(model, mask, **options)
+        with torch.no_grad():
+            pruned.head.bias += 1e-3
+        return pruned
+
+    monkeypatch.setattr(pruning, "prune_heads", wrong)
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.heads=[0]")
+    with pytest.raises(RuntimeError, match="nothing was saved"):
+        mhprobe.prune.run(cfg, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("pruned.*"))
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_end_is_one_line_and_no_file(trained, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.heads=[0]")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(mhprobe.UserError, match="No space left on device"):
+        mhprobe.prune.run(cfg, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*pruned*"))
+
+
+G = ("weights=W", "prune=given")
+O = ("weights=W", "prune=order")
+MISTAKES = {  # overrides -> what the one line must name
+    (): ("weights=",),
+    ("weights=W",): ("prune=order", "prune=given", "prune.remove"),
+    (*O,): ("prune.remove", "prune.target"),
+    (*O, "prune.remove=6"): ("nearest is 5",),
+    (*O, "prune.remove=lots"): ("prune.remove", "integer", "lots"),
+    (*O, "prune.remove=1.5"): ("prune.remove", "integer", "1.5"),
+    (*O, "prune.target={flops:half}"): ("prune.target.flops", "number", "half"),
+    (*O, "prune.target={flops:0.01}"): ("prune.target", "can't be met"),
+    (*O, "prune.remove=2", "prune.rounds=3"): ("prune.rounds", "nearest is 2"),
+    (*O, "prune/order=bea"): ("beam", "keep_best"),
+    (*O, "prune/order=by_table", "prune.order.table=nan.csv", "prune.remove=1"): ("nan", "blocks.0.attn head 2"),
+    (*O, "prune/order=by_score", "prune.remove=1", "+prune.order.wings=2"): ("prune.order", "wings"),
+    (*G,): ("prune.heads",),
+    (*G, "prune.heads=[0,1,2,3,4,5]"): ("empties the model",),
+    (*G, "prune.heads=[6]"): ("0 to 5",),
+    (*G, "prune.heads=[a]"): ("prune.heads", "'a'"),
+    (*G, "prune.heads=3"): ("prune.heads", "got 3"),
+    (*G, "prune.heads=[]"): ("names no head",),
+    (*G, "prune.heads=empty.txt"): ("empty.txt names no head",),
+    (*G, "prune.heads=nowhere.json"): ("nowhere.json",),
+    (*G, "prune.heads=gates"): ("no learned gates",),
+    (*G, "prune.heads=nan.csv", "prune.step=1"): ("nan.csv", "masking_curves.csv"),
+    (*G, "prune.heads=[0]", "prune.rounds=2"): ("prune.rounds", "prune=order"),
+    (*G, "prune.heads=[0]", "prune.repair.per=layer"): ("prune.repair.per", "head"),
+    (*G, "prune.heads=[0]", "ckpt_path=last"): ("ckpt_path",),
+    ("weights=bent.safetensors", "prune=given", "prune.heads=[0]"): ("bent", "blocks.0.attn"),
+    ("weights=W", "prune=measur"): ("measur", "given", "order"),
+    **{("weights=W", before.replace("/", "=")): (now,) for before, now in MOVED.items() if "/" in before},
+    ("weights=W", "prune=fisher", "prune.mask.remove=2"): ("prune=order prune/order=fisher prune.remove=",),
+}
+
+
+@pytest.fixture(scope="module")
+def replies(tmp_path_factory, trained):
+    cwd = tmp_path_factory.mktemp("mistakes")
+    weights = trained.folder / "model.safetensors"
+    written(cwd / "nan.csv", ("head", "value"), *[(head, "nan" if head == 2 else head) for head in range(6)])
+    (cwd / "empty.txt").write_text("")
+    bent = cwd / "bent.safetensors"
+    bent.write_bytes(weights.read_bytes())
+    about = json.loads(weights.with_suffix(".json").read_text())
+    bent.with_suffix(".json").write_bytes(as_json({**about, "kept": {"blocks.0.attn": [7], "blocks.1.attn": [0]}}))
+    commands = [
+        runs.Command("prune", [*runs.TINY, *(part.replace("=W", f"={weights}") for part in overrides)])
+        for overrides in MISTAKES
+    ]
+    return dict(zip(MISTAKES, runs.answers(commands, cwd), strict=True)), cwd
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", MISTAKES, ids=" ".join)
+def test_a_mistake_gets_one_line_and_leaves_no_network(replies, overrides):
+    answers, cwd = replies
+    line = answers[overrides].answer
+    for word in MISTAKES[overrides]:
+        assert word in line
+    assert len(line) < 600
+    assert not list(cwd.glob("outputs/**/pruned.*"))
+
+
+@pytest.mark.slow
+def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    common = [*runs.TINY, weights, "prune=given", "prune.heads=[0]"]
+    [fine] = runs.answers([runs.Command("prune", common)], tmp_path)
+    assert fine.code == 0, fine.err
+    assert "dense 6 heads " in fine.out and "-> pruned 5 heads " in fine.out and "of 101 test images" in fine.out
+    assert "saved: pruned.safetensors, pruned.json" in fine.out
+    many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)
+    assert "one process" in many.answer
