@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.comparisons import Point, history
@@ -78,6 +79,12 @@ def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Pa
     report.add_table("masking_totals", table(TOTALS))
     points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
     report.add("gate_importance_history", history(report.layout, "importance (nats)", points, drawn=False))
+    save_file(
+        {f"attention/block 2 head {h}": torch.rand(2, 28, 28, generator=generator) for h in range(4)},
+        folder / "maps.safetensors",
+    )
+    rows = [{"image": image, "label": EVIL, "predicted": "cat"} for image in (0, 5) for _ in range(4)]
+    report.add_table("maps", table(rows))
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "model.json").write_text(json.dumps({"class_names": CLASSES, "data": "animals"}))

@@ -133,6 +133,15 @@ def test_all_points_of_curves_keep_their_heads(page):
     assert [point["masked"] for point in page.data["repeats"]] == ["", "9", "9 10"]
 
 
+def test_the_maps_of_heads_are_small_and_on_their_own_scale(page):
+    (maps,) = page.data["maps"]
+    assert maps["titles"] == [f"image {image}: {EVIL}, taken for cat" for image in (0, 5)]
+    assert sorted(maps["heads"]) == ["10", "11", "8", "9"]  # of block 2
+    for grids in maps["heads"].values():
+        assert [(len(grid), len(grid[0])) for grid in grids] == [(14, 14)] * 2
+        assert {max(map(max, grid)) for grid in grids} == {99}
+
+
 def test_the_history_has_a_number_per_head_and_step(page):
     (history,) = page.data["history"]
     assert history["steps"] == [0, 10, 20, 30] and {len(values) for values in history["values"]} == {12}

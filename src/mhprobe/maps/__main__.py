@@ -9,6 +9,7 @@ from typing import Any
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.maps.gallery import hang
+    from mhprobe.report.html import finish_report
     from mhprobe.run import builders
     from mhprobe.run.construct import construct
 
@@ -20,6 +21,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     if trainer.is_global_zero:  # a few images are no work to share
         backbone = model.backbone.to(trainer.strategy.root_device)
         hang(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
+        finish_report(folder, cfg["command"], model.gates.layout)
 
 
 if __name__ == "__main__":

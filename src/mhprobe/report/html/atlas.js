@@ -150,7 +150,7 @@ function drawHead() {
     el("div", { class: "controls" }, step(-1), step(1),
       el("button", { type: "button", id: "choose-head", "aria-pressed": String(chosen), onclick: () => toggle(head.id) }, chosen ? "Chosen ✕" : "Choose")),
     el("p", { class: "note" }, `Number ${head.id} of ${HEADS.length} (from 0), in ${head.site}`),
-    ...numbersOf(head), ...nearest(head), ...classesOf(head), ...ordersOf(head), ...historyOf(head));
+    ...numbersOf(head), ...nearest(head), ...mapsOf(head), ...classesOf(head), ...ordersOf(head), ...historyOf(head));
 }
 
 const rankOf = (values, id) => 1 + values.filter((other) => other != null && other > values[id]).length;
@@ -197,6 +197,21 @@ const classesOf = (head) => DATA.classes.flatMap(({ name, names, values }) => {
   if (!values[head.id] || names.length > 40) return [];
   return [el("h3", {}, name[0].toUpperCase() + name.slice(1)), bars(names, values[head.id])];
 });
+
+function mapsOf(head) {
+  return DATA.maps.flatMap(({ name, titles, heads }) => {
+    const grids = heads[head.id];
+    if (!grids) return [];
+    const pictures = grids.map((grid, i) => {
+      const canvas = el("canvas", { width: grid[0].length, height: grid.length, role: "img", "aria-label": `${name} of ${headName(head)}, ${titles[i] ?? `image ${i}`}` });
+      const context = canvas.getContext("2d");
+      grid.forEach((row, y) => row.forEach((value, x) => { context.fillStyle = d3.interpolateViridis(value / 99); context.fillRect(x, y, 1, 1); }));
+      return el("figure", { class: "map" }, canvas, el("figcaption", {}, titles[i] ?? `image ${i}`));
+    });
+    return [el("h3", {}, `${name[0].toUpperCase()}${name.slice(1)} maps`), el("div", { class: "maps" }, ...pictures),
+      el("p", { class: "note" }, "Bright: much, each map on its own scale from 0. By chance, with even attention, a map would be one colour.")];
+  });
+}
 
 function ordersOf(head) {
   const rows = DATA.lines.filter(({ averaged, split, points }) => !averaged && split === DATA.lines.at(-1).split && points.length > 1).map(({ curve, points }) => {

@@ -151,8 +151,7 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
             moved = sum(low > 0 or high < 0 for _, low, high in gaps)
             said.append(
                 f"By {measure['name']} {moved} of {len(gaps)} heads of {name} differ from those of {names[0]} (their "
-                f"intervals exclude 0). If nothing had changed, up to about {math.ceil(0.05 * len(gaps))} would by "
-                "chance."
+                f"intervals exclude 0). If nothing had changed, up to {math.ceil(0.05 * len(gaps))} would by chance."
             )
     return said
 

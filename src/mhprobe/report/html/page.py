@@ -15,6 +15,7 @@ import jinja2
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.report.html import atlas, curves, words
+from mhprobe.report.html.attention import maps
 from mhprobe.report.html.captions import caption
 from mhprobe.report.html.facts import write_facts
 from mhprobe.report.html.folder import CONTROL, DURING, Run, read_run
@@ -50,6 +51,7 @@ def write_report(folder: Path) -> Path:
         "pairs": atlas.pairs(run),
         "classes": atlas.classes(run),
         "history": atlas.history(run),
+        "maps": maps(run, heads),
         "lines": curves.lines(run),
         "repeats": curves.repeats(run),
         "chance": words.chance(run),
