@@ -26,7 +26,26 @@ def tiny_swin(seed: int = 0, **kwargs) -> nn.Module:
     return timm.create_model("swin_tiny_patch4_window7_224", **{**settings, **kwargs}).eval()
 
 
+def tiny_eva(seed: int = 0, name: str = "vit_small_patch16_dinov3", **kwargs) -> nn.Module:
+    """DINOv3: EvaAttention, registers, layer scale, rotary positions that hang on the size of the image."""
+    torch.manual_seed(seed)
+    settings = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5)
+    return timm.create_model(name, **{**settings, **kwargs}).eval()
+
+
+def tiny_rope(seed: int = 0, **kwargs) -> nn.Module:
+    return tiny_eva(seed, "vit_small_patch16_rope_224", **kwargs)
+
+
 BUILDERS = {"vit": tiny_vit, "vit_registers": tiny_registers, "swin": tiny_swin}
+# of every family what differs in how it is written: tests/contracts/test_backbones.py holds for all of them
+TWINS = {
+    **BUILDERS,
+    "eva": tiny_eva,
+    "eva_rope": tiny_rope,
+    "eva_mixed": lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"),
+    "eva_apart": lambda: tiny_rope(qkv_fused=False, qk_norm=True),
+}
 
 
 def images_for(model: nn.Module, count: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -13,7 +13,8 @@ from torch import nn
 
 import mhprobe
 from mhprobe.backbones import families, family_of, layout_of
-from models import BUILDERS, images_for
+from mhprobe.recording.replay import masked_logits
+from models import TWINS, images_for, labels_for, tiny_eva, tiny_rope
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
 
@@ -33,12 +34,18 @@ SUPPORTED = [
     ("swin_tiny_patch4_window7_224", {3, 6, 12, 24}, 12),
     ("swin_base_patch4_window7_224.ms_in22k", {4, 8, 16, 32}, 24),
     ("swin_s3_tiny_224", {3, 6, 12, 24}, 12),
+    ("eva_giant_patch14_224", {16}, 40),
+    ("eva02_tiny_patch14_224", {3}, 12),
+    ("eva02_base_patch14_448", {12}, 12),
+    ("vit_small_patch16_dinov3", {6}, 12),
+    ("vit_pe_core_tiny_patch16_384", {3}, 12),
+    ("vit_small_patch16_rope_mixed_224", {6}, 12),
 ]
 
 REFUSED = [  # (timm name, what the one line must name)
     ("swinv2_tiny_window8_256", "SwinTransformerV2"),
     ("beit_base_patch16_224", "Beit"),
-    ("eva02_tiny_patch14_224", "Eva"),
+    ("eva02_base_patch16_clip_224", r"blocks\.0\.attn\.norm is a LayerNorm .*scale_norm.*mixes heads"),
     ("cait_xxs24_224", "Cait"),
     ("nest_tiny", "Nest"),
     ("xcit_nano_12_p16_224", "Xcit"),
@@ -80,7 +87,7 @@ def test_blocks_that_mix_heads_are_refused_by_module_and_reason(kwargs, reason):
         mhprobe.attach(model)
 
 
-twins = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+twins = pytest.mark.parametrize("build", TWINS.values(), ids=TWINS.keys())
 
 
 def loud(build) -> nn.Module:
@@ -181,6 +188,70 @@ def test_the_seam_is_where_the_family_says(build):
 
 
 @twins
+def test_gates_at_one_leave_every_bit_with_fused_attention_on(build):
+    model, images = build(), None
+    images, bare = images_for(model, 3), copy.deepcopy(model)
+    fused = [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")]
+    gates = mhprobe.attach(model)
+    for net in (bare, model):
+        nn.functional.cross_entropy(net(images), labels_for(3)).backward()
+    assert torch.equal(bare(images), model(images))
+    for (name, expected), got in zip(bare.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(expected.grad, got.grad), name
+    mhprobe.record(model, images, needs={"attn"})
+    assert [module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")] == fused
+    assert list(model.state_dict()) == list(bare.state_dict()) and gates.values.eq(1).all()
+
+
+@twins
+def test_masks_replay_and_the_pieces_are_the_forward(build):
+    model = loud(build)
+    gates, images = mhprobe.attach(model), images_for(model, 2)
+    heads = gates.layout.num_heads
+    masks = torch.cat([torch.eye(heads, dtype=torch.bool), torch.ones(1, heads, dtype=torch.bool)])
+    expected = []
+    with torch.no_grad():
+        for mask in masks:
+            with gates.masked(mask):
+                expected.append(model(images))
+    for side_by_side in (1, 3):  # products of another size add in another order
+        found = masked_logits(model, images, masks, side_by_side)
+        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+    assert torch.stack(expected).std(0).min() > 1e-3
+    if (segments := family_of(model).segments(model)) is not None:
+        with torch.no_grad():
+            x = segments.stem(images)
+            for block in segments.blocks:
+                x = block(x)
+            assert torch.equal(segments.tail(x), model(images))
+
+
+@twins
+def test_attention_times_values_is_what_the_heads_hand_on(build):
+    """The recorded weights against a fused kernel's, or the module's own, products: z = A (x W_V + b_V)."""
+    model = loud(build)
+    family, layout, images = family_of(model), mhprobe.attach(model).layout, images_for(model, 2)
+    rows = {}
+    for site in layout.sites:
+        model.get_submodule(site.name).register_forward_pre_hook(
+            lambda _, args, name=site.name: rows.__setitem__(name, args[0].detach())
+        )
+    plain = mhprobe.record(model, images, needs=()).z  # with fused attention, where there is any
+    batch = mhprobe.record(model, images, needs={"attn"})
+    for site, z, attn in zip(layout.sites, plain, batch.attn, strict=True):
+        x = rows[site.name].unflatten(0, attn.shape[:2])
+        value = torch.einsum("bwkc,hdc->bwkhd", x, family.head_weights(model, site).value)
+        mixed = torch.einsum("bwhqk,bwkhd->bwqhd", attn, value).flatten(1, 2)
+        if site.windows is not None:
+            mixed = mixed[:, site.windows.rows()]
+        rest = z - mixed
+        # weights add up to one, so that the bias is left: the same for every token and image
+        torch.testing.assert_close(rest, rest[:1, :1].expand_as(rest), rtol=1e-3, atol=1e-4)
+        assert mixed.std(0).mean() > 10 * 1e-4  # more than the tolerance would hide
+        assert attn.std() > 1e-3
+
+
+@twins
 def test_every_parameter_is_in_one_group_and_the_classifier_is_the_last_step(build):
     model = build()
     family = family_of(model)
@@ -219,6 +290,32 @@ def test_removing_heads_is_masking_them_or_is_refused_with_the_reason(build):
     # products of other sizes add in another order
     torch.testing.assert_close(pruned(images), expected, rtol=1e-4, atol=1e-5)
     assert layout_of(pruned).num_heads == gates.layout.num_heads - 2
+    emptied = gates.layout.mask(list(range(gates.layout.num_heads))[gates.layout.span(0)])
+    with torch.no_grad(), gates.masked(emptied):
+        torch.testing.assert_close(mhprobe.prune_heads(model, emptied)(images), model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: tiny_eva(), "timm's EvaAttention puts its heads back into the width of its input"),
+        (lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2), "share keys and values"),
+        (lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"), "mixed rotary positions are one tensor"),
+    ],
+)
+def test_a_model_whose_own_forward_holds_the_heads_is_probed_and_not_pruned(model, reason):
+    model = loud(model)
+    images, gates = images_for(model, 2), mhprobe.attach(model)
+    plain = model(images)
+    with gates.masked(gates.layout.mask([1])):
+        assert not torch.allclose(model(images), plain)
+    with pytest.raises(mhprobe.UserError, match=f"{reason}.*can still be gated") as error:
+        mhprobe.prune_heads(model, [1])
+    assert "\n" not in str(error.value)
+    batch = mhprobe.record(model, images, needs={"attn", "weights"})
+    assert all(
+        len(weights.value) == site.num_heads for weights, site in zip(batch.weights, gates.layout.sites, strict=True)
+    )
 
 
 def test_every_backbone_yaml_belongs_to_a_family_and_has_a_tiny_twin():
@@ -226,7 +323,7 @@ def test_every_backbone_yaml_belongs_to_a_family_and_has_a_tiny_twin():
     ours = {family.__module__ for family in families() if family.__module__.startswith("mhprobe.")}
     assert names
     assert names == {module.rpartition(".")[2] for module in ours}
-    assert names <= set(BUILDERS)
+    assert names <= set(TWINS)
     for path in CONF.glob("*.yaml"):
         name = OmegaConf.load(path).name
         assert timm.is_model(name) or any(family.builds(name) for family in families())

@@ -129,10 +129,16 @@ class Family(ABC):
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
         """Each head's own weights, detached, with the layer scale in ``output``."""
         attention: Any = submodule(model, site)
-        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
+        query, key, value = cls.query_key_value(attention, site)
         output = cls.seam(model, site).output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
         scale = cls.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale)
+
+    @classmethod
+    def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
+        """Each (H, D, C in), detached, of the module itself."""
+        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
+        return query, key, value
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 
 _LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call the one behind attention
@@ -29,11 +30,50 @@ class NoHeads(nn.Module):
         return self.proj(x[..., :0])
 
 
+def token_site(model: Any, block: int, name: str, attention: Any) -> HeadSite:
+    """The site of global attention in one of timm's models of tokens: prefix tokens first, then the grid."""
+    return HeadSite(
+        name=name,
+        stage=0,
+        block=block,
+        num_heads=attention.num_heads,
+        head_dim=attention.proj.in_features // attention.num_heads,
+        prefix_tokens=model.num_prefix_tokens,
+        grid=model.patch_embed.grid_size,
+        pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
+        class_token=model.cls_token is not None,
+        pooled=model.global_pool not in ("token", ""),
+    )
+
+
+def no_norm_between(name: str, attention: Any) -> None:
+    """UserError where a norm over the channels of all heads stands in front of the projection."""
+    if not isinstance(attention.norm, nn.Identity):
+        raise UserError(
+            f"{name}.norm is a {type(attention.norm).__name__} between the heads and the projection "
+            f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
+        )
+
+
+def of_fixed_width(attention: nn.Module) -> str:
+    """Why such attention cannot lose a head: what ``Family.unprunable`` says."""
+    return (
+        f"timm's {type(attention).__name__} puts its heads back into the width of its input, so its own forward fails "
+        f"without one. They can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."
+    )
+
+
 def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
-    """Cut ``attention.qkv`` and ``attention.proj`` down to the channels of the heads ``keep``, in place."""
+    """Cut an attention's projections down to the channels of the heads ``keep``, in place."""
     channels = channels_of(site, keep)
-    keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
+    if attention.qkv is not None:
+        keep_rows(attention.qkv, torch.cat([part * site.channels + channels for part in range(3)]))  # q, k, v
+    else:
+        for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+            keep_rows(part, channels)
     keep_columns(attention.proj, channels)
+    if (gate := getattr(attention, "gate", None)) is not None:  # a sigmoid per channel of the heads' outputs
+        keep_rows(gate, channels)
     attention.num_heads = len(keep)
 
 

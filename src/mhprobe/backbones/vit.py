@@ -14,7 +14,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBl
 from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, channels_of, keep_channels, keep_rows, pixels
+from mhprobe.backbones.parts import NoHeads, keep_channels, no_norm_between, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
@@ -44,25 +44,9 @@ class ViT(Family):
                         f"{where}.{name} is a {type(attn).__name__}, expected timm.layers.Attention: its heads are "
                         f"combined before the projection, so none can be gated alone."
                     )
-                if not isinstance(attn.norm, nn.Identity):
-                    raise UserError(
-                        f"{where}.{name}.norm is a {type(attn.norm).__name__} between the heads and the projection "
-                        f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
-                    )
-                if attn.num_heads == 0:  # all were removed
-                    continue
-                yield HeadSite(
-                    name=f"{where}.{name}",
-                    stage=0,
-                    block=number,
-                    num_heads=attn.num_heads,
-                    head_dim=attn.head_dim,
-                    prefix_tokens=model.num_prefix_tokens,
-                    grid=model.patch_embed.grid_size,
-                    pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
-                    class_token=model.cls_token is not None,
-                    pooled=model.global_pool not in ("token", ""),
-                )
+                no_norm_between(f"{where}.{name}", attn)
+                if attn.num_heads > 0:  # else all were removed
+                    yield token_site(model, number, f"{where}.{name}", attn)
 
     @staticmethod
     def blocks(model: Any) -> Iterator[Residual]:
@@ -76,8 +60,6 @@ class ViT(Family):
         attn = model.get_submodule(site.name)
         keep_channels(attn, site, keep)
         attn.attn_dim = len(keep) * site.head_dim
-        if (gate := getattr(attn, "gate", None)) is not None:  # newer timm: a sigmoid per channel of the heads' outputs
-            keep_rows(gate, channels_of(site, keep))
 
     @classmethod
     def replace_empty(cls, model: Any) -> None:
