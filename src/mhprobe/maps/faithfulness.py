@@ -10,13 +10,13 @@ Shapes: B images, h x w map, P = h w patches, N steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.recording.state import inspecting, usable
 
 Baseline = Literal["mean", "blur"]
@@ -49,8 +49,7 @@ def faithfulness(
     gone. steps: how many equal shares patches go in. Maps of one size share their random orders. Forward passes per
     image: 2 (steps + 1) for each map, and random_orders times as many for each size.
     """
-    if baseline not in get_args(Baseline):
-        raise UserError(f"faithfulness: baseline is one of {', '.join(get_args(Baseline))}, got {baseline!r}.")
+    one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:
         raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
     with inspecting(model, gradients=False):

@@ -13,13 +13,13 @@ Shapes: B images, W windows, H heads, K places of a window, T tokens of a block,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.base import MapKind, as_grid, readout
@@ -48,8 +48,7 @@ class Rollout(MapKind):
 
 
 def check(fusion: str, discard: float, kind: str) -> None:
-    if fusion not in get_args(Fusion):
-        raise UserError(f"{kind}: fusion is one of {', '.join(get_args(Fusion))}, got {fusion!r}.")
+    one_of(kind, "fusion", fusion, Fusion)
     if not 0 <= discard < 1:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")
 

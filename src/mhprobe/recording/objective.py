@@ -5,11 +5,11 @@ Shapes: B images, C classes.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
 
@@ -18,8 +18,7 @@ Of = Literal["loss", "top1", "label"]
 
 def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
     """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, or the label's logit."""
-    if of not in get_args(Of):
-        raise UserError(f"record: of is one of {', '.join(get_args(Of))}, got {of!r}.")
+    one_of("record", "of", of, Of)
     if of == "top1":
         return logits.amax(1)
     if labels is None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.heads import HeadLayout
 
@@ -41,8 +41,7 @@ def prune_heads(
     The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
     Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all.
     """
-    if proj_bias not in get_args(ProjBias):
-        raise UserError(f"prune_heads: proj_bias is one of {', '.join(get_args(ProjBias))}, got {proj_bias!r}.")
+    one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
     try:
         family = family_of(model)
     except UserError as error:

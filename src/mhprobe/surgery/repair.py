@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadSite
 from mhprobe.surgery.removal import ProjBias
 
@@ -47,8 +47,7 @@ def repair(
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
     """
-    if per not in get_args(Per):
-        raise UserError(f"repair: per is one of {', '.join(get_args(Per))}, got {per!r}.")
+    one_of("repair", "per", per, Per)
     if not ridge >= 0:
         raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
     left = {site.name: site.num_heads for site in layout_of(pruned).sites}
