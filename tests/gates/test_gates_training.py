@@ -17,6 +17,7 @@ import mhprobe.train
 import runs
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
+from mhprobe.run import builders
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import Command
 
@@ -168,12 +169,20 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
         assert words in result.answer
 
 
-def test_voita_compares_pruned_with_scratch(weights, tmp_path):
+def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
+    def chosen(*_):
+        raise AssertionError("one arm is tested at its best epoch on validation, the other at its last")
+
+    monkeypatch.setattr(builders, "best", chosen)
     cfg = runs.checked(
         "studies.voita", *runs.TINY, f"weights={weights}", "gates=hard_concrete_target", "gates.lr=0.5",
         "voita.heads=[4,2]", "+voita.scratch_optim.lr=2e-3", "trainer.max_epochs=1",
     )  # fmt: skip
     mhprobe.studies.voita.run(cfg, tmp_path)
+    for arm in ("heads_4_pruned", "heads_4_scratch"):
+        tested = mhprobe.load(tmp_path / arm / "model.safetensors").state_dict()
+        last = load_checkpoint(tmp_path / arm / "checkpoints" / "last.ckpt")["state_dict"]
+        assert all(torch.equal(value, last[f"backbone.{key}"]) for key, value in tested.items())
     table = rows(tmp_path / "tables" / "voita.csv")
     assert [row["heads"] for row in table] == ["6", "4", "2"]
     assert [row["scratch_epochs"] for row in table] == ["2", "3", "3"]  # weights took 2, gates 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_a_mistake_gets_one_line_that_names_it_and_the_choices(replies, command)
     for word in MISTAKES[command]:
         assert word in line
     assert len(line) < 600
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_training_is_one_line_and_130(tmp_path):
+    interrupted = runs.Command("train", [*runs.TINY, "masking=none", "measure=[]"], signal.SIGINT, 1)
+    [result] = runs.answers([interrupted], tmp_path)
+    assert result.code == 130
+    assert [line for line in result.err.splitlines() if line] == ["mhprobe: interrupted; go on with ckpt_path=last"]
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_all_its_jobs_and_says_at_the_end_which_failed(tmp_path):
+    [result] = runs.answers([runs.Command("train", ["-m", *runs.TINY, "optim.lr=-1,-2"])], tmp_path)
+    assert result.code == 2, result.err
+    assert "2 of 2 jobs failed" in result.err
+    for value in ("-1", "-2"):
+        assert re.search(rf"optim\.lr={value}\): optim\.lr: .*got {value}", result.err)
 
 
 @pytest.mark.slow

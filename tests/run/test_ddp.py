@@ -69,29 +69,59 @@ def test_two_processes_give_the_numbers_of_one(task, trained, tmp_path):
 def test_a_mistake_that_every_rank_finds_is_said_once(tmp_path):
     result = runs.run("train", *runs.TINY, *TWO, "+trainer.wings=2", cwd=tmp_path)
     assert "wings" in result.answer
-    assert not (result.folder / "job.yaml").exists() and not (result.folder / mhprobe.run.launch.MISTAKE).exists()
+    assert not {path.name for path in result.folder.iterdir()} & {"job.yaml", mhprobe.run.launch.MISTAKE}
 
 
 def test_a_mistake_that_one_rank_finds_is_the_only_one(tmp_path, monkeypatch):
-    """The second rank's broken collective says nothing; without a mistake before it, it would."""
-    job = tmp_path / "job.yaml"
-    job.write_text("{}")
+    """The second rank's broken collective says nothing; without a mistake before it, it leaves its traceback."""
+    monkeypatch.setenv(mhprobe.run.launch.NOTES, str(tmp_path))
+    monkeypatch.setenv(mhprobe.run.launch.JOB, "{}")
 
-    def fails(error):
+    def ends(error: Exception) -> int:
         def run(*_):
             raise error
 
         monkeypatch.setattr(mhprobe.run.launch, "run", run)
-
-    fails(RuntimeError("connection closed by peer"))
-    with pytest.raises(RuntimeError):
-        mhprobe.run.launch._rank("train", str(job), tmp_path)
-    for error in (UserError("the first line"), UserError("another line"), RuntimeError("connection closed by peer")):
-        fails(error)
         with pytest.raises(SystemExit) as leaves:
-            mhprobe.run.launch._rank("train", str(job), tmp_path)
-        assert leaves.value.code == 2
-    assert (tmp_path / mhprobe.run.launch.MISTAKE).read_text() == "the first line"
+            mhprobe.run.launch._rank("train", tmp_path)
+        return leaves.value.code
+
+    assert ends(RuntimeError("connection closed by peer")) == 1
+    assert "closed by peer" in (tmp_path / "rank_0.txt").read_text()
+    assert ends(UserError("the first line")) == ends(UserError("another line")) == 2
+    assert ends(RuntimeError("connection closed by peer")) == 2
+    with pytest.raises(UserError, match="the first line"):
+        mhprobe.run.launch._failed({0: 2, 1: 2}, tmp_path)
+
+
+def test_a_rank_that_was_killed_is_named_and_the_others_say_nothing(tmp_path, capsys):
+    (tmp_path / "rank_0.txt").write_text("a hundred lines of gloo")
+    assert mhprobe.run.launch._failed({0: 1, 1: -signal.SIGKILL}, tmp_path) == 137
+    [line] = capsys.readouterr().err.splitlines()
+    assert "rank 1" in line and "SIGKILL" in line
+    assert mhprobe.run.launch._failed({0: 1}, tmp_path) == 1  # without one that was killed, the first to fail speaks
+    assert "a hundred lines of gloo" in capsys.readouterr().err
+
+
+@slow
+def test_ranks_end_with_whoever_started_them_and_leave_no_job(tmp_path):
+    command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "trainer.max_epochs=100000", "hydra.run.dir=killed"]
+    process = runs.start("train", *command, cwd=tmp_path)
+    last = tmp_path / "killed" / "checkpoints" / "last.ckpt"
+    wait(lambda: last.exists() or process.poll() is not None)
+    ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(ranks) >= 2
+    process.kill()
+    process.communicate()
+    wait(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks))
+    assert not (tmp_path / "killed" / "job.yaml").exists()
+
+
+def wait(done) -> None:
+    deadline = time.monotonic() + runs.TIMEOUT
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @slow
@@ -99,9 +129,7 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
     command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "data.batch_size=12", "checkpoint.every_n_steps=1"]
     process = runs.start("train", *command, "trainer.max_epochs=1000", "hydra.run.dir=stopped", cwd=tmp_path)
     last = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
-    deadline = time.monotonic() + runs.TIMEOUT
-    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait(lambda: last.exists() or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     stopped = runs.finish(process, tmp_path)
     assert stopped.code == 143, stopped.err

@@ -30,7 +30,7 @@ def test_known_parts_are_found():
     toy = Toy([0.6, 0.0, -0.6, 0.6, 0.0, -0.6])
     images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
     found = causal_gates(toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20)
-    assert [ROLES[i] for i in found["role"]] == ["necessary", "sufficient", "interfering"] * 2
+    assert [ROLES[i] for i in found["role"]] == ["necessary", "irrelevant", "interfering"] * 2
     assert torch.equal(found["facilitation"], found["plus"])
     torch.testing.assert_close(found["interference"], 1 - found["minus"])
     torch.testing.assert_close(found["irrelevance"], found["minus"] * (1 - found["plus"]))
@@ -43,6 +43,28 @@ def test_without_a_price_nothing_is_told_apart():
     found = causal_gates(toy, lambda epoch: [(images, labels)], weight=1e-12, steps=60, start_steps=20)
     torch.testing.assert_close(found["plus"], found["minus"], atol=0.02, rtol=0)
     assert found["plus"][1] > 0.8
+
+
+def test_heads_that_are_off_stay_off_and_learned_factors_stay():
+    toy = Toy([0.6, 0.6, 0.6, 0.6, 0.0, -0.6])
+    factors = torch.tensor([0.0, 0.5, 1.0, 1.0, 1.0, 1.0])
+    with torch.no_grad():
+        toy.gates[0].values.copy_(factors)
+    seen = []
+
+    class Watched(Toy):
+        def forward(self, images):
+            seen.append(self.gates[0].values.detach().clone())
+            return super().forward(images)
+
+    toy.__class__ = Watched
+    images, labels = images_for(toy.vit, 4), torch.zeros(4, dtype=torch.long)
+    found = causal_gates(toy, lambda epoch: [(images, labels)], weight=0.01, steps=120, start_steps=20)
+    most = torch.stack(seen).amax(0)
+    assert most[0] == 0 and most[1] <= 0.5 and most[2] > 0.9
+    assert ROLES[found["role"][0]] == "closed" and found["facilitation"][0].isnan()
+    assert [ROLES[i] for i in found["role"][2:]] == ["necessary", "necessary", "irrelevant", "interfering"]
+    assert torch.equal(toy.gates[0].values, factors)
 
 
 def test_roles_from_the_two_gates():

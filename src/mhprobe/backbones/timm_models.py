@@ -8,6 +8,8 @@ from torch import nn
 
 from mhprobe.errors import UserError
 
+SIZES = {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
+
 
 def build(
     name: str, pretrained: bool = False, num_classes: int = 10, fused_attn: bool | None = None, **kwargs: Any
@@ -23,6 +25,9 @@ def build(
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]) or "see timm.list_models()"
         raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; close: {close}.")
+    for key in SIZES & set(kwargs):
+        if type(kwargs[key]) is int and kwargs[key] < 1:
+            raise UserError(f"backbone.{key}: expected at least 1, got {kwargs[key]}.")
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
@@ -33,15 +38,30 @@ def build(
             f"backbone {name}: the pretrained weights could not be fetched ({_first_line(error)}) "
             f"Offline, use backbone.pretrained=false, or backbone.pretrained_cfg_overlay.file=<weights you have>."
         ) from error
-    except (TypeError, AssertionError) as error:
+    except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
         raise UserError(
             f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
         ) from error
+    _refuse_cut_images(name, model)
     if fused_attn is not None:
         for module in model.modules():
             if hasattr(module, "fused_attn"):
                 module.fused_attn = fused_attn  # type: ignore[assignment]
     return model
+
+
+def _refuse_cut_images(name: str, model: Any) -> None:
+    """Patches that do not tile the image would leave its last rows and columns unseen, without a word."""
+    embed = getattr(model, "patch_embed", None)
+    image, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
+    if image is None or patch is None or getattr(embed, "dynamic_img_pad", False):
+        return
+    if any(pixels % side for pixels, side in zip(image, patch, strict=True)):
+        fit = next(side for side in range(patch[0], 0, -1) if image[0] % side == 0)
+        raise UserError(
+            f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of {image[0]} x {image[1]} "
+            f"pixels; the nearest that do have patch_size={fit}."
+        )
 
 
 def input_spec(model: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 from types import FrameType
@@ -63,7 +64,23 @@ class WithinEpoch(ModelCheckpoint):
 
 
 class Best(ModelCheckpoint):
-    """Brings the best epoch so far along when a run goes on in another folder; Lightning would forget it."""
+    """Brings the best epoch so far along when a run goes on in another folder; Lightning would forget it.
+
+    A run that never validates has no best epoch: that is said before the training, not after it.
+    """
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        each = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        every = trainer.check_val_every_n_epoch or 1
+        steps = each * (trainer.max_epochs or 0)
+        steps = steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
+        if steps < each * every:
+            raise UserError(
+                f"trainer: the training ends after {steps} steps and the first validation comes after {each * every} "
+                f"({every} epochs of {each}), so no weights would be chosen. Raise trainer.max_epochs or "
+                f"trainer.max_steps, or validate more often (trainer.check_val_every_n_epoch)."
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         theirs, ours = Path(state_dict["best_model_path"]), Path(str(self.dirpath)) / "best.ckpt"

@@ -12,6 +12,7 @@ import numpy as np
 
 from mhprobe.data.source import Contents
 from mhprobe.data.split import stratified
+from mhprobe.errors import UserError
 
 
 class Digits:
@@ -20,6 +21,8 @@ class Digits:
     name = "digits"
 
     def __init__(self, test_fraction: float = 0.2, split_seed: int = 0) -> None:
+        if not 0 < test_fraction < 1:
+            raise UserError(f"data.source.test_fraction: expected a share between 0 and 1, got {test_fraction!r}.")
         self.test_fraction, self.split_seed = test_fraction, split_seed
 
     def key(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.curve import CurveSpec
+from mhprobe.masking.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report
@@ -274,6 +275,9 @@ def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[Ma
     specs = [_curve(name, part) for name, part in settings["curves"].items()]
     for spec in specs:
         spec.check(model.gates.layout)
+    longest = max(len(make_units(spec.units, model.gates.layout, spec.exclude_layers).names) for spec in specs)
+    if settings["step"] is not None and settings["step"] > longest:
+        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings['step']}.")
     options = {key: settings[key] for key in ("select_on", "steps", "step")}
     if settings["join"]:
         options["join"] = construct(settings["join"], "masking.join")

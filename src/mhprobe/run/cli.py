@@ -33,48 +33,18 @@ def main(command: str) -> None:
     """Run a command (a file of conf/: train, probe, studies.voita ...) as a Hydra application; sweeps with -m."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through to us instead of Hydra's own print and exit
     import hydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     sections.install()
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
-    started = False
+    started: list[Path] = []
     mistakes: list[UserError] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
     def application(cfg: DictConfig) -> None:
-        from mhprobe.run.launch import run
-
-        nonlocal started
-        started = True
-        job = HydraConfig.get()
-        folder = Path(job.runtime.output_dir)
-        sweeping = job.mode == RunMode.MULTIRUN
-        held = None
-        try:
-            held = jobs.hold(folder)
-            run(command, cfg, folder)
-        except UserError as error:  # not through Hydra, which adds lines of its own
-            say(str(error))
-            if sweeping:
-                jobs.note(folder, 2, str(error))
-            else:
-                mistakes.append(error)
-        except Exception as error:
-            if not sweeping:
-                raise
-            traceback.print_exc()
-            jobs.note(folder, 1, f"{type(error).__name__}: {error}")
-        except SystemExit as stop:
-            if not sweeping or stop.code in (130, 143):  # somebody wants all of it to end
-                raise
-            jobs.note(folder, 1, f"exit code {stop.code}")
-        finally:
-            if held is not None:
-                os.close(held)
+        _job(command, cfg, started, mistakes)
 
     try:
         application()
@@ -92,6 +62,37 @@ def main(command: str) -> None:
         sys.exit(130)
     if mistakes:
         sys.exit(2)
+
+
+def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
+    """One run, or one job of a sweep: there a job that fails leaves word, and the others go on."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from mhprobe.run.launch import run
+
+    job = HydraConfig.get()
+    folder = Path(job.runtime.output_dir)
+    sweeping = job.mode == RunMode.MULTIRUN
+    started.append(folder)
+    try:
+        with jobs.held(folder):
+            run(command, cfg, folder)
+    except UserError as error:  # not through Hydra, which adds lines of its own
+        say(str(error))
+        if sweeping:
+            jobs.note(folder, 2, str(error))
+        else:
+            mistakes.append(error)
+    except Exception as error:
+        if not sweeping:
+            raise
+        traceback.print_exc()
+        jobs.note(folder, 1, f"{type(error).__name__}: {error}")
+    except SystemExit as stop:
+        if not sweeping or stop.code in (130, 143):  # somebody wants all of it to end
+            raise
+        jobs.note(folder, 1, f"exit code {stop.code}")
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:

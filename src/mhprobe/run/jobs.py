@@ -6,10 +6,12 @@ folder, and read there by whoever started the sweep.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +53,27 @@ def _first_free(wanted: str) -> str:
     raise AssertionError
 
 
-def hold(folder: Path) -> int | None:
-    """Keep ``folder`` until this process ends; UserError if another run is writing there. Returns what holds it."""
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep ``folder`` for this process; UserError if another run is writing there. One rank keeps it for all."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+            _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
     try:
         import fcntl
 
-        handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(
-            f"{folder}: another run is writing there. Wait for it, or give another hydra.run.dir."
-        ) from None
+        raise UserError(f"{folder}: another run is writing there. Wait, or give another hydra.run.dir.") from None
     except (ImportError, OSError):  # a system without such locks
-        return None
-    return handle
+        pass
 
 
 def note(folder: Path, code: int, message: str) -> None:

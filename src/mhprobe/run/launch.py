@@ -1,9 +1,9 @@
 """One process, or one per device: how a composed task gets its processes.
 
 Lightning starts its helpers by running the command line again, which under a Hydra sweep runs the whole sweep again.
-Here each job's helpers are started by torch's own elastic agent with the composed configuration as a file: one
-failing rank ends the others, and nothing of one job is left for the next. Under torchrun or SLURM the processes
-are there already.
+Here each job's helpers are started by torch's own elastic agent, with the composed configuration in their environment:
+one failing rank ends the others, a parent that dies ends them all, and nothing of one job is left for the next. Under
+torchrun or SLURM the processes are there already.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import tempfile
+import threading
+import time
+import traceback
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +28,11 @@ from mhprobe.errors import UserError
 from mhprobe.run.memory import explained
 from mhprobe.run.quiet import quiet
 
-MISTAKE = "mistake.txt"  # in the run's folder: what the first rank that found one has to say
+JOB, NOTES = (
+    "MHPROBE_JOB",
+    "MHPROBE_NOTES",
+)  # what ranks find in their environment: configuration, folder for last words
+MISTAKE = "mistake.txt"  # what the first rank that found one has to say
 
 
 def run(task: str, cfg: DictConfig, folder: Path) -> None:
@@ -30,8 +40,14 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     from mhprobe.run.schema import check
 
     plain = check(task, cfg)
+    launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     processes = _processes(plain["trainer"])
-    if processes == 1 or "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if plain["trainer"]["num_nodes"] > 1 and not launched:
+        raise UserError(
+            f"trainer.num_nodes: {plain['trainer']['num_nodes']} machines need somebody who starts a process on each: "
+            f"srun (launch/slurm.sbatch) or torchrun. On this machine alone leave it at 1."
+        )
+    if processes == 1 or launched:
         with explained(plain):
             module(task).run(plain, folder)
     else:
@@ -45,22 +61,26 @@ def module(task: str) -> Any:
     return importlib.import_module(f"{found.__name__}.__main__") if hasattr(found, "__path__") else found
 
 
-def _processes(trainer: dict[str, Any]) -> int:
+def _processes(trainer: Mapping[str, Any]) -> int:
     devices = trainer["devices"]
-    if trainer.get("strategy", "auto") == "auto" and devices in (1, "1", "auto"):
-        return 1
+    wrong = UserError(
+        f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got {devices!r}."
+    )
+    if isinstance(devices, list):
+        if not devices or len(set(devices)) < len(devices) or not all(type(n) is int and n >= 0 for n in devices):
+            raise wrong
+        return len(devices)
     if devices in ("auto", -1, "-1"):
+        if trainer.get("strategy", "auto") == "auto" and devices == "auto":
+            return 1
         import torch
 
         # two processes on a CPU: enough to prove that the numbers do not depend on how many there are
         gpus = torch.cuda.device_count() if trainer["accelerator"] in ("auto", "gpu", "cuda") else 0
         return gpus or 2
-    if isinstance(devices, list):
-        return len(devices)
-    try:
-        return int(devices)
-    except ValueError:
-        raise UserError(f"trainer.devices: expected a number, a list or auto, got {devices!r}.") from None
+    if not str(devices).isdecimal() or int(devices) < 1:
+        raise wrong
+    return int(devices)
 
 
 def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
@@ -70,12 +90,10 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks say themselves what failed
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said below
     job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     if job.trainer.devices in ("auto", -1, "-1"):
         job.trainer.devices = processes
-    path, mistake = folder / "job.yaml", folder / MISTAKE
-    OmegaConf.save(job, path)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -86,34 +104,83 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
         max_restarts=0,
         monitor_interval=0.2,
     )
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    threads = str(max(1, (os.cpu_count() or 1) // processes))
+    with tempfile.TemporaryDirectory(prefix="mhprobe_") as notes:
+        told = {
+            JOB: OmegaConf.to_yaml(job),
+            NOTES: notes,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+        }
+        try:
+            with _environment(told):
+                elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
+        except SignalException as stopped:  # the ranks had their time to save
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            sys.exit(128 + stopped.sigval)
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            sys.exit(_failed(codes, Path(notes)))
+
+
+def _failed(codes: Mapping[int, int], notes: Path) -> int:
+    """The exit code of a run whose ranks ended with ``codes``; says why on stderr. A user's mistake is raised."""
+    if (notes / MISTAKE).exists():
+        raise UserError((notes / MISTAKE).read_text())
+    for rank, code in codes.items():
+        if code < 0 and code != -signal.SIGTERM:  # the others only lost it
+            name = signal.Signals(-code).name
+            print(
+                f"mhprobe: rank {rank} of the run was killed ({name}), e.g. for want of memory; the others were "
+                f"stopped. A training goes on with ckpt_path=last.",
+                file=sys.stderr,
+            )
+            return 128 - code
+    last_words = sorted(notes.glob("rank_*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    if last_words:  # the first to fail is the one that matters: it broke the collectives of the others
+        print(last_words[0].read_text(), file=sys.stderr)
+    code = next(iter(codes.values()))
+    return code if code > 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Any:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
     try:
-        elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(path), str(folder))
-    except SignalException as stopped:  # the ranks had their time to save
-        sys.exit(128 + stopped.sigval)
-    except ChildFailedError as error:
-        if mistake.exists():
-            raise UserError(mistake.read_text()) from None
-        _, first = error.get_first_failure()
-        sys.exit(first.exitcode if first.exitcode > 0 else 128 - first.exitcode)
+        yield
     finally:
-        path.unlink(missing_ok=True)
-        mistake.unlink(missing_ok=True)
+        for key, value in before.items():
+            os.environ.pop(key, None)
+            if value is not None:
+                os.environ[key] = value
 
 
-def _rank(task: str, job: str, folder: Path) -> None:
+def _rank(task: str, folder: Path) -> None:
     """One of several processes. Any of them may find the user's mistake; whoever started them says it, once."""
+    notes = Path(os.environ[NOTES])
     try:
-        run(task, cast(DictConfig, OmegaConf.load(job)), folder)
+        run(task, cast(DictConfig, OmegaConf.create(os.environ[JOB])), folder)
     except UserError as error:
-        with contextlib.suppress(FileExistsError), (folder / MISTAKE).open("x") as file:
+        with contextlib.suppress(FileExistsError), (notes / MISTAKE).open("x") as file:
             file.write(str(error))
         sys.exit(2)
     except Exception:
-        if (folder / MISTAKE).exists():  # a rank that left has broken this one's collective
+        if (notes / MISTAKE).exists():  # a rank that left has broken this one's collective
             sys.exit(2)
-        raise
+        (notes / f"rank_{os.environ.get('RANK', '0')}.txt").write_text(traceback.format_exc())
+        sys.exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """Stop when whoever started this rank is gone, even by kill -9: first as by SIGTERM, which saves, then at once."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+    os._exit(143)
 
 
 if __name__ == "__main__":
-    _rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    _rank(sys.argv[1], Path(sys.argv[2]))

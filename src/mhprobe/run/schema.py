@@ -124,7 +124,7 @@ class TrainerSettings(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
-    precision: str
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     num_nodes: Annotated[int, Field(ge=1)]
     accumulate_grad_batches: Annotated[int, Field(ge=1)]
     gradient_clip_val: Annotated[float, Field(ge=0)] | None
@@ -179,10 +179,33 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{key}: {first['msg']}, got {first['input']!r}.") from None
+    _refuse_parts(plain["trainer"])
     masking = checked.masking
     if masking is not None and masking.step is not None and masking.steps is not None:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
     return {**checked.model_dump(include=set(plain)), "command": command}
+
+
+# what Lightning would cut short -> how to ask for less and still get an answer
+INSTEAD = {
+    "fast_dev_run": "data.limit_train=<images> data.limit_val=<images> data.limit_test=<images> trainer.max_epochs=1",
+    "overfit_batches": "data.limit_train=<images>",
+    "limit_val_batches": "data.limit_val=<images>",
+    "limit_test_batches": "data.limit_test=<images>",
+}
+
+
+def _refuse_parts(trainer: dict[str, Any]) -> None:
+    """Parts of a validation or a test: every number here is of all the images it names, so none could be given."""
+    for key, instead in INSTEAD.items():
+        value = trainer.get(key)
+        whole = (
+            value is None
+            or value is False
+            or (isinstance(value, float) and value == (0.0 if "overfit" in key else 1.0))
+        )
+        if not whole:
+            raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
 
 
 def _missing(key: str) -> str:

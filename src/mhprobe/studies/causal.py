@@ -1,4 +1,4 @@
-"""python -m mhprobe.studies.causal: which heads are necessary, sufficient or interfering (no training)."""
+"""python -m mhprobe.studies.causal: which heads are necessary, irrelevant or interfering (no training)."""
 
 from __future__ import annotations
 

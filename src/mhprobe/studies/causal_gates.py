@@ -4,8 +4,11 @@ Causal head gating: Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2
 fitted to the loss alone, two fits go on: with a price on every open head (+L1), and with a reward for it (-L1).
 
     necessary     open although it costs (paper: facilitating)
-    sufficient    open only while it is rewarded: it neither helps nor harms (paper: irrelevant)
+    irrelevant    open only while it is rewarded: it neither helps nor harms
     interfering   closed although being open is rewarded
+
+What was learned or closed before stays: the fitted gates multiply the factors that the heads have, and a head that is
+off for good is "closed", in no class and without scores.
 
 As in the paper the logits of the gates are trained, and the penalty is weight * sum of logits, clipped to [-4, 4]: the
 nearer a gate is to an end, the harder it is pulled there, so that gates come out near 0 or 1. (A price on the gates
@@ -32,7 +35,7 @@ from mhprobe.heads import wide
 from mhprobe.recording.state import inspecting
 
 BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
-ROLES = ("necessary", "sufficient", "interfering", "unsettled")
+ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
 
 
 def causal_gates(
@@ -52,8 +55,9 @@ def causal_gates(
     Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step.
 
     Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward, so the fits have
-    not settled); plus and minus, the gates under +L1 and -L1; start, those of the first fit; and the paper's scores
-    facilitation = plus, irrelevance = minus (1 - plus), interference = 1 - minus.
+    not settled; closed: off before, and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start,
+    those of the first fit; and the paper's scores facilitation = plus, irrelevance = minus (1 - plus),
+    interference = 1 - minus.
     Under several processes each fits on its own batches with averaged gradients, and all get the same gates.
     """
     for name, value, least in [
@@ -65,16 +69,20 @@ def causal_gates(
         if not value > least:
             raise UserError(f"causal.{name}: expected more than {least}, got {value}.")
     gates = gates_of(model)
+    factors = gates.effective()
     stream = _endless(batches)
 
     def fit(logits: Tensor, price: float, count: int) -> Tensor:
-        return _fit(model, gates, logits, itertools.islice(stream, count), price, lr, count, step)
+        return _fit(model, gates, factors, logits, itertools.islice(stream, count), price, lr, count, step)
 
-    with inspecting(model, gradients=True), gates.fixed(gates.effective()):
+    with inspecting(model, gradients=True), gates.fixed(factors):
         begin = fit(torch.full_like(gates.values, BEGIN), 0.0, start_steps)
         start, plus, minus = (x.sigmoid() for x in (begin, fit(begin, weight, steps), fit(begin, -weight, steps)))
+    role = roles(plus, minus, threshold)
+    role[factors == 0] = ROLES.index("closed")
+    plus, minus, start = (torch.where(factors == 0, torch.nan, x) for x in (plus, minus, start))
     return {
-        "role": roles(plus, minus, threshold),
+        "role": role,
         "plus": plus,
         "minus": minus,
         "start": start,
@@ -87,7 +95,7 @@ def causal_gates(
 def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
     """(A,) int64, index into ROLES, from the gates under +L1 and under -L1."""
     needed, tolerated = plus > threshold, minus > threshold
-    role = torch.full(plus.shape, ROLES.index("sufficient"), device=plus.device)
+    role = torch.full(plus.shape, ROLES.index("irrelevant"), device=plus.device)
     role[needed & tolerated] = ROLES.index("necessary")
     role[~needed & ~tolerated] = ROLES.index("interfering")
     role[needed & ~tolerated] = ROLES.index("unsettled")
@@ -97,6 +105,7 @@ def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:
 def _fit(
     model: nn.Module,
     gates: HeadGates,
+    factors: Tensor,
     begin: Tensor,
     batches: Iterator[tuple[Tensor, Tensor]],
     price: float,
@@ -104,7 +113,7 @@ def _fit(
     count: int,
     step: Callable[[], None],
 ) -> Tensor:
-    """(A,) logits after ``count`` steps from ``begin``."""
+    """(A,) logits after ``count`` steps from ``begin``. factors: (A,), what the gates multiply."""
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1 / max(1, count), total_iters=count)
@@ -114,9 +123,9 @@ def _fit(
         for images, labels in batches:
             gate = logits.sigmoid()
             with torch.no_grad():
-                values.copy_(gate)
+                values.copy_(factors * gate)
             (slope,) = torch.autograd.grad(nn.functional.cross_entropy(wide(model(images)), labels), [values])
-            logits.grad = ranks.sum(slope) / ranks.size() * gate * (1 - gate) + price * (logits.abs() < CLIP)
+            logits.grad = ranks.sum(slope) / ranks.size() * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
             optimizer.step()
             schedule.step()
             if not logits.isfinite().all():

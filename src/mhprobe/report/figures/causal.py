@@ -21,7 +21,8 @@ from mhprobe.report.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442")  # necessary, sufficient, interfering, unsettled
+# necessary, irrelevant, interfering, unsettled, closed
+SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442", "#333333")
 
 CAPTION = (
     "Left, the class of every head; right, each head by its gate under a price and under a reward. Heads that are "

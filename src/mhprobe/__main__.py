@@ -1,0 +1,49 @@
+"""python -m mhprobe, and the script mhprobe: a door to the commands.
+
+``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
+says ``python -m <its name>: what it does``.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+DEMO = ("train", "+experiment=digits_vit")
+
+
+def commands() -> dict[str, str]:
+    """Name below mhprobe -> what it does."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        match = re.match(r"python -m mhprobe\.([\w.]+)[^:]*: (.*?)\.?$", said, re.M)
+        here = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__main__")
+        if match and match[1] == here:
+            found[match[1]] = match[2]
+    return found
+
+
+def main() -> None:
+    known = commands()
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name == "demo":
+        name, *rest = *DEMO, *rest
+    if name in known:
+        os.execv(sys.executable, [sys.executable, "-m", f"mhprobe.{name}", *rest])
+    shown = {**known, "demo": f"what `{' '.join(DEMO)}` does: train, test, probe and mask a small ViT on digits"}
+    print("mhprobe: what does each attention head do, and which heads can go?\n", file=sys.stdout)
+    for each, what in shown.items():
+        print(f"  mhprobe {each:<16} {what}")
+    print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same.")
+    if name not in ("--help", "-h"):
+        print(f"mhprobe: there is no command {name!r}; there are {', '.join(shown)}.", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""python -m mhprobe lists the commands and opens each of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from mhprobe import __main__ as door
+from mhprobe.run import sections
+
+
+def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mhprobe"])
+    door.main()
+    lines = [line.removeprefix("  mhprobe ") for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    listed = {line.split()[0] for line in lines}
+    assert listed == {*door.commands(), "demo"} >= set(sections.commands())
+
+
+@pytest.mark.parametrize(
+    ("argv", "opened"),
+    [
+        (["train", "seed=1"], ["-m", "mhprobe.train", "seed=1"]),
+        (["studies.causal", "--help"], ["-m", "mhprobe.studies.causal", "--help"]),
+        (["demo", "seed=1"], ["-m", "mhprobe.train", "+experiment=digits_vit", "seed=1"]),
+    ],
+)
+def test_a_command_is_opened_with_all_that_was_said(argv, opened, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mhprobe", *argv])
+
+    def execv(program, arguments):
+        raise SystemExit(arguments[1:])
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(SystemExit) as left:
+        door.main()
+    assert left.value.code == opened
+
+
+def test_an_unknown_command_is_answered_with_the_known_ones(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mhprobe", "trian"])
+    with pytest.raises(SystemExit) as left:
+        door.main()
+    assert left.value.code == 2
+    assert "train" in capsys.readouterr().err
