@@ -55,6 +55,7 @@ def measure(
         without it they choose on the images of ``loader``, which flatters.
 
     One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
+    Raises UserError for what is no measure, two of one name, batches of another form, or no image at all.
     """
     layout = attach(model).layout
     device = next(model.parameters()).device
@@ -111,13 +112,29 @@ def masking_curve(
 
     Its columns: see ``mhprobe.report.tables.curve_rows``.
 
-    units: index (the same head of every layer), layer, head or stage. order: keep_best or another file of masking/ that
-    holds an order, with its options as keywords. select_loader: the images an order is chosen on. Without it the order
-    is chosen on the images it is reported on: the curve lies too high, and nothing is tested (p is empty).
-    exclude_layers: never masked. min_heads_per_layer: of every layer so many heads stay. rescale: multiply the heads a
-    layer keeps by H / kept. target: where to stop: {"heads": at most so many left} | {"flops": share of the dense
-    model's} | {"latency": share of its time on a batch of the loader}.
+    model: a timm model; gates are attached if it has none.
+    loader: the images the curve is reported on: (images, labels), images normalised as the model wants them.
+    units: index (the same head of every layer), layer, head or stage.
+    order: keep_best or another file of masking/ that holds an order, with its options as keywords.
+    select_loader: the images an order is chosen on. Without it the order is chosen on the images it is reported on: the
+        curve lies too high, and nothing is tested (p is empty).
+    steps: how many units are masked at most; None for all of them.
+    exclude_layers: layers whose heads are never masked. min_heads_per_layer: of every layer so many heads stay.
+    rescale: multiply the heads that a layer keeps by H / kept.
+    target: where to stop: {"heads": at most so many left} | {"flops": share of the dense model's} | {"latency": share
+        of its time on a batch of the loader}.
+
     The loaders are walked once per step, so they must be walkable again (a DataLoader, a list; not a generator).
+    Raises UserError for an iterator, a loader without images, an unknown order, unit or target.
+
+    >>> import timm
+    >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **size).eval()
+    >>> images = torch.randn(8, 3, 16, 16)
+    >>> loader = [(images, model(images).argmax(1))]  # labels that the whole model always hits
+    >>> rows = masking_curve(model, loader, units="layer")
+    >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
+    ([0, 3, 6], 1.0)
     """
     layout = attach(model).layout
     report = _walker(model, loader, rescale)
@@ -138,7 +155,10 @@ def masking_curve(
 
 
 def load(path: str | Path) -> nn.Module:
-    """The timm model in a .safetensors + .json pair or a training checkpoint, in eval mode."""
+    """The timm model in a .safetensors + .json pair or a training checkpoint, in eval mode.
+
+    Raises UserError if a file is missing, damaged, or not what its JSON says.
+    """
     from mhprobe.weights.checkpoint import load_weights
 
     return load_weights(path)[0]

@@ -111,11 +111,25 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
 
-    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. Gates that are there already are replaced,
-        and their values kept: a head that was off stays off.
+    learnable: whether an optimizer may train the gates' values.
+    make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. It replaces gates that are there already.
+        Their values are kept: a head that was off stays off.
 
-    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones (which leave the model's output bit-identical).
+    Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical.
     Raises UserError for an unsupported model, with the reason.
+
+    >>> import timm, torch
+    >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **size).eval()
+    >>> images = torch.randn(2, 3, 16, 16)
+    >>> before = model(images)
+    >>> gates = attach(model)
+    >>> gates
+    HeadGates(6 heads in 2 sites, 0 closed)
+    >>> torch.equal(model(images), before)  # a gate of one leaves every bit as it was
+    True
+    >>> attach(model) is gates
+    True
     """
     if not isinstance(model, nn.Module):
         raise UserError(

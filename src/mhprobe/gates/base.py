@@ -27,8 +27,17 @@ class HeadGates(nn.Module):
 
     values: (A,) float32, the factor on each head's output: 1 leaves the head as it is, 0 switches it off.
         Edit them in place; compiled models obey without a new compilation.
-    learnable: whether the optimizer may train ``values``. low, high: kept between these by ``project``; with low = 0
-        an L1 penalty brings gates to exactly 0.
+    learnable: whether the optimizer may train ``values``.
+    low, high: ``project`` keeps the gates between these; with low = 0 an L1 penalty brings gates to exactly 0.
+
+    >>> import mhprobe, timm
+    >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
+    >>> gates = mhprobe.attach(timm.create_model("vit_tiny_patch16_224", **size))
+    >>> with gates.masked(gates.layout.mask([0, 4])):  # off inside ...
+    ...     gates.values.tolist()
+    [0.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+    >>> gates.values.tolist()                          # ... and on again outside
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
 
     beside: Tensor | None = None  # while several versions of the gates share a batch

@@ -160,6 +160,24 @@ class HeadLayout:
     """The heads of a model: an ordered tuple of sites, and the flat numbering over all of them.
 
     blocks: the residual blocks from input to output; ``site.block`` counts them.
+
+    >>> layout = HeadLayout((HeadSite("blocks.0.attn", 0, 0, num_heads=2, head_dim=4),
+    ...                      HeadSite("blocks.1.attn", 0, 1, num_heads=3, head_dim=4)))
+    >>> layout.num_heads, layout.offsets
+    (5, (0, 2, 5))
+    >>> layout.flat(site=1, head=2)
+    4
+    >>> layout.mask([0, 4]).tolist()  # True: this head is off
+    [True, False, False, False, True]
+    >>> bool((layout.mask([(0, 0), (1, 2)]) == layout.mask([0, 4])).all())  # the same heads as (site, head)
+    True
+    >>> [part.tolist() for part in layout.split(torch.arange(5))]  # one part per site
+    [[0, 1], [2, 3, 4]]
+    >>> layout.digest  # the first 8 hex digits of a SHA-256: the same on every machine
+    'd2a646d1'
+    >>> layout.mask([5])
+    Traceback (most recent call last):
+    mhprobe.errors.UserError: mask: head indices are whole numbers from 0 to 4, or (site, head) pairs, got [5].
     """
 
     sites: tuple[HeadSite, ...]
@@ -184,7 +202,7 @@ class HeadLayout:
         return slice(self.offsets[site], self.offsets[site + 1])
 
     def flat(self, site: int, head: int) -> int:
-        """Flat index of head ``head`` of site number ``site``."""
+        """Flat index of head ``head`` of site number ``site``. UserError if there is no such site or head."""
         if not 0 <= site < len(self.sites):
             raise UserError(f"the model has sites 0 to {len(self.sites) - 1}, got {site}.")
         num_heads = self.sites[site].num_heads

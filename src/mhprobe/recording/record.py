@@ -49,7 +49,8 @@ def record(
     of: what slopes are taken of, per image: the cross-entropy "loss" (measures take it to be that), the "top1" logit,
         which needs no labels, or the logit of the "label".
 
-    UserError names the site and the image if a head's output is not finite.
+    Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
+    gates, and a head's output that is not finite: the message names the site and the image.
     """
     named = {need for need in needs if isinstance(need, str)}
     slopes = named & {"grad", "attn_grad"}

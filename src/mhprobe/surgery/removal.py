@@ -40,6 +40,21 @@ def prune_heads(
 
     The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
     Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all.
+
+    >>> import mhprobe, timm
+    >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
+    >>> model = timm.create_model("vit_tiny_patch16_224", **size).eval()
+    >>> small = prune_heads(model, [(0, 0), (1, 1)])
+    >>> [block.attn.num_heads for block in small.blocks]
+    [2, 2]
+    >>> def parameters(model): return sum(each.numel() for each in model.parameters())
+    >>> parameters(model) - parameters(small)  # 2 heads, each 4 wide: 3 x 4 rows of 12 and a bias, 4 columns of 12
+    408
+    >>> images, gates = torch.randn(2, 3, 16, 16), mhprobe.attach(model)
+    >>> with torch.no_grad(), gates.masked(gates.layout.mask([0, 4])):
+    ...     masked = model(images)
+    >>> torch.allclose(small(images), masked, atol=1e-5)
+    True
     """
     one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
     try:
