@@ -275,8 +275,10 @@ def test_epsilon_rule_agrees_with_captum():
 
 @pytest.mark.peer
 def test_gamma_rule_agrees_with_zennit():
-    """zennit's generalised gamma favours contributions of the output's own sign too. Its bias is favoured by sign as
-    ours is; without one the comparison does not depend on it."""
+    """zennit's generalised gamma favours contributions of the output's own sign too.
+
+    Its bias is favoured by sign as ours is; without one the comparison does not depend on it.
+    """
     rules = pytest.importorskip("zennit.rules")
     from zennit.attribution import Gradient
     from zennit.composites import LayerMapComposite

@@ -56,7 +56,10 @@ def family_of(model: nn.Module) -> type[Family]:
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The model of a supported family in ``model``: itself, or what it wraps; of several the one with gates on it."""
+    """The model of a supported family in ``model``: itself, or what it wraps; of several the one with gates on it.
+
+    Raises UserError if there is none, or several without gates.
+    """
     if _claiming(model) is not None:
         return model
     inside = _inside(model)

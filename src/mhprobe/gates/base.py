@@ -29,6 +29,7 @@ class HeadGates(nn.Module):
         Edit them in place; compiled models obey without a new compilation.
     learnable: whether the optimizer may train ``values``.
     low, high: ``project`` keeps the gates between these; with low = 0 an L1 penalty brings gates to exactly 0.
+        UserError unless low < high.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -62,7 +63,7 @@ class HeadGates(nn.Module):
         module.register_forward_pre_hook(Gate(self, number))
 
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
-        """Gate one site's heads: (..., H * D) -> (..., H * D)."""
+        """Gate one site's heads: (..., H * D) -> (..., H * D). UserError if the block has been pruned since."""
         site = self.layout.sites[number]
         if z.shape[-1] != site.channels:
             raise UserError(
@@ -93,7 +94,7 @@ class HeadGates(nn.Module):
     def kept(self, keep: int | None = None, threshold: float = 0.5) -> Tensor:
         """(A,) bool, the binary decision: the ``keep`` heads of largest amount, or those above ``threshold``.
 
-        Ties go to the lower index.
+        Ties go to the lower index. UserError if a gate is not finite, or the model has not ``keep`` heads.
         """
         amount = self.amount()
         if not amount.isfinite().all():
@@ -115,7 +116,10 @@ class HeadGates(nn.Module):
 
     @torch.no_grad()
     def close(self, mask: Tensor) -> None:
-        """Switch heads off for good: ``mask`` is (A,) bool, True means off. Gates that are learned stay off too."""
+        """Switch heads off for good: ``mask`` is (A,) bool, True means off. Gates that are learned stay off too.
+
+        Raises UserError for plain learnable gates: training would open them again.
+        """
         if self.values.requires_grad:
             raise UserError(
                 "gates.mask: training would open plain learnable gates again; choose gates=fixed or hard_concrete."
@@ -165,6 +169,7 @@ class HeadGates(nn.Module):
         return {"sites": [[site.name, site.num_heads, site.head_dim] for site in self.layout.sites]}
 
     def set_extra_state(self, state: dict[str, list]) -> None:
+        """Raises UserError if the gates were made for another layout."""
         expected = self.get_extra_state()["sites"]
         got = [list(site) for site in state["sites"]]
         if got != expected:
@@ -225,7 +230,7 @@ def find_gates(model: nn.Module) -> HeadGates | None:
 
 
 def gates_of(model: nn.Module) -> HeadGates:
-    """Like ``find_gates``, but a model without gates is an error."""
+    """Like ``find_gates``, but a model without gates is a UserError."""
     gates = find_gates(model)
     if gates is None:
         raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")

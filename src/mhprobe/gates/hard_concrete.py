@@ -59,11 +59,15 @@ class HardConcrete:
 class HardConcreteGates(HeadGates):
     """A hard-concrete gate on every head, times the fixed factor ``values``.
 
-    log_alpha: (A,) float32, trained; larger means more often open. start, start_std: where it begins, N(start,
-        start_std); the gates must be open there in evaluation, because training starts from a converged model.
+    log_alpha: (A,) float32, trained; larger means more often open.
+    start, start_std: log_alpha begins at N(start, start_std). The gates must be open there in evaluation, because
+        training starts from a converged model.
     low, high: ``project`` keeps log_alpha between these.
     values: (A,) as in HeadGates: a head at 0 stays off whatever is learned.
     relaxed: (A,) bool, False where ``values`` alone is the gate.
+
+    Raises UserError for a distribution that cannot reach 0 or 1, a start at which gates are closed, and a state of
+    gates that were trained with another distribution.
     """
 
     noise: Tensor

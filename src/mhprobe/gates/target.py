@@ -21,9 +21,11 @@ from mhprobe.gates.ramp import check_ramp, ramp
 
 
 class Target(nn.Module):
-    """heads: how many are to stay open. begin, rise: as in ``ramp``: when t moves.
+    """The penalty that moves the expected number of open heads to a wanted one.
 
-    Its parameters, the multipliers, are to be MAXIMISED, at the rate ``lr``.
+    heads: how many are to stay open.
+    begin, rise: when t moves, as in ``ramp``.
+    lr: the rate at which its parameters, the multipliers, are to be MAXIMISED. UserError unless it is above 0.
     """
 
     def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:

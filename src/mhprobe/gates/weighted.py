@@ -18,7 +18,11 @@ from mhprobe.gates.ramp import check_ramp, ramp
 
 
 class Weighted(nn.Module):
-    """weight: lambda, in nats of loss per open head. begin, rise: as in ``ramp``: when it comes in."""
+    """The penalty with a fixed price per open head.
+
+    weight: lambda, in nats of loss per open head; UserError if it is below 0 or not finite.
+    begin, rise: when it comes in, as in ``ramp``.
+    """
 
     def __init__(self, weight: float, begin: float = 0.0, rise: float = 0.0) -> None:
         super().__init__()

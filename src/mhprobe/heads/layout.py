@@ -129,7 +129,7 @@ class HeadSite:
 
     @property
     def token_grid(self) -> tuple[int, int]:
-        """``grid``, or an error where the model does not fix it."""
+        """``grid``, or a UserError where the model does not fix it."""
         if self.grid is None:
             raise UserError(
                 f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "

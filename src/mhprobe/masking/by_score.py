@@ -27,8 +27,11 @@ from mhprobe.masking.base import Evaluate, Order, Path, Units
 
 @dataclass(frozen=True)
 class ByScore(Order):
-    """measure: makes a per-head measure from a layout; it is shown the selection split. Or table: a csv file with a
-        row per head, as runs write them; beware of one measured on the images that the curve is reported on.
+    """Units by the sum of their heads' scores, which come from a measure or from a table.
+
+    measure: makes a per-head measure from a layout. It is shown the images that the order is chosen on.
+    table: or a csv file with a row per head, as runs write them. It should not have been measured on the images that
+        the curve is reported on: the order would then be chosen on those, and the curve would lie too high.
     column: of the measure or of the table.
     first: which score goes first, the "lowest" (of a measure where larger means more important) or the "highest".
     rescore_every: None scores once, with all heads on; k scores the masked model anew after every k steps.

@@ -104,6 +104,8 @@ class Parts:
         return self.spectrum[:, 0] > 0
 
     def crosses(self, a: int) -> Tensor:
-        """(H - a, D, D) covariance of part a with a, a + 1, ...: one part at a time, as all pairs at once would copy
-        the whole covariance."""
+        """(H - a, D, D) covariance of part a with a, a + 1, ...
+
+        One part at a time: all pairs at once would copy the whole covariance.
+        """
         return self.covariance[a, :, a:].transpose(0, 1)

@@ -1,5 +1,4 @@
-"""What all similarities between heads share: which heads are compared, their second moments, and what makes a number
-doubtful.
+"""What all similarities between heads share: the pairs, their second moments, and what makes a number doubtful.
 
 Rows are the tokens of all images, channels a head's output before its gate. Mean and covariance of a group's channels
 are enough for CCA, SVCCA, PWCCA, linear CKA and Procrustes, so those of a batch are computed once for all of them.

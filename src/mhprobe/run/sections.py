@@ -94,7 +94,7 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
 
 
 def _key(override: str) -> str:
-    """'+data@probe.also_on=x' -> 'data'"""
+    """The group that an override names: '+data@probe.also_on=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 

@@ -149,7 +149,7 @@ def _from_pair(path: Path) -> Loaded:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """The JSON beside weights: whole, unchanged since it was written, and harmless."""
+    """The JSON beside weights: whole, unchanged since it was written, and harmless. UserError where it is not."""
     try:
         description = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

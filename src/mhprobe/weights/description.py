@@ -31,6 +31,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Input(BaseModel):
+    """What the model wants to see: size (height, width) in pixels, mean and std per channel."""
+
     model_config = ConfigDict(strict=True)
     size: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
     mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]

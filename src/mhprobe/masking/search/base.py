@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 def search_name(search: Search) -> str:
-    """ "exact", or with the search that it hands on to, "screened, racing"."""
+    """The search's name, e.g. "exact"; with the search that it hands on to, e.g. "screened, racing"."""
     parts = [getattr(search, name) for name in search.__dataclass_fields__]
     inner = [search_name(part) for part in parts if hasattr(part, "choose")]
     return ", ".join([type(search).__name__.lower(), *inner])

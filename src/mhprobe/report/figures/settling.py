@@ -20,8 +20,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> Figure:
-    """Three panels: a line per share of heads removed (black: none); what is left of the epoch's accuracy above
-    chance; rank correlation of the scores of every two epochs.
+    """Three panels: accuracy, what is left of it above chance, and how the scores of two epochs agree.
+
+    Accuracy has a line per share of heads removed; black is none. The second panel is relative to the same epoch's
+    accuracy with all heads. The third is the rank correlation of the scores of every two epochs.
 
     rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
     """

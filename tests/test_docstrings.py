@@ -1,0 +1,59 @@
+"""Public functions say what they raise: a user reads the docstring before the message."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
+# what a notebook meets: whole rooms and single files
+PUBLIC = (
+    "api.py", "backbones/__init__.py", "gates", "heads", "measures/base.py", "recording/record.py",
+    "surgery/removal.py", "weights",
+)  # fmt: skip
+FILES = sorted(
+    path for name in PUBLIC for path in ([PACKAGE / name] if ".py" in name else (PACKAGE / name).rglob("*.py"))
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def raises(function: Function, helpers: dict[str, Function], seen: frozenset[str] = frozenset()) -> bool:
+    """Whether it raises a UserError, itself or through a private helper of its file."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Raise) and "UserError" in ast.dump(node):
+            return True
+        name = getattr(getattr(node, "func", None), "id", None) or getattr(getattr(node, "func", None), "attr", None)
+        if name in helpers and name not in seen and raises(helpers[name], helpers, seen | {name}):
+            return True
+    return False
+
+
+def silent(source: str) -> Iterator[str]:
+    """The public functions and methods that raise a UserError of which neither they nor their class say anything."""
+    tree = ast.parse(source)
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    helpers = {function.name: function for function in functions if function.name.startswith("_")}
+    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        if isinstance(owner, ast.ClassDef) and owner.name.startswith("_"):
+            continue
+        for node in owner.body:
+            if not isinstance(node, Function) or (node.name.startswith("_") and node.name != "__init__"):
+                continue
+            said = (ast.get_docstring(node) or "") + (ast.get_docstring(owner) or "") * isinstance(owner, ast.ClassDef)
+            if raises(node, helpers) and "UserError" not in said and "refuse" not in said.lower():
+                yield node.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_public_functions_say_that_they_raise_a_user_error(path):
+    assert not list(silent(path.read_text()))
+
+
+def test_a_silent_function_is_found_also_behind_a_helper():
+    helper = 'def _check():\n    raise UserError("no")\n'
+    assert list(silent(helper + 'def load():\n    """Load."""\n    _check()\n')) == ["load"]
+    assert not list(silent(helper + 'def load():\n    """Load. Raises UserError."""\n    _check()\n'))
