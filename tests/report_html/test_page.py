@@ -168,7 +168,7 @@ def test_what_was_seen_during_training_does_not_stand_for_the_end(tmp_path):
 def test_the_prune_command_is_one_that_prune_takes(a_run):
     command = prune_command(read_run(a_run))
     given = shlex.split(command["before"] + "3,7" + command["after"])[3:]
-    assert composed("prune", *given).prune.mask.heads == [3, 7]
+    assert composed("prune", *given).prune.heads == [3, 7]
 
 
 @pytest.mark.parametrize("kind", captions.kinds())

@@ -126,8 +126,8 @@ def prune_command(run: Run) -> dict[str, Any]:
     weights = str(own) if own.exists() else run.config.get("weights")
     same = ("+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=")
     given = [text for text in run.overrides if text.startswith(same)]
-    before = shlex.join(["python", "-m", "mhprobe.prune", *given, f"weights={weights or 'FILE'}", "prune=list"])
-    return {"before": f"{before} 'prune.mask.heads=[", "after": "]'", "known": weights is not None}
+    before = shlex.join(["python", "-m", "mhprobe.prune", *given, f"weights={weights or 'FILE'}", "prune=given"])
+    return {"before": f"{before} 'prune.heads=[", "after": "]'", "known": weights is not None}
 
 
 def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
