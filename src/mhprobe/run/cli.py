@@ -52,6 +52,10 @@ def main(command: str) -> None:
         fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(command, error))
+    except ValueError as error:  # so Hydra answers data=3
+        if started:
+            raise
+        fail(f"a group is chosen by the name of an option ({error}). --help lists them.")
     except OSError as error:
         if started:  # the parts answer for their own files
             raise
