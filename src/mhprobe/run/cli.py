@@ -55,7 +55,7 @@ def main(command: str) -> None:
     except ValueError as error:  # so Hydra answers data=3
         if started:
             raise
-        fail(f"a group is chosen by the name of an option ({error}). --help lists them.")
+        fail(f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). --help lists them.")
     except OSError as error:
         if started:  # the parts answer for their own files
             raise
