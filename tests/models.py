@@ -37,6 +37,18 @@ def tiny_rope(seed: int = 0, **kwargs) -> nn.Module:
     return tiny_eva(seed, "vit_small_patch16_rope_224", **kwargs)
 
 
+def tiny_tokens(name: str, **kwargs) -> nn.Module:
+    """Of another family of timm's that takes the settings of its ViTs."""
+    return tiny_eva(0, name, **kwargs)
+
+
+def tiny_swinv2(seed: int = 0) -> nn.Module:
+    """As for Swin v1: ragged, shifted, padded."""
+    torch.manual_seed(seed)
+    settings = dict(img_size=18, patch_size=2, window_size=4, embed_dim=12, depths=(2, 2), num_heads=(2, 3))
+    return timm.create_model("swinv2_tiny_window8_256", num_classes=5, **settings).eval()
+
+
 BUILDERS = {"vit": tiny_vit, "vit_registers": tiny_registers, "swin": tiny_swin}
 # of every family what differs in how it is written: tests/contracts/test_backbones.py holds for all of them
 TWINS = {
@@ -45,6 +57,12 @@ TWINS = {
     "eva_rope": tiny_rope,
     "eva_mixed": lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"),
     "eva_apart": lambda: tiny_rope(qkv_fused=False, qk_norm=True),
+    "swinv2": tiny_swinv2,
+    "beit": lambda: tiny_tokens("beit_base_patch16_224"),  # a table of positions in each block, layer scale
+    "beit_shared": lambda: tiny_tokens("beit_base_patch16_224", use_rel_pos_bias=False, use_shared_rel_pos_bias=True),
+    "relpos": lambda: tiny_tokens("vit_relpos_small_patch16_224", init_values=0.5, class_token=True),
+    "relpos_shared": lambda: tiny_tokens("vit_srelpos_small_patch16_224", init_values=0.5),
+    "relpos_behind": lambda: tiny_tokens("vit_relpos_small_patch16_rpn_224"),
 }
 
 

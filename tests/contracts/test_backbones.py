@@ -40,18 +40,22 @@ SUPPORTED = [
     ("vit_small_patch16_dinov3", {6}, 12),
     ("vit_pe_core_tiny_patch16_384", {3}, 12),
     ("vit_small_patch16_rope_mixed_224", {6}, 12),
+    ("beit_base_patch16_224", {12}, 12),
+    ("beitv2_base_patch16_224", {12}, 12),
+    ("swinv2_tiny_window8_256", {3, 6, 12, 24}, 12),
+    ("vit_relpos_small_patch16_224", {6}, 12),
+    ("vit_srelpos_small_patch16_224", {6}, 12),
+    ("vit_relpos_base_patch16_rpn_224", {12}, 12),
 ]
 
 REFUSED = [  # (timm name, what the one line must name)
-    ("swinv2_tiny_window8_256", "SwinTransformerV2"),
-    ("beit_base_patch16_224", "Beit"),
     ("eva02_base_patch16_clip_224", r"blocks\.0\.attn\.norm is a LayerNorm .*scale_norm.*mixes heads"),
     ("cait_xxs24_224", "Cait"),
     ("nest_tiny", "Nest"),
     ("xcit_nano_12_p16_224", "Xcit"),
     ("pvt_v2_b0", "PyramidVisionTransformerV2"),
     ("resnet18", "ResNet"),
-    ("vit_relpos_small_patch16_224", "VisionTransformerRelPos"),
+    ("swinv2_cr_tiny_ns_224", "SwinTransformerV2Cr"),
 ]
 
 
@@ -218,8 +222,8 @@ def test_masks_replay_and_the_pieces_are_the_forward(build):
         found = masked_logits(model, images, masks, side_by_side)
         torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
     assert torch.stack(expected).std(0).min() > 1e-3
-    if (segments := family_of(model).segments(model)) is not None:
-        with torch.no_grad():
+    with torch.no_grad():
+        if (segments := family_of(model).segments(model)) is not None:
             x = segments.stem(images)
             for block in segments.blocks:
                 x = block(x)
@@ -249,6 +253,9 @@ def test_attention_times_values_is_what_the_heads_hand_on(build):
         torch.testing.assert_close(rest, rest[:1, :1].expand_as(rest), rtol=1e-3, atol=1e-4)
         assert mixed.std(0).mean() > 10 * 1e-4  # more than the tolerance would hide
         assert attn.std() > 1e-3
+        real = site.places() >= 0
+        outside = ~site.support() & real[:, :, None] & real[:, None, :]  # of other regions of a shifted window
+        assert not outside.any() or attn.amax((0, 2))[outside].max() < 1e-6
 
 
 @twins
@@ -299,6 +306,9 @@ def test_removing_heads_is_masking_them_or_is_refused_with_the_reason(build):
     ("model", "reason"),
     [
         (lambda: tiny_eva(), "timm's EvaAttention puts its heads back into the width of its input"),
+        (TWINS["swinv2"], "timm's WindowAttention puts its heads back"),
+        (TWINS["beit"], "timm's Attention puts its heads back"),
+        (TWINS["relpos"], "timm's RelPosAttention puts its heads back"),
         (lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2), "share keys and values"),
         (lambda: tiny_eva(name="vit_small_patch16_rope_mixed_224"), "mixed rotary positions are one tensor"),
     ],

@@ -1,0 +1,36 @@
+"""timm's Swin Transformer V2: windows (see windowed.py), cosine attention, positions by a small network.
+
+There is no fused attention. Each part of a block is normalised behind itself, so what a head writes is not yet what
+enters the stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Stage, WindowAttention
+from torch import nn
+
+from mhprobe.backbones.base import Seam, submodule
+from mhprobe.backbones.parts import of_fixed_width
+from mhprobe.backbones.windowed import Windowed
+from mhprobe.heads import HeadSite
+
+
+class SwinV2(Windowed):
+    title = "timm SwinTransformerV2 (Swin V2)"
+    model, stage, attention, middle = SwinTransformerV2, SwinTransformerV2Stage, WindowAttention, "mlp"
+
+    @staticmethod
+    def claims(model: nn.Module) -> bool:
+        return isinstance(model, SwinTransformerV2)
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        attention: Any = submodule(model, site)
+        return dataclasses.replace(super().seam(model, site), weights=attention.attn_drop)
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str:
+        return of_fixed_width(model.layers[0].blocks[0].attn)

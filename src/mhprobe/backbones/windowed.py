@@ -1,0 +1,77 @@
+"""What timm's two Swin Transformers share: shifted windows, a ragged number of heads per stage.
+
+WindowAttention concatenates its heads like a ViT, over rows that are image-major (image x window); ``Windows`` says
+how to put them back in raster order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch import nn
+
+from mhprobe.backbones.base import Family, Segments
+from mhprobe.backbones.parts import NoHeads
+from mhprobe.errors import UserError
+from mhprobe.heads import Block, HeadSite, Windows
+
+
+class Windowed(Family):
+    """model, stage, attention: timm's classes. middle: the part of a block that the stream enters after attention."""
+
+    model: ClassVar[Any]
+    stage: ClassVar[type[Any]]
+    attention: ClassVar[type[Any]]
+    middle: ClassVar[str]
+
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
+        number, patch = -1, model.patch_embed.patch_size
+        for stage, layer in enumerate(model.layers):
+            for i, block in enumerate(layer.blocks):
+                name = f"layers.{stage}.blocks.{i}.attn"
+                number, attn = number + 1, block.attn
+                if type(attn) is NoHeads:
+                    continue
+                if type(attn) is not cls.attention:
+                    raise UserError(f"{name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
+                yield HeadSite(
+                    name=name,
+                    stage=stage,
+                    block=number,
+                    num_heads=attn.num_heads,
+                    head_dim=attn.proj.in_features // attn.num_heads,
+                    windows=Windows(
+                        grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
+                    ),
+                    grid=tuple(block.input_resolution),
+                    pixels=(patch[0] * 2.0**stage, patch[1] * 2.0**stage),  # merging halves the grid, rounding up
+                )
+
+    @classmethod
+    def blocks(cls, model: Any) -> Iterator[Block]:
+        for stage, layer in enumerate(model.layers):
+            for i in range(len(layer.blocks)):
+                name = f"layers.{stage}.blocks.{i}"
+                yield Block(name=name, stage=stage, middle=f"{name}.{cls.middle}")
+
+    @classmethod
+    def segments(cls, model: Any) -> Segments | None:
+        kind = type(model)
+        if (
+            kind.forward is not cls.model.forward
+            or kind.forward_features is not cls.model.forward_features
+            or any(type(layer) is not cls.stage for layer in model.layers)
+        ):
+            return None
+        return Segments(
+            stem=model.patch_embed,
+            # patch merging stands before a stage's first block
+            blocks=tuple(
+                nn.Sequential(layer.downsample, block) if i == 0 else block
+                for layer in model.layers
+                for i, block in enumerate(layer.blocks)
+            ),
+            tail=lambda x: model.forward_head(model.norm(x)),
+        )
