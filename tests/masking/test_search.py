@@ -74,14 +74,14 @@ def step_of(table: Margins, prefers: int, number: int = 0, heads: int = 12) -> S
 def test_exact_chooses_what_the_oracle_chooses_ties_included(seed, images, parts, highest, coarse):
     table = Margins(seed, images, coarse=coarse)
     expected, _ = oracle.greedy([frozenset([head]) for head in range(12)], table.score, highest)
-    assert order_of((KeepBest if highest else HurtMost)(search=Exact(parts)), table) == expected
+    assert order_of((KeepBest if highest else HurtMost)(search=Exact(parts, least=1)), table) == expected
 
 
 @given(st.integers(0, 10**6), st.booleans())
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_exact_breaks_ties_by_the_loss_like_the_exhaustive_search(seed, highest):
     order = KeepBest if highest else HurtMost
-    found = [order_of(order("loss", Exact(parts)), Margins(seed, 20, coarse=True)) for parts in (1, 6)]
+    found = [order_of(order("loss", Exact(parts, least=1)), Margins(seed, 20, coarse=True)) for parts in (1, 6)]
     assert found[0] == found[1]
 
 
@@ -99,9 +99,26 @@ def test_exact_looks_at_fewer_images_and_says_how_many():
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_exact_never_costs_more_than_trying_everything(seed, images, parts, highest, tie_break):
     table = Margins(seed, images, coarse=True)
-    order = (KeepBest if highest else HurtMost)(tie_break, Exact(parts))
+    order = (KeepBest if highest else HurtMost)(tie_break, Exact(parts, least=1))
     (path,) = order.paths(make_units("head", LAYOUT), LAYOUT, table)
     assert all(spent <= most for spent, most in zip(path.spent, path.exhaustive, strict=True))
+
+
+def test_exact_looks_at_no_fewer_images_at_once_than_keep_a_machine_busy():
+    asked = []
+
+    class Noting(Margins):
+        def __call__(self, masks, images=None):
+            asked.append(self.images if images is None else len(images))
+            return super().__call__(masks, images)
+
+    small = Exact(parts=24, least=1)
+    for search, fewest in ((Exact(parts=24), 32), (small, 300 // 24 + 1)):
+        asked.clear()
+        table = Noting(0, 300)
+        step = dataclasses.replace(step_of(table, 1), before=Margins(0, 300)(torch.zeros(1, 12, dtype=torch.bool)))
+        search.choose(step, table)
+        assert len(asked) > 2 and fewest in asked[1:] and max(asked[1:]) == fewest  # the first piece has its own size
 
 
 @pytest.mark.parametrize("prefers", [1, -1])
@@ -227,7 +244,14 @@ def test_a_false_hypothesis_is_rejected_before_the_end():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda: Exact(0), lambda: Screened(0), lambda: Racing(delta=0), lambda: Racing(epsilon=-1)]
+    "wrong",
+    [
+        lambda: Exact(0),
+        lambda: Exact(least=0),
+        lambda: Screened(0),
+        lambda: Racing(delta=0),
+        lambda: Racing(epsilon=-1),
+    ],
 )
 def test_impossible_options_are_refused(wrong):
     with pytest.raises(UserError, match="masking search"):

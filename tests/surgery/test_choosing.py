@@ -260,6 +260,17 @@ def test_a_flop_target_over_rounds_is_of_the_loaded_network(model, evaluate):
     assert left == pytest.approx(share(mhprobe.prune_heads(smaller, second.mask))) and left <= 0.8
 
 
+@pytest.mark.parametrize("target", [{"flops": 0.9}, {"heads": 4}], ids=str)
+def test_a_round_that_went_farther_than_it_had_to_leaves_nothing_to_the_next(model, evaluate, target):
+    """A layer goes whole or not at all, so the first of two rounds meets the target of both."""
+    source, image, layout = OnPath(KeepBest(), "layer", target=target), images_for(model, 1), layout_of(model)
+    first, left = source.choose(model, evaluate, lambda: image, layout, 1.0, 1 / 2)
+    assert (int(first.mask.sum()) == 3 and left < 0.9) or "heads" in target
+    smaller = mhprobe.prune_heads(model, first.mask)
+    second, after = source.choose(smaller, evaluate_of(smaller), lambda: image, layout, left, 1.0)
+    assert not second.mask.any() and after == left
+
+
 CLOSED = 1
 
 

@@ -8,6 +8,7 @@ what it knew.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class MaskingCurve(L.Callback):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         layout = gates_of(pl_module).layout
         data = _data(trainer)
-        identity = {"weights": _digest(pl_module), "data": data.fingerprint}
+        identity = identity_of(pl_module, data)
         costs = self._costs(pl_module, data)
         curves: list[Curve] = []
         for spec in self.specs:
@@ -139,6 +140,20 @@ class MaskingCurve(L.Callback):
 
 def _data(trainer: L.Trainer) -> ImageData:
     return trainer.datamodule  # type: ignore[attr-defined]
+
+
+def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
+    """What scores depend on besides the split: weights alone say neither how many heads share them nor which norm.
+
+    module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised.
+    """
+    return {
+        "weights": _digest(module),
+        "backbone": module.description["backbone"],
+        "layout": gates_of(module).layout.digest,
+        "data": data.fingerprint,
+        "input": data.spec and dataclasses.astuple(data.spec),
+    }
 
 
 def _digest(module: L.LightningModule) -> str:

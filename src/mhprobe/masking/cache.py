@@ -35,6 +35,7 @@ from mhprobe.masking.base import Scores
 
 log = logging.getLogger(__name__)
 
+SCHEME = 2  # raise it where a score, a slope or a measure comes to mean another number: old answers are then left alone
 _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
 _NAME = 32  # bytes of a question's sha256
@@ -135,8 +136,8 @@ class MaskCache:
 
 
 def cache_key(**parts: Any) -> str:
-    """sha256 of everything that decides the answers: weights, data, split. Plain values only."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    """sha256 of everything that decides the answers: weights, data, split, ``SCHEME``. Plain values only."""
+    return hashlib.sha256(json.dumps({"scheme": SCHEME, **parts}, sort_keys=True).encode()).hexdigest()
 
 
 def describe(value: Any) -> Any:

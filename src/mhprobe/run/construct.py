@@ -9,6 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from mhprobe.errors import UserError
+from mhprobe.run.moved import TARGETS
 
 WRONG = (TypeError, ImportError, ValueError, ArithmeticError)  # what constructors say to a key or value they don't know
 
@@ -23,6 +24,9 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise cause from None
+        for before, now in TARGETS.items():
+            if before in str(error):
+                raise UserError(f"{where}._target_: {before} is now {now}.") from error
         if isinstance(cause, WRONG):
             raise UserError(f"{where}: {_said(cause)}") from error
         raise

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TARGETS = {  # classes that a yaml of one's own may name
+    "mhprobe.callbacks.maskable.Maskable": "mhprobe.masking.redundant_or_inert.RedundantOrInert",
+}
+
 MOVED = {  # a section, or group/option
     "settling": "+callback=settling adds it; its options are callback.settling.every_n_epochs, .measure and .shares",
     "prune/fisher": "prune=order prune/order=fisher prune.remove=<how many> (or prune.target={flops:0.8})",

@@ -85,11 +85,12 @@ class OnPath:
         layout = layout_of(model)
         remove, costs_left = self._in_all(loaded.num_heads), {}
         if remove is not None:
-            goal = {"heads": float(loaded.num_heads - round(part * remove))}
+            goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
             costs_left = costs(head_shares(model, layout, images(), self.target))
-            goal = {unit: (1 - part * (1 - share)) / left for unit, share in self.target.items()}
+            # the round before may have gone farther than it had to: a unit goes whole or not at all
+            goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
         units = self._units(layout, loaded, goal, costs_left)
         steps = layout.num_heads - int(goal["heads"]) if remove is not None and self.units == "head" else None
         path = self.order.paths(units, layout, evaluate, steps)[0]

@@ -33,13 +33,17 @@ ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks t
 
 @dataclass(frozen=True)
 class Exact:
-    """parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image."""
+    """parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.
+
+    least: images of a piece, where a part would be fewer: small batches are slow.
+    """
 
     parts: int = 24
+    least: int = 32
 
     def __post_init__(self) -> None:
-        if self.parts < 1:
-            raise UserError(f"masking search exact: parts is at least 1, got {self.parts}.")
+        if self.parts < 1 or self.least < 1:
+            raise UserError(f"masking search exact: parts and least are at least 1, got {self.parts} and {self.least}.")
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
         """The exhaustive choice."""
@@ -53,7 +57,7 @@ class Exact:
             seen.look(first, every)  # of some mask the hard images must be known, and this one may win
         pieces = self._pieces(step.before or seen.scores(first, every), step.prefers)
         place_U = seen.scored.all(1) * len(pieces)  # the next piece of each candidate
-        while len(going := _ahead(seen, place_U, len(every) / self.parts * ABREAST)):
+        while len(going := _ahead(seen, place_U, self._piece(len(every)) * ABREAST)):
             seen.look(going, pieces[int(place_U[going[0]])])
             place_U[going] += 1
         best = seen.winner(seen.complete(), every)
@@ -64,8 +68,10 @@ class Exact:
         order = before.losses[0].argsort(descending=prefers > 0, stable=True)
         counting = int((before.right[0] == (prefers < 0)).sum())
         first, rest = order[: counting // 2], order[counting // 2 :]  # half: some candidate may be much better
-        size = math.ceil(len(order) / self.parts)
-        return [piece for piece in (first, *rest.split(size)) if len(piece)]
+        return [piece for piece in (first, *rest.split(self._piece(len(order)))) if len(piece)]
+
+    def _piece(self, images: int) -> int:
+        return max(self.least, math.ceil(images / self.parts))
 
 
 def _ahead(seen: Seen, place_U: Tensor, near: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from mhprobe.report.figures.style import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CAPTION = (
@@ -42,7 +44,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high"; with "random_init", the
     mean of the untrained control.
     """
-
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
@@ -77,15 +78,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
                 cells(axes, heads, heads)
             axes.set_title(title, pad=3)
             if across:
-                edges = layout.offsets[1:-1]
-                for edge in edges:
-                    axes.axhline(edge - 0.5, color="white", linewidth=0.8)
-                    axes.axvline(edge - 0.5, color="white", linewidth=0.8)
-                middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
-                blocks_of_sites = [str(site.block) for site in layout.sites]
-                axes.set_xticks(middles, blocks_of_sites)
-                axes.set_yticks(middles, blocks_of_sites)
-                axes.tick_params(length=0)
+                _mark_blocks(axes, layout)
             else:
                 axes.set_xticks(ticks(heads, side / heads))
                 axes.set_yticks(ticks(heads, side / heads))
@@ -101,3 +94,15 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             mark_chance(bar.ax, chance)
         mark_control(bar.ax, control, chance)
     return figure
+
+
+def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
+    """A line between two blocks, and each one's number at the middle of its heads."""
+    for edge in layout.offsets[1:-1]:
+        axes.axhline(edge - 0.5, color="white", linewidth=0.8)
+        axes.axvline(edge - 0.5, color="white", linewidth=0.8)
+    middles = [(a + b - 1) / 2 for a, b in itertools.pairwise(layout.offsets)]
+    blocks = [str(site.block) for site in layout.sites]
+    axes.set_xticks(middles, blocks)
+    axes.set_yticks(middles, blocks)
+    axes.tick_params(length=0)
