@@ -165,7 +165,7 @@ def _remove(
     emptied = [name for name, heads in kept_heads(layout, choice.mask).items() if not heads]
     values = gate_values(gates_of(model), choice.mask[None], choice.rescale)[0]
     with gates_of(model).fixed(values):
-        pruned = prune_heads(model, choice.mask, proj_bias)
+        pruned = prune_heads(model, choice.mask, proj_bias=proj_bias)
         reference = model
         if proj_bias == "drop":
             reference = copy.deepcopy(model)
