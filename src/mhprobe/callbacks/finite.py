@@ -36,7 +36,7 @@ class StopAtNonFinite(L.Callback):
             return
         named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
         # the largest, not the root of the sum of squares, which overflows before its parts do
-        if not torch.nn.utils.get_total_norm(named.values(), norm_type=math.inf).isfinite():
+        if not torch.nn.utils.get_total_norm([g for g in named.values() if g.numel()], norm_type=math.inf).isfinite():
             where = next(name for name, grad in named.items() if not grad.isfinite().all())
             raise _stopped(trainer, "a gradient is not finite", where)
 
