@@ -1,6 +1,6 @@
-"""Greedy hurt-most: mask the unit whose loss hurts most. How few heads does the model hang on?
+"""Greedy hurt-most: mask the unit whose loss hurts most. How few heads does the model depend on?
 
-With units=index this is the seed paper's head_min, with units=layer its layer_min.
+Byun & Kim, "What does the multi-head do?": with units=index this is their head_min, with units=layer their layer_min.
 """
 
 from __future__ import annotations

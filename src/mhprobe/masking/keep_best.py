@@ -1,6 +1,6 @@
 """Greedy keep-best: mask the unit whose loss hurts least. How many heads can go before it matters?
 
-With units=index this is the seed paper's head_max, with units=layer its layer_max.
+Byun & Kim, "What does the multi-head do?": with units=index this is their head_max, with units=layer their layer_max.
 """
 
 from __future__ import annotations

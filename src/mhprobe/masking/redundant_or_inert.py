@@ -1,14 +1,17 @@
 """Heads that can go without loss: redundant, because a kept head is like them, or inert, because they write little?
 
-Byun and Kim stop at the question. Along a curve the heads fall into three phases: masked before the accuracy drops, at
-the drop, after it. The drop is the first step at which the accuracy is significantly lower than the unmasked model's
-(p_holm < 0.05); where that was not tested, the first at which it is more than a point lower. Every head is compared
-with the same heads: those still there just before the drop, itself left out. So the numbers of the phases can be
-compared, and what the last two phases show is the level to read the first against.
+Byun & Kim, "What does the multi-head do?", ask this and leave it open.
+
+Along a curve the heads fall into three phases: masked before the accuracy drops, at the drop, and after it. The drop is
+the first step at which the accuracy is significantly lower than the unmasked model's (p_holm < 0.05). Where that was
+not tested, it is the first step at which the accuracy is more than a point lower.
+
+Every head is compared with the same heads: those still there just before the drop, itself left out. So the three phases
+can be compared. Heads that can not go (at the drop, after it) are the control: a similarity that they reach as well
+does not explain why the heads of the first phase can go.
 
 The largest of many similarities is large by chance too. So it is read against the largest of the chance levels of the
-same pairs. That is a lower bound of what the best of so many would reach by chance: the largest of means lies below the
-mean of the largest.
+same pairs. This is a lower bound of the right level: the largest of means lies below the mean of the largest.
 
 Shapes: A heads, S steps.
 """

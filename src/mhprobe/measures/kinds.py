@@ -35,7 +35,7 @@ def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tens
 
 @functools.lru_cache(maxsize=256)
 def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
-    """The kinds that hang on the grid alone, each (1, W, Q, K)."""
+    """The kinds that depend on the grid alone, each (1, W, Q, K)."""
     with torch.inference_mode(False):
         places = places_of(site, device)
         token, pairs, patches = places.token, places.pairs, places.patch_pairs

@@ -72,7 +72,7 @@ class NoOp(Measure):
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
             slope_bWHQK = slopes[piece.number][piece.images].double().abs()
-            # kinds that hang on the grid alone are the same for all images: add these up first
+            # kinds that depend on the grid alone are the same for all images: add these up first
             whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
             kinds = kinds_of(piece, batch, self.threshold)
             special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)

@@ -4,9 +4,9 @@ Attention weights come per window; in a shifted Swin window, places from opposit
 other and may not attend to each other; some places are padding. Here that is turned, once per site, into a few boolean
 tables over (window, query, key), so that every statistic of attention is a product with a table and a sum.
 
-Two rules hold for all statistics of attention. Padding is no query and no key. What timm's Swin spends on padding keys
-(they are masked by nothing and take part in its softmax) is lost: ``shares`` divides it out where a definition asks
-for a distribution, and what is "raw" keeps the loss.
+Padding is no query and no key, in all statistics of attention. But timm's Swin does not mask its padding keys: they
+take part in the softmax and get some of the attention, so the rest of a row sums to less than 1. ``shares`` divides by
+that sum where a definition asks for a distribution. Columns called "raw" do not divide.
 
 Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all places of a window), T tokens.
 """

@@ -71,7 +71,7 @@ class TokenKinds(Measure):
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
             row_bWHQK = shares(piece.attn, places.pairs)
-            # kinds that hang on the grid alone are the same for all images: add these up first
+            # kinds that depend on the grid alone are the same for all images: add these up first
             whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
             even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
             kinds = kinds_of(piece, batch, self.threshold)
