@@ -10,6 +10,7 @@ import sys
 import pytest
 import timm
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import mhprobe
 import oracles.gate_importance
@@ -127,6 +128,21 @@ def test_random_curves_take_their_options_and_repeat():
     rows = mhprobe.masking_curve(model, loader, units="head", order="random", repeats=3, seed=1, steps=2)
     assert {row["seed"] for row in rows} >= {"mean"} and len({row["seed"] for row in rows}) == 4
     assert rows == mhprobe.masking_curve(model, loader, units="head", order="random", repeats=3, seed=1, steps=2)
+
+
+def test_a_loader_that_shuffles_is_refused_where_images_are_compared_over_several_walks():
+    model = tiny_vit()
+    images, labels = images_for(model, 40), labels_for(40)
+
+    def loader(shuffle: bool) -> DataLoader:
+        seeded = torch.Generator().manual_seed(0)
+        return DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=shuffle, generator=seeded)
+
+    for options in ({}, {"select_loader": loader(False)}):
+        with pytest.raises(mhprobe.UserError, match=r"another order.*shuffle=False"):
+            mhprobe.masking_curve(model, loader(True), steps=1, **options)
+    rows = mhprobe.masking_curve(model, loader(False), steps=1)
+    assert rows == mhprobe.masking_curve(model, batches(images, labels, 16), steps=1)
 
 
 def test_what_cannot_be_answered_is_said_in_a_line():

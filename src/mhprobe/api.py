@@ -124,8 +124,9 @@ def masking_curve(
     target: where to stop: {"heads": at most so many left} | {"flops": share of the dense model's} | {"latency": share
         of its time on a batch of the loader}.
 
-    The loaders are walked once per step, so they must be walkable again (a DataLoader, a list; not a generator).
-    Raises UserError for an iterator, a loader without images, an unknown order, unit or target.
+    The loaders are walked once per step or more, so they must be walkable again (a DataLoader, a list; not a generator)
+    and give the same images in the same order each time (no shuffling).
+    Raises UserError for an iterator, a loader that shuffles, a loader without images, an unknown order, unit or target.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
@@ -168,10 +169,25 @@ def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
-    images = sum(int(batch.valid.sum()) for batch in _batches(loader, torch.device("cpu")))
-    if not images:
+    seen = [batch.labels[batch.valid] for batch in _batches(loader, torch.device("cpu"))]
+    if not any(map(len, seen)):
         raise UserError(NO_IMAGES)
-    return evaluator(model, lambda: _batches(loader, device), images, rescale=rescale)
+    labels = torch.cat(seen).to(device)
+
+    def again() -> Iterator[Batch]:
+        done = 0
+        for batch in _batches(loader, device):
+            these = batch.labels[batch.valid]
+            done += len(these)
+            # masks are compared image by image, over several walks: another image would count as a mask's doing
+            if not torch.equal(these, labels[done - len(these) : done]):
+                raise UserError(
+                    "masking_curve: the loader gave its images in another order than before, expected the same in "
+                    "every walk; give one with shuffle=False."
+                )
+            yield batch
+
+    return evaluator(model, again, len(labels), rescale=rescale)
 
 
 def _listed(measures: Any) -> Sequence[Any]:
