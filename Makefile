@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast fuzz bench bench-full constraints licences clean
+.PHONY: demo test fast fuzz bench bench-full models constraints licences clean
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -22,6 +22,10 @@ bench: .venv/installed-test
 
 bench-full: .venv/installed-test
 	$(BIN)/python -m benchmarks --size full $(BENCH)
+
+# about three minutes: every name of timm's, on the meta device
+models: .venv/installed
+	$(BIN)/python -m mhprobe.models > models.tmp && mv models.tmp docs/models.md
 
 # damage to every kind of file; make fuzz FUZZ=5000
 FUZZ ?= 500
