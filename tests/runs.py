@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -32,6 +33,12 @@ TINY = (
 )
 SHORT = ("optim.warmup_epochs=1", "masking=none", "measure=[]")
 TIMEOUT = 300  # seconds for one command; the machine may be busy
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Of a table that a run wrote."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def config(command: str, folder: Path, *overrides: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -23,6 +22,7 @@ from mhprobe.run import builders
 from mhprobe.run.resume import resume
 from mhprobe.weights.checkpoint import load_checkpoint
 from models import BUILDERS, images_for, labels_for
+from runs import rows
 
 CORRUPTED = (
     "+data@probe.also_on=digits",
@@ -46,11 +46,6 @@ def fitted(cfg: dict, folder: Path, *more: L.Callback):
     trainer = builders.trainer(cfg, callbacks, report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
     return model, data
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def column(path: Path, name: str = "value") -> list[float]:

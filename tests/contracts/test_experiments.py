@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -17,6 +16,7 @@ import runs
 from mhprobe.run import sections
 from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
+from runs import rows
 
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
 
@@ -47,11 +47,6 @@ def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     if "root" in plain.data:
         overrides.append(f"data.root={cifar}")
     return runs.checked("train", f"+experiment={name}", *overrides)
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 from pathlib import Path
@@ -19,7 +18,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.run import builders
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
-from runs import Command
+from runs import Command, rows
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +28,6 @@ GATES = [
     *("masking=none", "measure=[]", "data.batch_size=24", "trainer.precision=32-true"),
     *("gates=hard_concrete", "gates.lr=0.5", "gates.penalty.weight=0.5"),
 ]
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def metrics(folder: Path) -> dict:

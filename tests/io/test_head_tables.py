@@ -8,15 +8,10 @@ import pytest
 import torch
 
 import mhprobe.masking.by_score
+from layouts import layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.io.head_tables import read_column, read_kept
 from mhprobe.report import tables
-
-
-def layout_of(*heads: int, head_dim: int = 4) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, count, head_dim) for i, count in enumerate(heads)))
-
 
 LAYOUT = layout_of(2, 1)
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layouts import layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
@@ -21,10 +22,6 @@ from mhprobe.masking.interactions import Interactions
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
 from mhprobe.report.tables import curve_rows
-
-
-def layout_of(*heads: int) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, count, 4) for i, count in enumerate(heads)))
 
 
 def a_measure(layout):

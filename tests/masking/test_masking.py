@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from curves import curve
+from layouts import layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.curve import CurveSpec, known_orders, order_named
 from mhprobe.masking.curve import masking_curve as curves_of
@@ -27,13 +27,6 @@ from oracles import masking as oracle
 
 IMAGES = 1000
 PLAIN = Exact(parts=1)  # every candidate on all images at once, so that evaluations can be counted
-
-
-def layout_of(*heads_per_layer: int, stages: tuple[int, ...] | None = None) -> HeadLayout:
-    stages = stages or (0,) * len(heads_per_layer)
-    return HeadLayout(
-        tuple(HeadSite(f"blocks.{i}.attn", stages[i], i, heads, 4) for i, heads in enumerate(heads_per_layer))
-    )
 
 
 VIT = layout_of(*[12] * 12)

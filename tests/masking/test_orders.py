@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from layouts import layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
@@ -20,11 +20,6 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.units import make_units
 from oracles import masking as oracle
-
-
-def layout_of(*heads: int) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, count, 4) for i, count in enumerate(heads)))
-
 
 VIT = layout_of(4, 4, 4)
 

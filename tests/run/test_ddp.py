@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import signal
@@ -15,16 +14,12 @@ import mhprobe.run.launch
 import runs
 from mhprobe.errors import UserError
 from mhprobe.weights.checkpoint import load_checkpoint
+from runs import rows
 
 slow = pytest.mark.slow
 
 TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 EXACT = {"head", "head_a", "head_b", "site", "curve", "split", "step", "heads_masked", "masked", "seed", "accuracy"}
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def assert_same_numbers(one: dict, two: dict, where: str) -> None:
