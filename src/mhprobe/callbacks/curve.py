@@ -1,9 +1,8 @@
 """MaskingCurve: how accuracy falls as heads are switched off, in the orders that the configuration names.
 
-Orders that look at scores are searched on the validation images and reported on the test images
-(``select_on="test"`` reproduces papers that did not separate them). What is asked about masks is kept in ``cache``,
-under a key of weights, data and split: curves and the jobs of a sweep share it, and a run that was killed finds there
-what it knew.
+Orders that look at scores are searched on the validation images and reported on the test images (``select_on="test"``
+reproduces papers that did not separate them). Answers about masks are kept in ``cache``, under a key of weights, data
+and split. Curves and the jobs of a sweep share them, and a run that was killed finds its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Augmentation and normalisation of whole batches, on the device the batch is on.
 
-Crop and flip are one gather on uint8; what is random about an image is a hash of (seed, epoch, its index), see
-mhprobe.data.draws, so it is the same in any batch, on any rank, before and after a resume.
+Crop and flip are one gather on uint8. What is random about an image is a hash of (seed, epoch, its index), see
+mhprobe.data.draws. So it is the same in any batch, on any rank, before and after a resume.
 
 Shapes: B images of a batch, C classes, height x width pixels.
 """

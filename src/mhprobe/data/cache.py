@@ -1,9 +1,9 @@
 """Images decoded once: uint8 arrays on disk, memory-mapped, so that a batch is one gather.
 
-A cache is a folder of .npy files and a meta.json that lists their sizes and checksums; one array is a digest per image,
-which tells a later decoding of the same files whether they still hold the same pixels. It is built in a temporary
-folder and renamed when complete, under a lock, so a killed or a second process can do no harm; a damaged one is
-built again.
+A cache is a folder of .npy files and a meta.json that lists their sizes and checksums. One array holds a digest per
+image: a later decoding of the same files is checked against it. The cache is built in a temporary folder, under a lock,
+and renamed when it is complete. So a process that is killed, or a second one, does no harm. A damaged cache is built
+again.
 
 Shapes: N images of a split, height x width pixels.
 """

@@ -1,8 +1,9 @@
 """Batches in an order that is a pure function of (seed, epoch), sharded by rank, resumable at every step.
 
 A batch is one gather from the memory map: the samplers yield index arrays, not single images.
-Lightning asks a loader for its state after every batch it took and, on resume, hands the state back before it calls
-iter() and before it sets the epoch; both are therefore looked at only when the first batch is asked for.
+
+Lightning asks a loader for its state after every batch it took. On resume it hands the state back before it calls
+iter() and before it sets the epoch. So both are looked at only when the first batch is asked for.
 """
 
 from __future__ import annotations

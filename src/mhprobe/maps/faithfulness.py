@@ -1,8 +1,8 @@
 """Is a map faithful? Delete patches in its order, or insert them, and watch the class's probability.
 
-Petsiuk et al. 2018 (RISE), arXiv 1806.07421. A map that knows where the evidence is makes the probability fall early
-when the most relevant patches go first (deletion: lower is better), and rise early when they come first (insertion:
-higher is better). Read both against random orders: a model may be easy or hard to disturb whatever the order.
+Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant patches away first: with a good map the
+probability falls early, so lower is better. Insertion brings them first: the probability rises early, so higher is
+better. Read both against random orders: a model may be easy or hard to disturb whatever the order.
 
 Shapes: B images, h x w map, P = h w patches, N steps.
 """

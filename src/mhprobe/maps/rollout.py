@@ -1,11 +1,13 @@
 """Attention rollout: attention of all blocks chained, with the residual stream as an equal partner.
 
-Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and
-rollout_l = A~_l rollout_(l-1). Options as in the vit-explain package, whose code differs from its formula in two
-places where we follow the formula: it normalises columns instead of rows, and it discards by the first image's
-weights for a whole batch. Swin, ours: each window's rows are multiplied where they stand (a token's row of the
-T x T matrix is zero outside its window), padding hands nothing on, and at a patch merging the merged token's row is
-the mean of its children's rows, so that the map is always over the first stage's grid.
+Abnar & Zuidema 2020, arXiv 2005.00928: A~ = 0.5 fuse_h(A) + 0.5 I with rows normalised to 1, and rollout_l = A~_l
+rollout_(l-1). The options are those of the vit-explain package. Its code differs from its formula in two places: it
+normalises columns instead of rows, and it discards by the first image's weights for a whole batch. We follow the
+formula.
+
+Swin is ours. Each window's rows are multiplied where they stand: a token's row of the T x T matrix is zero outside its
+window. Padding hands nothing on. At a patch merging the merged token's row is the mean of its children's rows, so the
+map is always over the first stage's grid.
 
 Shapes: B images, W windows, H heads, K places of a window, T tokens of a block, S tokens of the first block.
 """

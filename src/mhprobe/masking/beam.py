@@ -1,9 +1,10 @@
 """Beam search: keep the w best sets of masked units at every step, where greedy search keeps one.
 
-Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets, so it costs up to w
-times as much; sets that several ways lead to are scored once, and the way that scored better on average is kept.
+Width 1 is greedy keep-best. A step scores every remaining unit on top of each of the w sets, so it costs up to w times
+as much. A set that several paths lead to is scored once; the path with the better mean score is kept.
 
-The path is the way to the set that is best at the last step: a longer search may go another way from the start.
+The path returned is the one to the set that is best at the last step. With more steps another set may be best, and its
+path may differ from the start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a curve's description to its numbers: choose the path, score it, say how sure the score is.
 
-A searched path is chosen on the selection split and scored on both splits, so that a reader sees what choosing gained;
-a random path is scored on the report split, each repeat and the mean over repeats. Every point is compared with the
+A searched path is chosen on the selection split and scored on both splits: the difference is what choosing gained. A
+random path is scored on the report split, each repeat and the mean over repeats. Every point is compared with the
 unmasked model on the same images.
 """
 

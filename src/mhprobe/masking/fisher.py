@@ -1,16 +1,17 @@
 """By Fisher information: the heads go whose removal raises the loss least, to second order, seen from the whole model.
 
-Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, sections 4.1 and 4.2.
-At a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when heads are masked, where F is the empirical
-Fisher information of the gates: the mean over images of g g^T, with g the slope of the image's loss along the share of
-a head that is let through. A head whose gate is 0 costs nothing.
+Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, sections 4.1 and 4.2. At
+a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when heads are masked. F is the empirical Fisher
+information of the gates: the mean over images of g g^T, with g the slope of the image's loss along the share of a head
+that is let through. A head whose gate is 0 costs nothing.
 
 1. Search: with F's diagonal alone, the units of least F_hh go; under a target in FLOPs or time, of least F_hh per what
    they save.
 2. Rearrangement: with F's diagonal blocks, one per layer, heads change places within their layer as long as an
    exchange lowers the sum: it sees that of two redundant heads only one can go. Every layer keeps its number of heads.
 
-The path is the way to the rearranged set of its last step, so a longer one need not begin with a shorter one.
+The path leads to the rearranged set of its last step. With more steps another set may be best, and its path may begin
+with other units.
 
 Where we differ: all of F that is needed is summed in float64; the best exchange is made first, until none helps (the
 paper goes through the masked heads once); MLP neurons are left alone.

@@ -1,8 +1,8 @@
 """Greedy on a model of the loss that knows pairs: cheap heads that stand in for each other do not go together.
 
-Two heads that do the same thing are both harmless alone and harmful together, which a ranking of single heads can't
-see. Here the loss of a set is predicted as the sum of its units' own loss changes plus the sum of its pairs'
-interactions, both measured on the selection split; then units are added that raise the prediction least. It is the
+Two heads that do the same thing are both harmless alone and harmful together. A ranking of single heads cannot see
+that. Here the loss of a set is predicted as the sum of its units' own loss changes plus the sum of its pairs'
+interactions, both measured on the selection split. Units are added that raise the prediction least. This is the
 second-order part of the set function (the pairwise term of Grabisch & Roubens, 1999), measured by masking and not by
 derivatives.
 

@@ -1,8 +1,8 @@
 """Random masking: the line that a chosen order has to beat, and the control for an order by scores.
 
-Two ways: units in random order, or, with ``per_layer``, k random heads of each layer per step, so that no layer is
-emptied early. Where layers differ in width, a layer of H heads has lost round(s * k * H / widest) of them after step
-s, halves rounded up: all layers thin out evenly and are empty together.
+There are two ways: units in random order, or, with ``per_layer``, k random heads of each layer per step, so that no
+layer is emptied early. Layers may differ in width. After step s a layer of H heads has lost round(s * k * H / widest)
+of them, halves rounded up. So all layers thin out evenly and are empty together.
 """
 
 from __future__ import annotations

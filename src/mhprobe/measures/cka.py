@@ -9,8 +9,8 @@ the rows are centred, and then, with S = X^T Y, k = sum |x_i|^2, l = sum |y_i|^2
 
     n (n - 3) HSIC = ||S||_F^2 - n / (n - 2) D + k l / ((n - 1) (n - 2)).
 
-D is a fourth moment. It is summed without centring, with sum x |y|^2, and centred at the end: where a head's mean is
-10 times its spread, that costs 4 of float64's 16 digits, where it is 1,000 times as large, 12.
+D is a fourth moment. It is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
+float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 
 Shapes: N rows, C channels of a group, H heads of a group, D head width, A heads of all sites.
 """

@@ -1,10 +1,12 @@
 """How common a patch of an image is: k-means codes of image patches, and the share of patches that have each code.
 
 A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields: nothing that a network learned decides
-what is rare. Codes are fitted to a sample of patches that no order, batch size or number of ranks can change: every
-patch gets a number that is a hash of its image and its place in it, and the patches with the smallest numbers are kept.
-Lloyd's iteration starts from the patch nearest to the mean and then, again and again, the patch farthest from those
-chosen (Gonzalez 1985), so there is nothing random in it either; a code that loses all its patches stays where it was.
+what is rare.
+
+Codes are fitted to a sample of patches that no order, batch size or number of ranks can change. Every patch gets a
+number, a hash of its image and its place in it, and the patches with the smallest numbers are kept. Lloyd's iteration
+starts from the patch nearest to the mean and then, again and again, the patch farthest from those chosen (Gonzalez
+1985). So nothing is random in it either. A code that loses all its patches stays where it was.
 
 Shapes: B images, T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """

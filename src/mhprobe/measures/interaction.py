@@ -1,8 +1,9 @@
 """Do two heads stand in for each other? The loss when both are masked, against the sum of masking each.
 
 interaction(a, b) = L(without both) - L(without a) - L(without b) + L(with all), per image on the same images: the
-second difference of the loss over two switches. Above 0 each covers for the other (masking both hurts more than the
-sum: redundant heads); below 0 they work on the same thing in series, and the second costs less once the first is gone.
+second difference of the loss over two switches. Above 0 each covers for the other: masking both hurts more than the
+sum, so the heads are redundant. Below 0 they work on the same thing in series: once the first is gone, the second costs
+less.
 
 Shapes: B images, K heads looked at, P pairs of them, A heads of all sites.
 """

@@ -1,9 +1,10 @@
 """Kinds of keys that attention statistics ask about: who is the key to the query?
 
-A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is also in the same row. ``high_norm``
-depends on the image: Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588, found tokens of outlying norm that
-hold global information; here they are patch tokens whose norm in the residual stream before the block lies
-``threshold`` standard deviations above the mean of the image's patch tokens.
+A kind is a boolean table over pairs. Kinds may overlap: the left neighbour is also in the same row.
+
+``high_norm`` depends on the image. Darcet, Oquab, Mairal & Bojanowski, 2024, arXiv 2309.16588, found tokens of outlying
+norm that hold global information. Here they are the patch tokens whose norm, in the residual stream before the block,
+lies ``threshold`` standard deviations above the mean of the image's patch tokens.
 
 Shapes: b images, W windows, Q queries, K keys, T tokens.
 """

@@ -1,10 +1,11 @@
 """Which share of a prediction came through each head of its layer, by layer-wise relevance propagation.
 
 Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the propagation rules are those of Achtibat et
-al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width. Voita divides
-by the sum of R over the layer's heads, which is a share where relevance has one sign; in a vision transformer heads of
-both signs cancel, and an image where they nearly do would decide the mean. So here |R_h| is divided by the sum of |R|,
-and the signed version by the same; Voita's ratio is a column too.
+al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width.
+
+Voita divides by the sum of R over the layer's heads. That is a share where relevance has one sign. In a vision
+transformer heads of both signs cancel, and an image where they nearly cancel would decide the mean. So here |R_h| is
+divided by the sum of |R|, and the signed version by the same. Voita's ratio is a column too.
 
 Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
 """

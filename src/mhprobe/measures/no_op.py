@@ -1,8 +1,8 @@
 """The no-op test: does it matter how much a head looks at special tokens?
 
-Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: attention that goes to [SEP] for want of
-anything better should not change the output when it is moved, so the gradient of the loss with respect to it is small.
-Here the special keys are the class token, registers and tokens of outlying norm (kinds.py), and the size of dL/dA is
+Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.2: a head that has nothing to do attends to [SEP].
+Moving that attention should not change the output, so the gradient of the loss with respect to it should be small. Here
+the special keys are the class token, registers and tokens of outlying norm (kinds.py), and the size of dL/dA is
 compared between them and all other keys. The loss is the image's own, so the batch size does not matter.
 
 Shapes: N kinds, A heads of all sites; the others as in places.py.

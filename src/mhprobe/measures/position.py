@@ -1,10 +1,11 @@
 """Does a head look at one fixed place relative to the query, whatever the image shows?
 
 Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one offset in at least 90 %
-of queries. Images have two axes, so an offset is (rows, columns) of the token grid. From many queries an offset points
-out of the image, or out of the query's Swin window (on an 8 x 8 grid even "one to the left" exists for 7/8 of them):
-the share is over those queries from which the key exists. So that a corner reached by a single query does not count as
-a rule, only offsets that exist for ``reach`` of the queries are candidates.
+of queries. Images have two axes, so an offset is (rows, columns) of the token grid.
+
+From many queries an offset points out of the image, or out of the query's Swin window: on an 8 x 8 grid even "one to
+the left" exists for 7/8 of them. So the share is over those queries from which the key exists. A corner that a single
+query reaches is not a rule: only offsets that exist for ``reach`` of the queries are candidates.
 
 Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
 """

@@ -1,6 +1,6 @@
 """Logits under many head masks, without computing twice what the masks leave as it is.
 
-Masks that agree on the first blocks share what these blocks compute, so a batch is walked down a tree of masks: a run
+Masks that agree on the first blocks share what these blocks compute. So a batch is walked down a tree of masks: a run
 of common blocks is computed once, and where masks part, each goes on from there. At such a fork the block's attention
 is still common, up to the gates on its heads: the first branch computes it, the others start at the projection.
 

@@ -1,8 +1,8 @@
 """W&B shows a run, and can never stop or hang one.
 
-A server that does not answer within ``init_timeout``, or a missing key, is said in one line and the run is recorded
-offline; a server that dies later holds the end of the run up by no more than ``finish_timeout``. This is the one
-file that imports wandb.
+A server that does not answer within ``init_timeout``, or a missing key, is reported in one line, and the run is
+recorded offline. A server that dies later delays the end of the run by at most ``finish_timeout``. This is the one file
+that imports wandb.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One process, or one per device: how a composed task gets its processes.
 
-Lightning starts its helpers by running the command line again, which under a Hydra sweep runs the whole sweep again.
-Here each job's helpers are started by torch's own elastic agent, with the composed configuration in their environment:
-one failing rank ends the others, a parent that dies ends them all, and nothing of one job is left for the next. Under
+Lightning starts its helpers by running the command line again. Under a Hydra sweep that runs the whole sweep again.
+Here torch's own elastic agent starts each job's helpers, with the composed configuration in their environment. One rank
+that fails ends the others, a parent that dies ends them all, and nothing of one job is left for the next. Under
 torchrun or SLURM the processes are there already.
 """
 

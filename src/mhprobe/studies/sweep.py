@@ -1,10 +1,10 @@
 """python -m mhprobe.studies.sweep FOLDER [--probe RUN]: the runs of a sweep over gates, side by side.
 
 FOLDER is where ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1`` wrote its runs. Reads each run's
-metrics.json, tables/gates.csv and config; writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
-heads kept. Also which heads survive, by stage and block: tables/survivors.csv, figures/survivors.png; and by what
-they do, where RUN is a probed run of the whole model with the measures that ``survival`` takes (position, token_kinds,
-entropy, attention_distance). No torch, no training: seconds.
+metrics.json, tables/gates.csv and config. Writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
+heads kept. Writes tables/survivors.csv and figures/survivors.png too: which heads survive, by stage and block. With RUN
+also by what they do; RUN is a probed run of the whole model with the measures that ``survival`` takes (position,
+token_kinds, entropy, attention_distance). No torch, no training: seconds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """python -m mhprobe.studies.voita: heads pruned from trained weights, against the same heads trained from scratch.
 
-Voita et al., 2019, Table 2: is it the architecture that remains, or what was learned before pruning? For every
-number of heads: gates are learned from ``weights`` until so many are open (gates=hard_concrete_target); then a model
-with those heads alone, all its weights new, is trained for as many epochs as weights and gates took together.
-Both are tested after their last epoch: the best on validation of gates that are learned is the first, with all open.
+Voita et al., 2019, Table 2: is it the architecture that remains, or what was learned before pruning? For every number
+of heads, gates are learned from ``weights`` until so many are open (gates=hard_concrete_target). Then a model with
+those heads alone, all its weights new, is trained for as many epochs as weights and gates took together. Both are
+tested after their last epoch: with learned gates the best epoch on validation is the first, when all are open.
 """
 
 from __future__ import annotations

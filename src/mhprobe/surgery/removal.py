@@ -1,8 +1,8 @@
 """prune_heads(): from a mask to a smaller timm model that computes what the masked one does.
 
-A head's rows of W_Q, W_K, W_V and its columns of W_O go (Swin: and its column of relative position biases); timm's own
-forward runs on what is left, because it reshapes to ``num_heads`` (ViT: and ``attn_dim``), which are edited too. Norms
-of queries and keys are per channel of a head and stay.
+A head's rows of W_Q, W_K, W_V and its columns of W_O go (Swin: and its column of relative position biases). timm's own
+forward runs on what is left: it reshapes to ``num_heads`` (ViT: and ``attn_dim``), which are edited too. Norms of
+queries and keys are per channel of a head and stay.
 
 A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
 unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero heads; a Swin's is

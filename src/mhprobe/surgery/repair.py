@@ -1,12 +1,13 @@
 """Least-squares repair: the kept heads' output weights are changed so that each layer writes what it wrote before.
 
 Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, section 4.3 (mask
-tuning): layer by layer, from the first on, minimise || layer of the pruned model, fed by what the pruned layers before
-it give - the same layer of the whole model ||^2 over unlabelled training images. They solve for one factor per kept
-head (``per="head"`` here); ``per="weights"`` solves for the whole projection and its bias. Where we differ: the
-residual stream is left out of both sides (their target also makes up for errors of earlier layers); the solution comes
-from second moments summed in float64 instead of LSMR; and a ridge keeps it near the present weights, where they clamp
-the factors to [-10, 10] and give up on layers that reach it.
+tuning). Layer by layer, from the first on, || pruned layer - whole layer ||^2 is minimised over unlabelled training
+images. The pruned layer is fed by what the pruned layers before it give. They solve for one factor per kept head
+(``per="head"`` here); ``per="weights"`` solves for the whole projection and its bias.
+
+Where we differ: the residual stream is left out of both sides (their target also makes up for errors of earlier
+layers). The solution comes from second moments summed in float64 instead of LSMR. A ridge keeps it near the present
+weights, where they clamp the factors to [-10, 10] and give up on layers that reach it.
 
 Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C output channels.
 """
