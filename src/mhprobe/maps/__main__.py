@@ -8,7 +8,7 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.maps.gallery import hang
+    from mhprobe.maps.gallery import write_maps
     from mhprobe.report.html import finish_report
     from mhprobe.run import builders
     from mhprobe.run.construct import construct
@@ -20,7 +20,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
     if trainer.is_global_zero:  # a few images are no work to share
         backbone = model.backbone.to(trainer.strategy.root_device)
-        hang(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
+        write_maps(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
         finish_report(folder, cfg["command"], model.gates.layout)
 
 

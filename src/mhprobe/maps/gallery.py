@@ -31,7 +31,7 @@ def judged(model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKin
     }
 
 
-def hang(
+def write_maps(
     report: Report,
     model: nn.Module,
     data: ImageData,
@@ -87,4 +87,4 @@ def hang(
             f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
             f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
         )
-    print(f"maps of {len(chosen)} images: {report.folder}")
+    print(f"maps of {len(chosen)} image{'s' * (len(chosen) > 1)}: {report.folder}")

@@ -46,7 +46,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             if r:
                 axes.set_yticklabels([])
             else:
-                axes.set_ylabel("argmax key right (%)")
+                axes.set_ylabel("largest weight on target (%)")
         handles, texts = axes.get_legend_handles_labels()
         figure.legend(handles, texts, loc="upper center", ncols=3)
     return figure
