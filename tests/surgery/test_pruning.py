@@ -22,7 +22,7 @@ from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune
-from models import images_for, labels_for
+from models import TWINS, images_for, labels_for
 from pruned import description, logits, network
 
 SIZES = {"train": 30, "val": 14, "test": 23}
@@ -151,3 +151,8 @@ def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_pat
     assert said[-2].startswith("dense 6 heads ") and "-> pruned 4 heads" in said[-2] and "23 test images" in said[-2]
     assert [line.split(":")[0] for line in said[-6:-2]] == [f"speed-up at batch {batch}" for batch in (1, 4, 16, 64)]
     assert report.metrics["prune/heads"] == 4 and (tmp_path / "tables" / "pruning.csv").is_file()
+
+
+def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():
+    with pytest.raises(mhprobe.UserError, match="its own forward fails without one"):
+        prune(TWINS["beit"](), None, Given([0]))  # no image is asked for

@@ -31,7 +31,7 @@ from mhprobe.stats.significance import wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
 from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.removal import ProjBias, drop_bias, kept_heads, largest_difference, prune_heads
+from mhprobe.surgery.removal import ProjBias, drop_bias, kept_heads, largest_difference, prune_heads, refuse_unprunable
 from mhprobe.surgery.repair import repair
 
 CHECKED = 256  # test images on which masked and pruned logits are compared
@@ -124,8 +124,10 @@ def prune(
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``.
     proj_bias: as for ``prune_heads``. mend: options of ``repair``, None for none. train: called after each round.
 
-    Raises RuntimeError if masked and pruned logits differ by more than rounding.
+    Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
+    rounding.
     """
+    refuse_unprunable(model)  # before anything is evaluated
     layout = layout_of(model)
     if isinstance(source, OnPath):
         source.check(layout.num_heads, rounds)

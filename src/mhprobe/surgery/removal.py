@@ -57,15 +57,7 @@ def prune_heads(
     True
     """
     one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
-    try:
-        family = family_of(model)
-    except UserError as error:
-        raise UserError(
-            f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
-            f"removing them also takes its slice_heads."
-        ) from None
-    if (reason := family.unprunable(model)) is not None:
-        raise UserError(f"prune_heads: {reason}")
+    refuse_unprunable(model)
     layout = layout_of(model)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
     if mask.all():
@@ -82,6 +74,19 @@ def prune_heads(
         drop_bias(pruned, [name for name, heads in kept.items() if not heads])
     slice_sites(pruned, layout, kept)
     return pruned
+
+
+def refuse_unprunable(model: nn.Module) -> None:
+    """UserError with the reason if heads cannot be removed from ``model``: it costs nothing to ask first."""
+    try:
+        family = family_of(model)
+    except UserError as error:
+        raise UserError(
+            f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
+            f"removing them also takes its slice_heads."
+        ) from None
+    if (reason := family.unprunable(model)) is not None:
+        raise UserError(f"prune_heads: {reason}")
 
 
 def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
