@@ -1,0 +1,49 @@
+"""How the house is kept: few loose modules, commands of a page, no function that has to be scrolled."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def too_long(text: str, most: int) -> list[str]:
+    return [f.name for f in functions(ast.parse(text)) if f.end_lineno - f.lineno + 1 > most]
+
+
+def is_command(path: Path) -> bool:
+    """Something that ``python -m`` runs: it ends in a main, or does nothing but answer that it has moved."""
+    text = path.read_text()
+    return path.stem == "__main__" or 'if __name__ == "__main__"' in text or "is a study now" in text
+
+
+def test_no_function_has_to_be_scrolled():
+    found = {str(path.relative_to(PACKAGE)): names for path in FILES if (names := too_long(path.read_text(), 60))}
+    assert found == {}
+    assert too_long("def f():\n" + "    pass\n" * 60, 60) == ["f"]
+
+
+def test_what_is_loose_is_a_command_or_one_of_few():
+    loose = [path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
+    commands = [path for path in loose if is_command(path)]
+    assert len(loose) - len(commands) <= 5, sorted(path.name for path in set(loose) - set(commands))
+    assert {"train.py", "probe.py", "mask.py", "prune.py"} <= {path.name for path in commands}
+
+
+def test_a_command_is_a_page():
+    for path in FILES:
+        if is_command(path) and path.parent == PACKAGE:
+            assert len(path.read_text().splitlines()) <= 60, path.name
+
+
+def test_every_file_says_what_it_is():
+    assert [
+        str(path.relative_to(PACKAGE)) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))
+    ] == []
