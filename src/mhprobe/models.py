@@ -1,129 +1,16 @@
-"""python -m mhprobe.models: which of timm's models have their heads found, and why the others not, as markdown.
-
-Every name is asked for without weights or memory (torch's meta device). Of a class that no family claims, only the
-first model is built: the others get the same answer.
-"""
+"""python -m mhprobe.models: which of timm's models have their heads found, and why the others not, as markdown."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
-from unittest import mock
-
-from mhprobe.errors import UserError
-
-
-@dataclass
-class Architecture:
-    """What became of the names of one class. attention: whether its models have modules with heads at all."""
-
-    attention: bool = False
-    attached: int = 0
-    prunable: int = 0
-    refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by reason
-
-    @property
-    def names(self) -> int:
-        return self.attached + sum(map(len, self.refused.values()))
-
-
-class _Known(Exception):
-    """The class of a model that need not be built."""
-
-
-def survey(names: Iterable[str]) -> dict[str, Architecture]:
-    """Architecture class -> what became of these names of timm's."""
-    from mhprobe.backbones import families, family_of, layout_of
-
-    found: dict[str, Architecture] = defaultdict(Architecture)
-    unclaimed: set[type] = set()
-    for name in names:
-        try:
-            model = _built(name, unclaimed)
-        except _Known as known:
-            found[str(known)].refused[_UNKNOWN].append(name)
-            continue
-        entry = found[type(model).__name__]
-        entry.attention |= any(hasattr(module, "num_heads") for module in model.modules())
-        if not any(family.claims(model) for family in families()):
-            unclaimed.add(type(model))
-            entry.refused[_UNKNOWN].append(name)
-            continue
-        try:
-            layout_of(model)
-        except UserError as error:
-            entry.refused[re.sub(r"blocks\.\d+", "a block", str(error))].append(name)
-        else:
-            entry.attached += 1
-            entry.prunable += family_of(model).unprunable(model) is None
-    return found
-
-
-_UNKNOWN = "no family knows where its heads are"
-
-
-def _built(name: str, unclaimed: set[type]) -> Any:
-    import timm
-    import torch
-    from timm.models import model_entrypoint
-
-    with torch.device("meta"), _stopping_at(model_entrypoint(name).__module__, unclaimed):
-        return timm.create_model(name)
-
-
-@contextlib.contextmanager
-def _stopping_at(module: str, classes: set[type]) -> Iterator[None]:
-    """For a while timm's file ``module`` raises _Known where it would build one of ``classes``."""
-    from timm.models import build_model_with_cfg
-
-    def build(model_cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if model_cls in classes:
-            raise _Known(model_cls.__name__)
-        return build_model_with_cfg(model_cls, *args, **kwargs)
-
-    with mock.patch(f"{module}.build_model_with_cfg", build, create=True):
-        yield
-
-
-def page(found: dict[str, Architecture]) -> str:
-    """The answer as markdown."""
-    import timm
-
-    named = sorted(found.items(), key=lambda item: (-item[1].attached, -item[1].names, item[0]))
-    heads = [(name, entry) for name, entry in named if entry.attention]
-    attached, prunable = (sum(getattr(entry, what) for _, entry in heads) for what in ("attached", "prunable"))
-    total, others = sum(entry.names for _, entry in heads), len(found) - len(heads)
-    rows = [
-        f"| {name} | {entry.names} | {entry.attached} | {entry.prunable} | {_reasons(entry)} |" for name, entry in heads
-    ]
-    return "\n".join(
-        [
-            "# Which of timm's models have their heads found",
-            "",
-            f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names whose "
-            f"architecture has modules with heads can be gated, measured and masked; of {prunable} heads can be "
-            f"removed. {others} more architectures have no such modules. Of an architecture that no family knows only "
-            f"the first model was built.",
-            "",
-            "| architecture class | names | attach | can be pruned | why the others are refused |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-
-
-def _reasons(entry: Architecture) -> str:
-    return "<br>".join(f"{len(names)} (e.g. {names[0]}): {reason}" for reason, names in sorted(entry.refused.items()))
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    """Print the page; it takes minutes."""
+    argparse.ArgumentParser(prog="python -m mhprobe.models", description=__doc__).parse_args()
     import timm
+
+    from mhprobe.backbones.survey import page, survey
 
     print(page(survey(timm.list_models())))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mhprobe.models import page, survey
+from mhprobe.backbones.survey import page, survey
 
 DOCS = Path(__file__).parents[1] / "docs" / "models.md"
 NAMES = [
