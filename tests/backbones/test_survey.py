@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mhprobe.backbones.survey import page, survey
 
-DOCS = Path(__file__).parents[1] / "docs" / "models.md"
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 NAMES = [
     *("vit_tiny_patch16_224", "vit_base_patch16_224", "vit_small_patch16_rope_224", "beit_base_patch16_224"),
     *("eva02_base_patch16_clip_224", "nest_tiny", "nest_small", "resnet18", "resnet26"),
