@@ -7,11 +7,12 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
 
-# make test JOBS=2: two processes, each with a thread of its own
+# in two processes, each with a thread of its own; make test JOBS=1 for one
+JOBS ?= 2
 test: .venv/installed-test
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS) --dist worksteal)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 fast: .venv/installed-test
 	$(BIN)/python -m pytest -m "not slow"
