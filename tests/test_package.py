@@ -41,8 +41,9 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_holds_every_yaml_and_module_and_nothing_else(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     conf = {f"mhprobe/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
-    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert conf and modules and names == conf | modules
+    files = {path for path in (ROOT / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    package = {path.relative_to(ROOT / "src").as_posix() for path in files}  # modules, and what report.html is made of
+    assert conf and package and names == conf | package
 
 
 def test_the_demo_runs_from_the_wheel_in_an_empty_folder(wheel, tmp_path):

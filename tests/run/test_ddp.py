@@ -132,10 +132,11 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
     checkpoint = load_checkpoint(last)
     assert checkpoint["global_step"] >= 1
     epochs = f"trainer.max_epochs={checkpoint['epoch'] + 2}"
-    result = runs.run("train", *command, epochs, f"ckpt_path={last}", "hydra.run.dir=resumed", cwd=tmp_path)
+    fewer = "resume.allow=[trainer.max_epochs]"  # than it was begun with
+    result = runs.run("train", *command, epochs, fewer, f"ckpt_path={last}", "hydra.run.dir=resumed", cwd=tmp_path)
     assert result.code == 0, result.err
     metrics = json.loads((tmp_path / "resumed" / "metrics.json").read_text())
     assert metrics["test/images"] == 101 and math.isfinite(metrics["test/loss"])
 
     result = runs.run("train", *runs.TINY, "data.batch_size=12", f"ckpt_path={last}", cwd=tmp_path)
-    assert "'processes': 2" in result.answer and "'processes': 1" in result.answer
+    assert "processes was 2, is 1" in result.answer

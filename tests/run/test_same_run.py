@@ -54,7 +54,7 @@ def test_another_run_is_refused_with_every_difference(trained_once):
         "seed=3": ("seed was 0, is 3", "data.images was"),
         "data.val_fraction=0.2": ("data.val_fraction was 0.1, is 0.2",),
         "data.limit_train=80": ("data.limit_train was 96, is 80",),
-        "optim.lr=0.5": ("optim.lr was 0.001, is 0.5", "resume.allow=[optim.lr]"),
+        "optim.lr=0.5": ("optim.lr was 0.0015, is 0.5", "resume.allow=[optim.lr]"),
         "optim.weight_decay=0": ("optim.weight_decay was 0.05, is 0",),
         "trainer.precision=bf16-mixed": ("precision was",),
     }
@@ -71,7 +71,7 @@ def test_what_may_change_really_does(trained_once):
     changed = ["optim.lr=0.5", "optim.weight_decay=0.01", "resume.allow=[optim.lr,optim.weight_decay]"]
     (result,) = runs.answers([Command("train", [*SHORT, MORE, path, "hydra.run.dir=on", *changed])], trained_once)
     assert result.code == 0, result.err
-    assert "optim.lr was 0.001, is 0.5" in result.out
+    assert "optim.lr was 0.0015, is 0.5" in result.out
     groups = last(trained_once / "on")["optimizer_states"][0]["param_groups"]
     assert {group["initial_lr"] for group in groups} == {0.5}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.01}
