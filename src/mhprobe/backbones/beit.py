@@ -16,7 +16,7 @@ from timm.models.beit import Beit as Model
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import of_fixed_width, token_site
+from mhprobe.backbones.parts import of_fixed_width, other_forward, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
@@ -44,8 +44,7 @@ class Beit(Family):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        kind = type(model)
-        if kind.forward is not Model.forward or kind.forward_features is not Model.forward_features:
+        if other_forward(model, Model):
             return None
 
         def stem(images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, keep_channels, no_norm_between, of_fixed_width, token_site
+from mhprobe.backbones.parts import NoHeads, keep_channels, no_norm_between, of_fixed_width, other_forward, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -51,8 +51,7 @@ class Eva(Family):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        kind = type(model)
-        if kind.forward is not Model.forward or kind.forward_features is not Model.forward_features:
+        if other_forward(model, Model):
             return None
         rope: list[Any] = [None]  # of the images that went through the stem last
 

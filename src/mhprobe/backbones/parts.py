@@ -63,6 +63,12 @@ def of_fixed_width(attention: nn.Module) -> str:
     )
 
 
+def other_forward(model: nn.Module, base: Any) -> bool:
+    """Whether a subclass of timm's ``base`` wrote the forward anew that ``Family.segments`` takes apart."""
+    kind: Any = type(model)
+    return kind.forward is not base.forward or kind.forward_features is not base.forward_features
+
+
 def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
     """Cut an attention's projections down to the channels of the heads ``keep``, in place."""
     channels = channels_of(site, keep)

@@ -16,7 +16,7 @@ from timm.models.vision_transformer_relpos import (
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import of_fixed_width, token_site
+from mhprobe.backbones.parts import of_fixed_width, other_forward, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -48,8 +48,7 @@ class RelPos(Family):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        kind, here = type(model), VisionTransformerRelPos
-        if kind.forward is not here.forward or kind.forward_features is not here.forward_features:
+        if other_forward(model, VisionTransformerRelPos):
             return None
 
         def stem(images: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBl
 from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, keep_channels, no_norm_between, token_site
+from mhprobe.backbones.parts import NoHeads, keep_channels, no_norm_between, other_forward, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block as Residual
 from mhprobe.heads import HeadSite
@@ -69,11 +69,7 @@ class ViT(Family):
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
-        kind = type(model)
-        if (
-            kind.forward is not VisionTransformer.forward
-            or kind.forward_features is not VisionTransformer.forward_features
-        ):
+        if other_forward(model, VisionTransformer):
             return None
         return Segments(
             stem=lambda images: model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images)))),

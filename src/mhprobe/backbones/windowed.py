@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads
+from mhprobe.backbones.parts import NoHeads, other_forward
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -58,12 +58,7 @@ class Windowed(Family):
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:
-        kind = type(model)
-        if (
-            kind.forward is not cls.model.forward
-            or kind.forward_features is not cls.model.forward_features
-            or any(type(layer) is not cls.stage for layer in model.layers)
-        ):
+        if other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
             return None
         return Segments(
             stem=model.patch_embed,
