@@ -48,9 +48,10 @@ def token_site(model: Any, block: int, name: str, attention: Any) -> HeadSite:
 
 def no_norm_between(name: str, attention: Any) -> None:
     """UserError where a norm over the channels of all heads stands in front of the projection."""
-    if not isinstance(attention.norm, nn.Identity):
+    norm = getattr(attention, "norm", None)
+    if not isinstance(norm, nn.Identity | None):
         raise UserError(
-            f"{name}.norm is a {type(attention.norm).__name__} between the heads and the projection "
+            f"{name}.norm is a {type(norm).__name__} between the heads and the projection "
             f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
         )
 
