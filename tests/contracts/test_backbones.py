@@ -13,7 +13,7 @@ from torch import nn
 
 import mhprobe
 from mhprobe.backbones import families, family_of, layout_of
-from mhprobe.recording.replay import masked_logits
+from mhprobe.recording.replay import Replay, masked_logits
 from models import TWINS, images_for, labels_for, tiny_eva, tiny_rope
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
@@ -222,6 +222,9 @@ def test_masks_replay_and_the_pieces_are_the_forward(build):
         found = masked_logits(model, images, masks, side_by_side)
         torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
     assert torch.stack(expected).std(0).min() > 1e-3
+    first = masks | masks[0]  # off under all of them: where heads can be removed, a copy has not got it
+    found = Replay(model, first, smaller=True)(images)
+    torch.testing.assert_close(found, masked_logits(model, images, first), rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         if (segments := family_of(model).segments(model)) is not None:
             x = segments.stem(images)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -12,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mhprobe
 from mhprobe.backbones import family_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.recording.replay import forwards, gate_values, masked_logits
+from mhprobe.recording.replay import Replay, forwards, gate_values, masked_logits
 from models import BUILDERS, images_for, tiny_swin, tiny_vit
 
 MORE = {
@@ -137,6 +139,39 @@ def test_masks_may_share_a_batch(model, side_by_side):
     torch.testing.assert_close(
         masked_logits(model, images, masks, side_by_side), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5
     )
+
+
+@gated
+@pytest.mark.parametrize("rescale", [False, True])
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+def test_heads_that_all_masks_switch_off_can_be_left_out(build, rescale, gate):
+    model = build()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    gate(model)
+    masks, images = masks_for(model), images_for(model, 2)
+    masks[:, mhprobe.attach(model).layout.span(1)] = True  # a whole layer
+    masks[:, 0] = True  # and a head of another
+    before = copy.deepcopy(model.state_dict())
+    whole = flops(lambda: Replay(model, masks, rescale)(images, 1))
+    replay = Replay(model, masks, rescale, smaller=True)
+    # matrix products of another size may add in another order: float32 roundings
+    torch.testing.assert_close(replay(images, 1), masked_logits(model, images, masks, 1, rescale), rtol=1e-4, atol=1e-5)
+    assert flops(lambda: replay(images, 1)) < whole
+    after = model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_a_smaller_copy_shares_its_weights_and_answers_inside_a_wrapper():
+    model = tiny_vit()
+    wrapped, gates = nn.Sequential(nn.Identity(), model), mhprobe.attach(model)
+    masks, images = masks_for(model), images_for(model, 2)
+    masks[:, 0] = True
+    replay = Replay(wrapped, masks, smaller=True)
+    torch.testing.assert_close(replay(images), one_by_one(model, images, masks), rtol=1e-4, atol=1e-5)
+    inside = replay.tree.segments.blocks
+    assert inside[0].attn.num_heads == 2 and inside[1].attn.proj.weight is model.blocks[1].attn.proj.weight
+    assert model.blocks[0].attn.num_heads == 3 and gates.values.eq(1).all()
 
 
 def test_rescaling_counts_open_heads_only():

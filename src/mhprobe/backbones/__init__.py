@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,18 @@ from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, find_gates, remove_gates
 from mhprobe.heads import HeadLayout
 
-__all__ = ["Family", "Seam", "attach", "backbone_of", "build", "families", "family_of", "input_spec", "layout_of"]
+__all__ = [
+    "Family",
+    "Seam",
+    "attach",
+    "backbone_of",
+    "build",
+    "families",
+    "family_of",
+    "input_spec",
+    "layout_of",
+    "slice_sites",
+]
 
 
 def families() -> tuple[type[Family], ...]:
@@ -89,6 +100,14 @@ def layout_of(model: nn.Module) -> HeadLayout:
     """The heads of a model. A model outside the supported families is refused by name and reason."""
     family = family_of(model)
     return HeadLayout(sites=tuple(family.sites(model)), blocks=tuple(family.blocks(model)))
+
+
+def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
+    """Remove, in place, the heads that ``kept`` does not name; sites that keep all are not touched."""
+    family = family_of(model)
+    for site in layout.sites:
+        if len(kept[site.name]) < site.num_heads:
+            family.slice_heads(model, site, kept[site.name])
 
 
 def build(

@@ -13,6 +13,7 @@ Shapes: M masks, A heads, B images, C classes, R masks that go through a block s
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of
+from mhprobe.backbones import attach, backbone_of, family_of, layout_of, slice_sites
 from mhprobe.backbones.base import Seam, Segments
-from mhprobe.gates import HeadGates, gates_of
+from mhprobe.gates import HeadGates, gates_of, remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.state import inspecting
 
@@ -32,29 +33,48 @@ _FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller ba
 def masked_logits(
     model: nn.Module, images: Tensor, masks: Tensor, side_by_side: int | None = None, rescale: bool = False
 ) -> Tensor:
-    """(M, B, C) logits of ``model`` in eval mode under ``masks`` (M, A) bool, True = head off.
+    """(M, B, C) logits of ``model`` in eval mode under ``masks`` (M, A) bool, True = head off; see ``Replay``."""
+    return Replay(model, masks, rescale)(images, side_by_side)
+
+
+class Replay:
+    """``model`` under ``masks`` (M, A) bool, True = head off; called with a batch it gives (M, B, C) logits, eval mode.
 
     Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
 
     model: may wrap the backbone that carries the gates.
-    side_by_side: how many masks, at most, share one batch once they have parted from all others; None for as many as
-        fill the device. With 1 every product is of the same numbers as in the whole model.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps; heads that the gates
         had closed before count neither time.
+    smaller: compute on a copy of the backbone without the heads that all of the masks switch off. Equal up to rounding,
+        since products of another size add in another order. Without effect where heads cannot be removed.
     """
-    gates = gates_of(model)
-    backbone = backbone_of(model)
-    with inspecting(model, gradients=False):
-        values, place = _unlike(gate_values(gates, masks, rescale))
-        segments = family_of(backbone).segments(backbone)
-        logits = None
-        if segments is not None:
-            if side_by_side is None:
-                side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
-            logits = _around(model, backbone, images, _Tree(backbone, gates, segments, values, side_by_side))
-        if logits is None:
-            logits = _whole(model, gates, images, values)
-        return torch.stack(logits)[place]
+
+    def __init__(self, model: nn.Module, masks: Tensor, rescale: bool = False, smaller: bool = False) -> None:
+        self.model, self.backbone, self.gates = model, backbone_of(model), gates_of(model)
+        self.values, self.place = _unlike(gate_values(self.gates, masks, rescale))
+        backbone, off_A = self.backbone, (self.values == 0).all(0)
+        self.tree: _Tree | None = None
+        if smaller and off_A.any() and not off_A.all() and family_of(backbone).unprunable(backbone) is None:
+            self.tree = _Tree.of(_without(backbone, off_A.cpu()), self.values[:, ~off_A])
+        else:
+            self.tree = _Tree.of(backbone, self.values)
+
+    def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
+        """side_by_side: how many masks, at most, share one batch once they have parted from all others.
+
+        None: as many as fill the device. With 1, and no smaller copy, every product is of the same numbers as in the
+        whole model.
+        """
+        if side_by_side is None:
+            side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
+        with inspecting(self.model, gradients=False):
+            logits = None
+            if self.tree is not None:
+                self.tree.widest = side_by_side
+                logits = _around(self.model, self.backbone, images, self.tree)
+            if logits is None:
+                logits = _whole(self.model, self.gates, images, self.values)
+            return torch.stack(logits)[self.place]
 
 
 def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
@@ -89,6 +109,17 @@ def forwards(layout: HeadLayout, values: Tensor) -> float:
     blocks = len(layout.blocks)
     ends = [_heads_up_to(layout, block).stop for block in range(blocks)]
     return sum(len(torch.unique(values[:, :end], dim=0)) if end else 1 for end in ends) / blocks
+
+
+def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
+    """A copy in eval mode without these heads, with open gates on the others; it shares all weights that it can."""
+    shared = {id(tensor): tensor for tensor in [*backbone.parameters(), *backbone.buffers()]}
+    layout, smaller = layout_of(backbone), copy.deepcopy(backbone, shared)
+    remove_gates(smaller)
+    kept = [torch.nonzero(~off_H).flatten().tolist() for off_H in layout.split(off_A)]
+    slice_sites(smaller, layout, {site.name: heads for site, heads in zip(layout.sites, kept, strict=True)})
+    attach(smaller)
+    return smaller.eval()
 
 
 def _whole(model: nn.Module, gates: HeadGates, images: Tensor, values: Tensor) -> list[Tensor]:
@@ -136,10 +167,16 @@ class _Answers:
 class _Tree:
     """The walk of one batch through the blocks. values: (M, A) gates, no two rows alike."""
 
-    def __init__(
-        self, backbone: nn.Module, gates: HeadGates, segments: Segments, values: Tensor, side_by_side: int
-    ) -> None:
-        self.gates, self.segments, self.values, self.widest = gates, segments, values, side_by_side
+    widest = 1  # masks side by side
+
+    @classmethod
+    def of(cls, backbone: nn.Module, values: Tensor) -> _Tree | None:
+        """None where the backbone's forward cannot be taken apart."""
+        segments = family_of(backbone).segments(backbone)
+        return None if segments is None else cls(backbone, gates_of(backbone), segments, values)
+
+    def __init__(self, backbone: nn.Module, gates: HeadGates, segments: Segments, values: Tensor) -> None:
+        self.gates, self.segments, self.values = gates, segments, values
         self.spans = [_heads_up_to(gates.layout, block) for block in range(len(segments.blocks))]
         family = family_of(backbone)
         self.seams = [

@@ -26,7 +26,7 @@ from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.record import record
-from mhprobe.recording.replay import forwards, gate_values, masked_logits
+from mhprobe.recording.replay import Replay, forwards, gate_values
 
 
 def evaluator(
@@ -92,6 +92,7 @@ class _Evaluator(Evaluate):
         place = torch.full((self.images,), -1, device=device)
         place[chosen.to(device)] = torch.arange(len(chosen), device=device)
 
+        replay = Replay(self.model, masks, self.rescale, smaller=True)
         show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
         with torch.inference_mode(), show:
             for batch in self._walk(images):
@@ -99,8 +100,7 @@ class _Evaluator(Evaluate):
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
-                logits_MBC = masked_logits(self.model, batch.images[wanted], masks, rescale=self.rescale)
-                right_MB, losses_Mn[:, at] = outcomes(logits_MBC, labels)
+                right_MB, losses_Mn[:, at] = outcomes(replay(batch.images[wanted]), labels)
                 right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))

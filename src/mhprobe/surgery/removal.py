@@ -14,13 +14,13 @@ Shapes: A heads of all sites, H heads of one site, D head width, B images, C cla
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones import family_of, layout_of, slice_sites
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.heads import HeadLayout
@@ -95,14 +95,6 @@ def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
         site.name: torch.nonzero(~mask[layout.span(number)]).flatten().tolist()
         for number, site in enumerate(layout.sites)
     }
-
-
-def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
-    """Remove, in place, the heads that ``kept`` does not name; sites that keep all are not touched."""
-    family = family_of(model)
-    for site in layout.sites:
-        if len(kept[site.name]) < site.num_heads:
-            family.slice_heads(model, site, kept[site.name])
 
 
 def drop_bias(model: Any, sites: Iterable[str]) -> None:

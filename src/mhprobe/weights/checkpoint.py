@@ -20,11 +20,10 @@ from typing import IO, Any
 import torch
 from torch import nn
 
-from mhprobe.backbones import attach, build, layout_of
+from mhprobe.backbones import attach, build, layout_of, slice_sites
 from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.io.files import replacing, write_all
-from mhprobe.surgery.removal import slice_sites
 from mhprobe.weights.description import checked, digest
 
 log = logging.getLogger(__name__)
