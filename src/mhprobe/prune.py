@@ -9,6 +9,7 @@ from typing import Any
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
+    from mhprobe.report.summary import show
     from mhprobe.run import builders
     from mhprobe.run.construct import construct
     from mhprobe.run.pruning import one_process, refuse, retraining, run_pruning, source_of
@@ -36,7 +37,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     )
     report.close()
     finish_report(folder, cfg["command"], model.gates.layout)
-    print(f"tables and figures: {folder}")
+    show(folder)
 
 
 if __name__ == "__main__":

@@ -66,16 +66,6 @@ def test_a_curve_of_repeats_has_their_rows_and_their_mean():
     assert rows[-1]["accuracy"] == pytest.approx(0.5) and rows[-1]["masked"] == rows[-1]["p"] == ""
 
 
-def test_the_terminal_gets_aligned_columns_and_short_numbers():
-    table = tables.Table(["curve", "area"], [["a", 1 / 3], ["longer", ""], ["b [x]", 20.0]])
-    assert tables.as_text(table).splitlines() == [
-        "curve     area",
-        "a       0.3333",
-        "longer",
-        "b [x]       20",
-    ]
-
-
 def test_a_table_without_pairs_has_a_header_and_no_rows(tmp_path):
     one = HeadLayout((HeadSite("blocks.0.attn", 0, 0, 1, 4),))
     path = tables.write_csv(tmp_path / "t.csv", tables.pairwise(one, {"value": torch.ones(1, 1)}))

@@ -129,7 +129,7 @@ def test_without_a_mistake_the_same_door_opens(tmp_path):
     tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
     [result] = runs.answers([runs.Command("probe", [*tiny, "weights=random", "measure=[]"])], tmp_path)
     assert result.code == 0, result.err
-    assert "of 101 images" in result.out
+    assert "101 images of digits" in result.out
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join)

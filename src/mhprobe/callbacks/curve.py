@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ import torch
 from mhprobe import ranks
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
+from mhprobe.io.progress import stage
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.cache import MaskCache, cache_key
 from mhprobe.masking.curve import CurveSpec, masking_curve
@@ -29,10 +31,11 @@ from mhprobe.masking.totals import totals
 from mhprobe.masking.trace import Curve
 from mhprobe.masking.units import make_units
 from mhprobe.recording.measuring import measure
-from mhprobe.report import tables
 from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.report import Report
 from mhprobe.scoring.evaluate import evaluator
+
+log = logging.getLogger(__name__)
 
 SPLITS = {"validation": "val", "test": "test"}
 
@@ -67,9 +70,11 @@ class MaskingCurve(L.Callback):
         identity = identity_of(pl_module, data)
         costs = self._costs(pl_module, data)
         curves: list[Curve] = []
-        for spec in self.specs:
-            if trainer.is_global_zero and make_units(spec.units, layout, spec.exclude_layers).per_stage:
-                print(f"{spec.name}: stages differ in their heads, so units={spec.units} goes stage by stage")
+        for number, spec in enumerate(self.specs, 1):
+            if trainer.is_global_zero:
+                stage(f"masking curve {number} of {len(self.specs)}: {spec.name}")
+                if make_units(spec.units, layout, spec.exclude_layers).per_stage:
+                    log.info("%s: stages differ in their heads, so units=%s goes stage by stage", spec.name, spec.units)
             select, report = (
                 self._evaluator(trainer, pl_module, split, spec, identity) for split in (self.select_on, "test")
             )
@@ -91,8 +96,8 @@ class MaskingCurve(L.Callback):
                 results |= of_masked_heads(heads, self.join)
             for name, result in results.items():
                 self.report.add(name, result)
-            if found:
-                print(tables.as_text(tables.totals(found)), *answer(found, heads), sep="\n")
+            for line in answer(found, heads):
+                log.info("%s", line)
 
     def _redundant_or_inert(
         self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]
@@ -105,7 +110,7 @@ class MaskingCurve(L.Callback):
         columns, refused = measure(module, self.join.measures(gates_of(module).layout), walk)
         if trainer.is_global_zero:
             for name, error in refused.items():
-                print(f"maskable_heads without {name}: {error}")
+                log.warning("maskable_heads without %s: %s", name, error)
         return self.join.answer(whole, columns)
 
     def _evaluator(

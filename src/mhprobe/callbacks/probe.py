@@ -6,6 +6,7 @@ pipeline) and a second data set; what several results say together is in report/
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
-from mhprobe.io.progress import progress
+from mhprobe.io.progress import progress, stage
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import Columns, measure, needs_of
 from mhprobe.report.comparisons import Point, agreement_of, history, two_data_sets
 from mhprobe.report.report import Report
+
+log = logging.getLogger(__name__)
 
 Results = dict[str, Columns]  # by measure
 
@@ -61,6 +64,8 @@ class Probe(L.Callback):
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         if trainer.is_global_zero:
+            count = len(self.measures)
+            stage(f"probing: {count} measure{'s' * (count != 1)} on {data.sizes['test']:,} test images")
             self._say_cost(pl_module, data)
         found = self._look(trainer, pl_module, data, "test", "")
         control: Results = {}
@@ -94,12 +99,12 @@ class Probe(L.Callback):
         passes = {need for need in needs if not isinstance(need, Ablation)}
         shared = forward_equivalents(module, batch, passes)
         self.report.add_metrics({"probe/forward_equivalents": shared})
-        line = f"{len(self.measures)} measures share a recorded pass of {shared:.1f} forward-equivalents per image"
+        line = f"the {len(self.measures)} measures need what {shared:.1f} forward passes cost per image"
         if passes != needs:
             masked = forward_equivalents(module, batch, needs) - shared
             self.report.add_metrics({"probe/forward_equivalents_ablation": masked})
-            line += f", and {masked:.1f} more under masks"
-        print(line)
+            line += f", and {masked:.1f} more with heads masked"
+        log.debug("%s", line)
 
     # during training
 

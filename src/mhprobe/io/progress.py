@@ -1,10 +1,25 @@
-"""A progress bar for work outside Lightning's loops: what is being done, how fast, how long it still takes."""
+"""What a command shows while it works: on a terminal one live view, elsewhere a line per event, or nothing.
+
+A command opens a ``screen``; whatever works inside says what it does (``stage``), how far it is (``progress``) and what
+is best so far (``best``). Events go through standard logging, below the logger ``mhprobe``: the live view has them in
+it, a log file gets them as lines. Without a screen, as in a notebook, ``progress`` is a bar of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
+import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+log = logging.getLogger("mhprobe")
+EVERY = 60  # seconds between two lines about the same piece of work
+WORTH_A_LINE = 5  # seconds that work has to take for a line at its end
 
 
 class Advance(Protocol):
@@ -15,30 +30,163 @@ class Advance(Protocol):
         ...
 
 
+class _Screen:
+    """The one of this process. bars: the live view, None where there is no terminal to show it on."""
+
+    bars: Progress | None = None
+    mode: str | None = None  # None: no command has opened one
+    title = ""
+    stage = ""
+    best = ""
+
+    @property
+    def header(self) -> str:
+        return "  ".join(part for part in (self.title, self.stage, self.best) if part)
+
+
+_screen = _Screen()
+
+
+@contextlib.contextmanager
+def screen(title: str, mode: str = "auto", verbose: bool = False) -> Iterator[None]:
+    """Everything inside is shown in one place. title: what runs.
+
+    mode: "auto" (live on a terminal, lines elsewhere), "lines", or "off". verbose: every event is a line, also details.
+    """
+    global _screen
+    live = mode == "auto" and sys.stdout.isatty()
+    before, _screen = _screen, _Screen()
+    _screen.mode, _screen.title = mode, title
+    level = logging.WARNING if live or mode == "off" else logging.INFO
+    with _events(logging.DEBUG if verbose else level, verbose), _view() if live else contextlib.nullcontext() as bars:
+        _screen.bars = bars
+        try:
+            yield
+        finally:
+            _screen = before
+
+
+def stage(text: str) -> None:
+    """What the command does next, e.g. "masking curve 2 of 6: layer_max"."""
+    _screen.stage, _screen.best = text, ""
+    log.info("%s", text)
+
+
+def best(text: str) -> None:
+    """What is best so far, for the live view."""
+    _screen.best = f"best: {text}"
+
+
 @contextlib.contextmanager
 def progress(description: str, total: int, unit: str = "images", show: bool = True) -> Iterator[Advance]:
     """Yields a function to call with the number of pieces just finished, out of ``total``."""
-    if not show:
+    if not show or _screen.mode == "off":
         yield lambda pieces, text=None, done=None: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    elif _screen.bars is not None:
+        with _bar(_screen.bars, description, total, unit) as advance:
+            yield advance
+    elif _screen.mode is not None or not _can_move():
+        with _lines(description, total, unit) as advance:
+            yield advance
+    else:
+        with _view() as bars, _bar(bars, description, total, unit) as advance:
+            yield advance
 
-    columns = (
+
+@contextlib.contextmanager
+def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Advance]:
+    task = bars.add_task(description, total=total, unit=unit, rate="")
+
+    def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
+        bars.advance(task, pieces)
+        speed = bars.tasks[bars.task_ids.index(task)].speed
+        bars.update(task, description=text, completed=done, rate="" if speed is None else f"{speed:,.0f}/s")
+
+    try:
+        yield advance
+    finally:
+        bars.remove_task(task)
+
+
+@contextlib.contextmanager
+def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
+    """A line a minute, and one at the end of what took a while."""
+    began = said = time.monotonic()
+    finished = 0
+
+    def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
+        nonlocal said, finished, description
+        description = text or description
+        finished = finished + pieces if done is None else done
+        now = time.monotonic()
+        if now - said > EVERY and finished:
+            said, left = now, (now - began) * (total - finished) / finished
+            rate = finished / (now - began)
+            text = "%s: %s of %s %s, %s/s, about %s left"
+            log.info(text, description, f"{finished:,}", f"{total:,}", unit, f"{rate:,.0f}", duration(max(left, 0)))
+
+    yield advance
+    took = time.monotonic() - began
+    level = logging.INFO if took > WORTH_A_LINE else logging.DEBUG
+    log.log(level, "%s: %s %s in %s", description, f"{finished:,}", unit, duration(took))
+
+
+def duration(seconds: float) -> str:
+    """e.g. "8 s", "3 min", "2 h 5 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _can_move() -> bool:
+    """Whether what was written can be written anew: at a terminal, in a notebook."""
+    from rich import get_console
+
+    return get_console().is_interactive or get_console().is_jupyter
+
+
+def _view() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class View(Progress):
+        def get_renderables(self) -> Iterator[Any]:
+            if _screen.header:
+                yield Text(_screen.header, style="bold", overflow="ellipsis", no_wrap=True)
+            yield self.make_tasks_table(self.tasks)
+
+    return View(
         TextColumn("{task.description}"),
         BarColumn(bar_width=28),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn("{task.fields[unit]}"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        transient=True,
+        refresh_per_second=4,
     )
-    with Progress(*columns, transient=True) as bars:
-        task = bars.add_task(description, total=total, rate="")
 
-        def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
-            bars.advance(task, pieces)
-            speed = bars.tasks[task].speed
-            bars.update(
-                task, description=text, completed=done, rate="" if speed is None else f"{speed:,.0f}/s"
-            )  # fmt: skip
 
-        yield advance
+class _Terminal(logging.Handler):
+    """Lines to the streams of the moment: a live view stands in for them. What is wrong goes to stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        wrong = record.levelno >= logging.WARNING
+        print(record.getMessage() if wrong else self.format(record), file=sys.stderr if wrong else sys.stdout)
+
+
+@contextlib.contextmanager
+def _events(level: int, verbose: bool) -> Iterator[None]:
+    """Let events of ``level`` and above through to the terminal."""
+    handler, before = _Terminal(level), (log.level, log.propagate)
+    where = " %(levelname)s %(name)s:" if verbose else ""
+    handler.setFormatter(logging.Formatter(f"%(asctime)s{where} %(message)s", "%H:%M:%S"))
+    log.addHandler(handler)
+    log.setLevel(min(level, logging.WARNING))
+    log.propagate = False  # Hydra has a handler at the root
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before

@@ -10,6 +10,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.maps.gallery import write_maps
     from mhprobe.report.html import finish_report
+    from mhprobe.report.summary import show
     from mhprobe.run import builders
     from mhprobe.run.construct import construct
 
@@ -22,6 +23,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         backbone = model.backbone.to(trainer.strategy.root_device)
         write_maps(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
         finish_report(folder, cfg["command"], model.gates.layout)
+        show(folder)
 
 
 if __name__ == "__main__":

@@ -87,4 +87,3 @@ def write_maps(
             f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
             f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
         )
-    print(f"maps of {len(chosen)} image{'s' * (len(chosen) > 1)}: {report.folder}")

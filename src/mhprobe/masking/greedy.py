@@ -54,7 +54,8 @@ class GreedySearch(Order):
             while len(order) < length and (candidates := units.candidates(order)):
                 number, paid = len(order), evaluate.spent
                 exhaustive[number] = len(candidates) * evaluate.images
-                say(f"step {number + 1} of {length}, {len(candidates)} candidates", sum(exhaustive[:number]))
+                now = f", {100 * before.accuracy.max():.1f} % so far" if before is not None else ""
+                say(f"step {number + 1} of {length}, {len(candidates)} candidates{now}", sum(exhaustive[:number]))
                 off = units.masks[order].any(0)
                 step = Step(off, units.masks[candidates], self.prefers, self.tie_break == "loss", number, before)
                 choice = search.choose(step, evaluate)

@@ -208,28 +208,6 @@ def masked_heads(heads: Sequence[MaskedHead]) -> Table:
     return from_rows(rows)
 
 
-def as_text(table: Table) -> str:
-    """The table for a terminal: aligned columns, numbers to four decimals."""
-    from rich.console import Console
-    from rich.table import Table as Drawn
-
-    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for number, column in enumerate(table.columns):
-        numeric = all(isinstance(row[number], float | int) or row[number] == "" for row in table.rows)
-        drawn.add_column(column, justify="right" if numeric else "left", no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*map(_short, row))
-    text = io.StringIO()
-    Console(file=text, width=10_000, color_system=None, markup=False, highlight=False).print(drawn)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else f"{value:.4f}"
-    return str(value)
-
-
 def write_csv(path: Path, table: Table) -> Path:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

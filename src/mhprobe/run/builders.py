@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
-from lightning.pytorch.callbacks import LearningRateMonitor, RichProgressBar
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -25,6 +25,7 @@ from mhprobe.callbacks.finite import StopAtNonFinite
 from mhprobe.callbacks.gates import GateHistory
 from mhprobe.callbacks.probe import Probe
 from mhprobe.callbacks.same_run import SameRun
+from mhprobe.callbacks.screen import ShowsTraining
 from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
@@ -36,6 +37,7 @@ from mhprobe.masking.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report
+from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.quiet import quiet
@@ -99,7 +101,7 @@ def callbacks(
         # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
         *_probe(cfg, model, data, report),
         *_extra(cfg, report),
-        RichProgressBar(leave=False),
+        ShowsTraining(),
         *(_of_training(cfg, model, data, checkpoints) if "optim" in cfg else ()),
         # at the end of the test, each with metrics and tables of its own
         *_gate_history(cfg, model, report),
@@ -168,8 +170,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
         return
     report.close()
     finish_report(report.folder, cfg["command"], model.gates.layout)
-    print(f"test accuracy {100 * model.results['test/accuracy']:.2f} % of {data.sizes['test']} images")
-    print(f"tables and figures: {report.folder}")
+    show(report.folder)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Probe) and callback.refused:
             raise callback.refused[0]

@@ -37,6 +37,7 @@ def main(command: str) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     sections.install()
+    sys.argv = ["verbose=true" if word == "-v" else word for word in sys.argv]
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _terminate)
     started: list[Path] = []

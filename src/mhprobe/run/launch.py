@@ -25,6 +25,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.io.progress import screen
 from mhprobe.run.memory import explained
 from mhprobe.run.quiet import quiet
 
@@ -48,10 +49,16 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
             f"srun (launch/slurm.sbatch) or torchrun. On this machine alone leave it at 1."
         )
     if processes == 1 or launched:
-        with explained(plain):
+        with explained(plain), _screen(task, plain):
             module(task).run(plain, folder)
     else:
         _start(task, cfg, folder, processes)
+
+
+def _screen(task: str, plain: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """One place that shows the run; of several processes the first has it."""
+    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    return screen(f"mhprobe.{task} {plain['name']}", plain["progress"] if first else "off", plain["verbose"])
 
 
 def module(task: str) -> Any:

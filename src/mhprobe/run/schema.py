@@ -138,6 +138,8 @@ class Config(_Section):
     weights: str | None
     out: str
     cache_dir: str
+    progress: Literal["auto", "lines", "off"] = "auto"
+    verbose: bool = False
     backbone: dict[str, Any]
     data: dict[str, Any]
     gates: Gates

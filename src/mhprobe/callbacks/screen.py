@@ -1,0 +1,108 @@
+"""Training as the screen shows it: epoch, batches, rate, time left, the best epoch so far."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+
+from mhprobe.io.progress import Advance, best, progress, stage
+
+log = logging.getLogger(__name__)
+
+
+class ShowsTraining(ProgressBar):
+    """Lightning's events, told to ``io.progress``. One bar for the whole training, one for a validation or a test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown = True
+        self._bars = ExitStack()
+        self._training: Advance | None = None
+        self._evaluation: Advance | None = None
+        self._best: tuple[float, int] | None = None
+        self._began = time.monotonic()
+
+    def disable(self) -> None:
+        self.shown = False
+
+    def enable(self) -> None:
+        self.shown = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        epochs = trainer.max_epochs or 0
+        if self.shown:
+            stage(f"training {epochs} epoch{'s' * (epochs != 1)}")
+        total = int(self.total_train_batches) * epochs
+        self._training = self._bars.enter_context(progress("training", total, "batches", self.shown))
+        self._training(0, done=trainer.current_epoch * int(self.total_train_batches))
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._began = time.monotonic()
+        assert self._training is not None
+        self._training(0, f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        assert self._training is not None
+        self._training(1)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluate("validating", trainer.num_val_batches)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.shown:
+            stage("testing")
+        self._evaluate("testing", trainer.num_test_batches)
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._evaluated_one(trainer.num_val_batches)
+
+    def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._evaluated_one(trainer.num_test_batches)
+
+    def _evaluated_one(self, batches: list[int | float]) -> None:
+        assert self._evaluation is not None
+        self._evaluation(1)
+        self._seen += 1
+        if self._seen >= sum(batches):  # what others do at the end of the epoch has bars of its own
+            self._evaluated.close()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluated.close()
+        if self.shown and not trainer.sanity_checking and trainer.state.fn == "fit":
+            self._say(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._evaluated.close()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._bars.close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._bars.close()
+
+    def _evaluate(self, what: str, batches: list[int | float]) -> None:
+        self._evaluated, self._seen = ExitStack(), 0
+        self._evaluation = self._evaluated.enter_context(progress(what, int(sum(batches)), "batches", self.shown))
+
+    def _say(self, trainer: L.Trainer, numbers: dict[str, float]) -> None:
+        epoch = trainer.current_epoch + 1
+        accuracy, loss = numbers.get("val/accuracy"), numbers.get("val/loss")
+        if accuracy is None or loss is None:
+            return
+        if self._best is None or accuracy > self._best[0]:
+            self._best = accuracy, epoch
+        best(f"{100 * self._best[0]:.1f} % on validation, epoch {self._best[1]}")
+        log.info(
+            "epoch %d of %s: validation accuracy %.2f %%, loss %.4f, best epoch %d, %.1f s",
+            epoch,
+            trainer.max_epochs,
+            100 * accuracy,
+            loss,
+            self._best[1],
+            time.monotonic() - self._began,
+        )

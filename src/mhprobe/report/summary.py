@@ -1,0 +1,88 @@
+"""The end of a command on the terminal: the result in words, the heads that stand out, where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mhprobe.report.html import atlas, curves, words
+from mhprobe.report.html.folder import Run, read_run
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
+
+SHOWN = 5  # heads at either end
+WIDTH = 110  # of what is read; paths are never broken
+
+
+def show(folder: Path, console: Console | None = None) -> None:
+    """Say what the run in ``folder`` found. Places are links where the terminal can follow them."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    run = read_run(folder)
+    heads, measures = atlas.heads(run), atlas.measures(run)
+    for line in words.result(run, heads, []):
+        console.print(line, markup=False, soft_wrap=True)
+    for title, table in (*_curves(run), *_extremes(run, heads, measures)):
+        console.print(f"\n[bold]{_plain(title)}[/bold]")
+        console.print(table)
+    console.print()
+    page = run.folder / "report.html"
+    for name, place in (("tables and figures", run.folder), ("report", page)):
+        if place.exists():
+            console.print(f"{name}: [link={place.as_uri()}]{_plain(place)}[/link]", soft_wrap=True)
+
+
+def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> Iterable[tuple[str, Table]]:
+    """The heads with the largest and the smallest values of the measure that the run names first."""
+    asked = [name for name in run.config.get("measure") or {} for one in measures if one["key"] == name]
+    first = next((one for one in measures if not asked or one["key"] == asked[0]), None)
+    values = [] if first is None else next(iter(first["columns"].values()))
+    order = sorted((flat for flat, value in enumerate(values) if value is not None), key=lambda flat: -values[flat])
+    if first is None or len(order) < 2 or len(set(values)) <= 2:
+        return
+    some = min(SHOWN, len(order) // 2)
+    table = _table({"the largest": "left", "": "right", "the smallest": "left", " ": "right"})
+    cells = [(words.head_name(heads, flat), words.value_of(first, values, flat)) for flat in order]
+    for high, low in zip(cells[:some], cells[::-1][:some], strict=True):
+        table.add_row(*high, *low)
+    yield first["label"], table
+
+
+def _curves(run: Run) -> Iterable[tuple[str, Table]]:
+    """How many heads each searched order lets go."""
+    chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
+    found = {(row["curve"], row["split"]): row for row in curves.totals(run)}
+    asked = [name for name, split in chosen_on.items() if (name, split) in found]
+    if not asked:
+        return
+    table = _table({"order": "left", "within 1 point, where chosen": "right", "before test is worse": "right"})
+    for name in asked:
+        here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
+        table.add_row(_plain(name), _number(here.get("heads_within_1_point")), _number(test.get("heads_before_worse")))
+    yield "heads that can be masked", table
+
+
+def _table(columns: Mapping[str, JustifyMethod]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column, side in columns.items():
+        table.add_column(column, justify=side, no_wrap=True)
+    return table
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _plain(text: Any) -> str:
+    """Names come from data: what looks like markup is none."""
+    from rich.markup import escape
+
+    return escape(str(text))

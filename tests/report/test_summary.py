@@ -1,0 +1,53 @@
+"""The end of a command: the result in words, the heads at both ends, and a link to the page."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import torch
+from rich.console import Console
+
+from curves import curve
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.masking.totals import totals
+from mhprobe.report.html import finish_report
+from mhprobe.report.masking import of_curves
+from mhprobe.report.report import Report
+from mhprobe.report.summary import show
+
+LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(4)))
+CURVES = [
+    curve("head_[max]", [0, 2, 4, 6], [0.9, 0.895, 0.5, 0.3], split="validation"),
+    curve("head_[max]", [0, 2, 4, 6], [0.9, 0.89, 0.5, 0.3], p=[1, 0.9, 0.001, 0.001]),
+]
+
+
+def written(folder, terminal: bool = False) -> str:
+    value = torch.arange(12.0)
+    report = Report(folder, LAYOUT)
+    report.add_measure("gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
+    for name, result in of_curves(CURVES, totals(CURVES), LAYOUT, chance=0.1).items():
+        report.add(name, result)
+    report.add_metrics({"test/accuracy": 0.9, "test/images": 200})
+    (folder / "model.json").write_text(json.dumps({"class_names": list("abcdefghij"), "data": "digits"}))
+    finish_report(folder, "mask", LAYOUT)
+    text = io.StringIO()
+    show(folder, Console(file=text, force_terminal=terminal, width=100, highlight=False))
+    return text.getvalue()
+
+
+def test_it_says_accuracy_heads_curves_and_places(tmp_path):
+    text = written(tmp_path)
+    assert "Test accuracy is 90.0 % (95 % interval 85.1 to 93.4, 200 images of digits)." in text
+    assert "2 of 12 heads can be masked within one point" in text
+    row = next(line for line in text.splitlines() if line.startswith("head_[max]"))
+    assert row.split()[1:] == ["2", "2"]
+    first = next(line for line in text.splitlines() if line.startswith("block 3, head 2"))
+    assert "11 (10 to 12)" in first and "block 0, head 0" in first and "0 (-0.5 to 0.5)" in first
+    assert f"report: {tmp_path / 'report.html'}" in text.splitlines()
+    assert "\n\n\n" not in text
+
+
+def test_places_are_links_on_a_terminal(tmp_path):
+    assert f";{(tmp_path / 'report.html').as_uri()}\x1b\\" in written(tmp_path, terminal=True)
