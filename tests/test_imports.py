@@ -25,7 +25,7 @@ FLOORS = (
     "classifier",
     "api", "callbacks",
     "run",
-    "maps", "mask", "models", "probe", "prune", "train", "studies", "causal", "sweep", "voita", "__main__",
+    "fetch", "maps", "mask", "models", "probe", "prune", "train", "studies", "causal", "sweep", "voita", "__main__",
 )  # fmt: skip
 # What a room must not import although it stands higher: a library, or a room it has no business with.
 FORBIDDEN = {

@@ -155,13 +155,22 @@ def masking_curve(
     return curve_rows(trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left))
 
 
-def load(path: str | Path) -> nn.Module:
-    """The timm model in a .safetensors + .json pair or a training checkpoint, in eval mode.
+def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Module:
+    """The timm model in a .safetensors + .json pair or a training checkpoint of ours, in eval mode.
 
-    Raises UserError if a file is missing, damaged, or not what its JSON says.
+    name: of timm's, for weights of another training (.safetensors, .pth, .ckpt with a state dict under any usual key
+        and prefix): they are put into that model. settings: its sizes, as for ``timm.create_model``; the number of
+        classes is the file's.
+
+    Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
     """
     from mhprobe.weights.checkpoint import load_weights
+    from mhprobe.weights.foreign import model_from
 
+    if name is not None:
+        return model_from(path, name, **settings)
+    if settings:
+        raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
     return load_weights(path)[0]
 
 

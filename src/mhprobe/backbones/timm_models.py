@@ -22,7 +22,8 @@ def build(
     """
     import timm
 
-    if not timm.is_model(name):
+    elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
+    if not elsewhere and not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]) or "see timm.list_models()"
         raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; close: {close}.")
     for key in SIZES & set(kwargs):
@@ -32,11 +33,14 @@ def build(
         model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
         # timm loads shapes and fetches weights in one call; only a failed fetch is a missing network
-        if not pretrained or "size mismatch" in str(error):
+        if elsewhere and "in loading state_dict" not in str(error):
+            raise UserError(_not_there(name, error)) from error
+        if not pretrained or elsewhere or "size mismatch" in str(error):
             raise UserError(f"backbone {name}: {_first_line(error)} Check the sizes given under backbone.") from error
         raise UserError(
             f"backbone {name}: the pretrained weights could not be fetched ({_first_line(error)}) "
-            f"Offline, use backbone.pretrained=false, or backbone.pretrained_cfg_overlay.file=<weights you have>."
+            f"Without a network give backbone.pretrained=false backbone.checkpoint=<weights you have>, or fetch them "
+            f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
         raise UserError(
@@ -48,6 +52,36 @@ def build(
             if hasattr(module, "fused_attn"):
                 module.fused_attn = fused_attn  # type: ignore[assignment]
     return model
+
+
+def registered(name: str) -> dict[str, Any]:
+    """The name in timm's own list, and the settings, of what ``hf-hub:`` or ``local-dir:`` stands in front of.
+
+    Empty for a plain name. UserError where nothing is there.
+    """
+    from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
+
+    source, _, place = name.partition(":")
+    if not place:
+        return {}
+    read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
+    try:
+        _, architecture, settings = read(place)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise UserError(_not_there(name, error)) from error
+    return {"name": architecture, **(settings or {})}
+
+
+def _not_there(name: str, error: BaseException) -> str:
+    if name.startswith("local-dir:"):
+        return (
+            f"backbone {name}: no folder with a config.json and weights as timm's save_for_hf writes them "
+            f"({_first_line(error)})"
+        )
+    return (
+        f"backbone {name}: the hub could not be reached, or has no such model ({_first_line(error)}) Without a network "
+        f"fetch it where there is one (python -m mhprobe.fetch), and give what that prints."
+    )
 
 
 def _refuse_cut_images(name: str, model: Any) -> None:
@@ -82,5 +116,6 @@ def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None)
 
 
 def _first_line(error: BaseException) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # "Error(s) in loading ...:" says nothing yet
     return text if text.endswith(".") else text + "."

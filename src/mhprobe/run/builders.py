@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from mhprobe.backbones import attach, build, input_spec
+from mhprobe.backbones.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
 from mhprobe.callbacks.finite import StopAtNonFinite
@@ -43,6 +44,7 @@ from mhprobe.run.fingerprint import facts
 from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import portable
+from mhprobe.weights.foreign import load_foreign
 
 Config = dict[str, Any]  # what run.schema.check returns
 Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
@@ -57,7 +59,7 @@ def data(cfg: Config) -> ImageData:
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     """The network of ``weights``, or a new one, with its gates. From now on ``data`` comes in the size it expects."""
     L.seed_everything(cfg["seed"], workers=True, verbose=False)  # new weights are drawn here
-    backbone, description = _loaded(cfg["weights"], data) if has_weights(cfg) else _fresh(cfg["backbone"], data)
+    backbone, description = _loaded(cfg, data) if has_weights(cfg) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
@@ -164,6 +166,19 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
     save_weights(model.backbone, folder / "model.safetensors", description)
 
 
+def save_backbone(cfg: Config, folder: Path) -> Path:
+    """Write the pretrained backbone with its own classifier, as timm's ``local-dir:`` reads it; returns the folder."""
+    from timm.models import save_for_hf
+
+    part = {key: value for key, value in cfg["backbone"].items() if key not in ("_target_", "checkpoint")}
+    described = portable({**part, **registered(part["name"])})
+    backbone = build(**{**part, "num_classes": None})
+    place = folder / "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"])
+    settings = {key: value for key, value in described.items() if key not in ("name", "pretrained", "fused_attn")}
+    save_for_hf(backbone, str(place), model_args=settings, safe_serialization=True)
+    return place
+
+
 def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Finish the report and say where it is; then complain about measures that could not be computed."""
     if not trainer.is_global_zero:
@@ -192,7 +207,10 @@ def learns_gates(model: GatedClassifier) -> bool:
 # the network
 
 
-def _loaded(weights: str, data: ImageData) -> tuple[nn.Module, Description]:
+def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
+    weights = cfg["weights"]
+    if cfg["backbone"].get("checkpoint") is not None:
+        raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
     if loaded["class_names"] != list(data.class_names):
         raise UserError(
@@ -202,9 +220,23 @@ def _loaded(weights: str, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {key: loaded[key] for key in DESCRIBES if key in loaded}
 
 
-def _fresh(part: dict[str, Any], data: ImageData) -> tuple[nn.Module, Description]:
+def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
+    part = {key: value for key, value in cfg["backbone"].items() if key != "checkpoint"}
+    trains, checkpoint = "optim" in cfg, cfg["backbone"].get("checkpoint")
+    if checkpoint is not None and part.get("pretrained"):
+        raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
     backbone = construct({**part, "num_classes": data.num_classes}, "backbone")
-    return backbone, {"backbone": portable(part), "class_names": list(data.class_names), "data": data.source.name}
+    if checkpoint is not None:
+        load_foreign(backbone, checkpoint, "backbone.checkpoint", new_classifier=trains)
+    elif part.get("pretrained") and not trains:
+        known = backbone.pretrained_cfg["num_classes"]
+        if known != data.num_classes:
+            raise UserError(
+                f"backbone.pretrained: {part['name']} was trained on {known} classes, the data has "
+                f"{data.num_classes}: its classifier would be a random one. Train it first (mhprobe.train)."
+            )
+    described = portable({**part, **registered(part["name"])})
+    return backbone, {"backbone": described, "class_names": list(data.class_names), "data": data.source.name}
 
 
 def _random_twin(cfg: Config, model: GatedClassifier, data: ImageData) -> nn.Module:

@@ -22,6 +22,7 @@ from mhprobe.report.figures import speed as speed_figure
 from mhprobe.report.report import Report
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
+from mhprobe.run.schema import comes_with_weights
 from mhprobe.surgery import export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
@@ -37,7 +38,7 @@ MINE = "this mask"  # in the table of speeds: the heads that were removed, besid
 def refuse(cfg: dict[str, Any]) -> None:
     """UserError for what can be seen before anything is loaded."""
     settings = cfg["prune"]
-    if cfg["weights"] is None:
+    if cfg["weights"] is None and not comes_with_weights(cfg):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
     if cfg.get("ckpt_path") is not None:
         raise UserError("prune: a pruning run cannot be taken up in the middle; leave ckpt_path out.")

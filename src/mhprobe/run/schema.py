@@ -5,7 +5,7 @@ Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
@@ -161,6 +161,7 @@ class Config(_Section):
     faithfulness: Faithfulness | None = None
     causal: Causal | None = None
     voita: Voita | None = None
+    to: str | None = None
 
 
 def check(command: str, cfg: DictConfig) -> dict[str, Any]:
@@ -168,6 +169,8 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
 
     What a command has no section for is not there. ``command`` is: the name of the module behind mhprobe.
     """
+    if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg):
+        cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
     try:
         plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
@@ -186,6 +189,12 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     if masking is not None and masking.step is not None and masking.steps is not None:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
     return {**checked.model_dump(include=set(plain)), "command": command}
+
+
+def comes_with_weights(cfg: Any) -> bool:
+    """Whether the backbone itself says where its weights are."""
+    backbone = cfg["backbone"]
+    return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
 
 # what Lightning would cut short -> how to ask for less and still get an answer
@@ -213,7 +222,7 @@ def _refuse_parts(trainer: dict[str, Any]) -> None:
 def _missing(key: str) -> str:
     if key == "weights":
         return (
-            "weights: which trained network? Give weights=<.safetensors or .ckpt>, or weights=random for one that has "
-            "learned nothing."
+            "weights: which trained network? Give weights=<.safetensors or .ckpt of mhprobe.train>, "
+            "backbone.checkpoint=<weights of any other training>, or weights=random for one that has learned nothing."
         )
     return f"{key}: has no value yet; give {key}=<value>."

@@ -152,7 +152,15 @@ def read_description(path: Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"weights: {path} is missing or damaged: it rebuilds the model.") from error
+        other = (
+            ""
+            if path.exists()
+            else (
+                " Weights of another training have none: give backbone.name=<timm's name> "
+                f"backbone.checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
+            )
+        )
+        raise UserError(f"weights: {path} is missing or damaged: it rebuilds the model.{other}") from error
     checked(description, path)
     if "digest" not in description:
         log.warning(

@@ -1,0 +1,30 @@
+"""python -m mhprobe.fetch: download what an experiment needs (weights, images), for a machine without a network.
+
+It takes the words of the command that is to run there, and prints what to add to them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def run(cfg: dict[str, Any], folder: Path) -> None:
+    """Images are decoded to ``cache_dir``, the pretrained weights written beside them; ``cfg`` is checked."""
+    from mhprobe.io.files import write
+    from mhprobe.run import builders
+
+    builders.data(cfg)
+    place = Path(cfg["cache_dir"])
+    words = [f"cache_dir={place.resolve()}"]
+    if cfg["backbone"].get("pretrained"):
+        saved = builders.save_backbone(cfg, place).resolve()
+        words += [f"backbone.name=local-dir:{saved}", "backbone.pretrained=true"]
+    write(place / "words", (" ".join(words) + "\n").encode())
+    print(f"add to your command, or $(cat {place / 'words'}):\n{' '.join(words)}")
+
+
+if __name__ == "__main__":
+    from mhprobe.run.cli import main
+
+    main("fetch")

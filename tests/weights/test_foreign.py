@@ -1,0 +1,217 @@
+"""Weights of other people's trainings: found under any usual key and prefix, and refused in a line where not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from timm.models import save_for_hf
+
+import mhprobe
+import runs
+from mhprobe import fetch
+from mhprobe.backbones import build
+from mhprobe.run import builders
+from mhprobe.run.schema import check
+from mhprobe.weights.foreign import load_foreign
+from models import images_for, tiny_swin, tiny_vit
+
+SIZES = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3)
+WHERE = "backbone.checkpoint"
+
+
+def prefixed(state, prefix):
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+def noise(state):
+    return {key: torch.randn_like(value) for key, value in state.items()}
+
+
+FORMS = {  # how training scripts keep a model's state
+    "plain": lambda state: state,
+    "data parallel": lambda state: {"state_dict": prefixed(state, "module."), "epoch": 3},
+    "compiled": lambda state: {"model": prefixed(state, "_orig_mod."), "args": argparse.Namespace(lr=1e-3)},
+    "timm with averages": lambda state: {
+        **{"arch": "vit", "state_dict": noise(state), "state_dict_ema": state},
+        "args": argparse.Namespace(model="vit", opt="adamw"),
+    },
+    "lightning": lambda state: {
+        "state_dict": {**prefixed(state, "net.backbone."), "criterion.weight": torch.ones(5)},
+        "hyper_parameters": {"lr": 1e-3},
+        "optimizer_states": [],
+    },
+    "dino": lambda state: {
+        "student": prefixed(noise(state), "module.backbone."),
+        "teacher": {**prefixed(state, "backbone."), "head.last_layer.weight_v": torch.ones(3, 3)},
+    },
+    "two networks in one": lambda state: {
+        "state_dict": {**prefixed(noise(state), "student."), **prefixed(state, "teacher.")}
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_weights_are_found_under_keys_and_prefixes(form, tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save(form(tiny_vit(seed=7).state_dict()), path)
+    model = tiny_vit(seed=0)
+    images = images_for(model, 2)
+    assert not torch.equal(model(images), tiny_vit(seed=7)(images))
+    load_foreign(model, path, WHERE)
+    assert torch.equal(model(images), tiny_vit(seed=7)(images))
+
+
+def test_safetensors_and_old_files_without_a_zip(tmp_path):
+    state, images = tiny_swin(seed=7).state_dict(), images_for(tiny_swin(), 2)
+    safetensors.torch.save_file({k: v.contiguous() for k, v in state.items()}, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "b.pth", _use_new_zipfile_serialization=False)
+    for name in ("a.safetensors", "b.pth"):
+        model = tiny_swin(seed=0)
+        load_foreign(model, tmp_path / name, WHERE)
+        assert torch.equal(model(images), tiny_swin(seed=7)(images))
+
+
+def test_a_notebook_loads_them_by_name_with_the_classes_of_the_file(tmp_path):
+    torch.save({"model": tiny_vit(seed=7).state_dict()}, tmp_path / "w.pth")
+    model = mhprobe.load(tmp_path / "w.pth", name="vit_tiny_patch16_224", **SIZES)
+    images = images_for(model, 2)
+    assert torch.equal(model(images), tiny_vit(seed=7)(images)) and not model.training
+    torch.save(tiny_vit(seed=7, num_classes=0).state_dict(), tmp_path / "w.pth")
+    features = mhprobe.load(tmp_path / "w.pth", name="vit_tiny_patch16_224", **SIZES)
+    assert features(images).shape == (2, 24)
+    with pytest.raises(mhprobe.UserError, match=r"embed_dim: settings go with the name"):
+        mhprobe.load(tmp_path / "w.pth", embed_dim=3)
+
+
+def test_positions_of_another_image_size_are_timm_s_to_translate(tmp_path):
+    torch.save(tiny_vit(seed=7).state_dict(), tmp_path / "w.pth")
+    larger = tiny_vit(seed=0, img_size=32)
+    load_foreign(larger, tmp_path / "w.pth", WHERE)
+    assert torch.equal(larger.blocks[0].attn.qkv.weight, tiny_vit(seed=7).blocks[0].attn.qkv.weight)
+    assert larger.pos_embed.shape[1] == 65
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('run')",)
+
+
+def refused(path, *words, model=None):
+    with pytest.raises(mhprobe.UserError) as error:
+        load_foreign(tiny_vit() if model is None else model, path, WHERE)
+    line = str(error.value)
+    assert line.startswith(f"{WHERE}: ") and "\n" not in line and path.name in line
+    for word in words:
+        assert word in line, line
+
+
+def test_what_does_not_fit_is_listed_in_one_line(tmp_path):
+    path = tmp_path / "w.pth"
+    state = tiny_vit().state_dict()
+    refused(path, "no file")
+    torch.save(tiny_swin().state_dict(), path)
+    refused(path, "another architecture", "VisionTransformer", "patch_embed.norm.weight")
+    torch.save({**state, "norm.weight": torch.ones(7)}, path)
+    refused(path, "norm.weight (7,) instead of (24,)")
+    torch.save({key: value for key, value in state.items() if "blocks.1.mlp" not in key}, path)
+    refused(path, "not in it: blocks.1.mlp.fc1.weight")
+    torch.save(tiny_vit(depth=3).state_dict(), path)
+    refused(path, "unknown to the model: blocks.2.", "and 8 more")
+    torch.save({"step": 3, "lr": [1.0]}, path)
+    refused(path, "holds no state dict")
+    torch.save([1, 2], path)
+    refused(path, "holds a list")
+    torch.save({"state_dict": state, "extra": Evil()}, path)
+    refused(path, "could run code")
+    path.write_bytes(b"no weights")
+    refused(path, "is refused", "damaged")
+    path = path.with_suffix(".safetensors")
+    path.write_bytes(b"no weights")
+    refused(path, "not a whole safetensors file")
+
+
+def test_a_classifier_of_other_classes_is_new_in_training_and_refused_elsewhere(tmp_path, caplog):
+    path = tmp_path / "w.pth"
+    torch.save(tiny_vit(seed=7, num_classes=9).state_dict(), path)
+    refused(path, "fits but for its classifier", "5 classes", "for 9 classes")
+    model = tiny_vit()
+    before = model.head.weight.clone()
+    load_foreign(model, path, WHERE, new_classifier=True)
+    assert "begins anew" in caplog.text
+    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.blocks[1].attn.proj.weight, tiny_vit(seed=7, num_classes=9).blocks[1].attn.proj.weight)
+
+
+def network(tmp_path, *overrides, command="probe"):
+    cfg = runs.config(command, tmp_path, "measure=[]", *overrides)
+    data = builders.data(cfg)
+    return builders.classifier(cfg, data), data
+
+
+def test_commands_take_a_checkpoint_instead_of_weights(tmp_path):
+    path = tmp_path / "w.pth"
+    ours, _ = network(tmp_path)
+    torch.save({"state_dict": prefixed(noise(ours.backbone.state_dict()), "module.")}, path)
+    found, _ = network(tmp_path, f"backbone.checkpoint={path}")
+    stored = torch.load(path)["state_dict"]
+    assert all(torch.equal(value, stored[f"module.{key}"]) for key, value in found.backbone.state_dict().items())
+    assert "checkpoint" not in found.description["backbone"]
+    weights = tmp_path / "other.safetensors"
+    weights.touch()
+    with pytest.raises(mhprobe.UserError, match=r"backbone\.checkpoint: weights=.* are given as well"):
+        network(tmp_path, f"backbone.checkpoint={path}", f"weights={weights}")
+    with pytest.raises(mhprobe.UserError, match=r"expected backbone\.pretrained=false beside it"):
+        network(tmp_path, f"backbone.checkpoint={path}", "backbone.pretrained=true")
+
+
+# the experiment's own sizes, which are the folder's to say
+OURS = [f"~backbone.{key}" for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model as timm writes it for the hub."""
+    sizes = {**SIZES, "img_size": 8, "patch_size": 2}
+    model = build("vit_tiny_patch16_224", **sizes, num_classes=10)
+    save_for_hf(model, tmp_path / "mine", model_args=sizes, safe_serialization=True)
+    return tmp_path / "mine", model
+
+
+def test_a_folder_of_timm_s_passes_through_and_is_remembered_by_timm_s_name(folder, tmp_path):
+    place, model = folder
+    found, _ = network(tmp_path, f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *OURS)
+    assert torch.equal(found.backbone.head.weight, model.head.weight)
+    assert found.description["backbone"]["name"] == "vit_tiny_patch16_224"
+    assert found.description["backbone"]["embed_dim"] == 24 and found.description["backbone"]["img_size"] == [8, 8]
+    builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
+    assert torch.equal(mhprobe.load(tmp_path / "again.safetensors").head.weight, model.head.weight)
+
+
+def test_what_is_not_there_is_said_in_a_line(tmp_path, monkeypatch):
+    with pytest.raises(mhprobe.UserError, match=r"backbone local-dir:/nowhere: no folder with a config\.json"):
+        build("local-dir:/nowhere", pretrained=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        mhprobe.UserError, match=r"hf-hub:mhprobe/nothing: the hub could not be reached.*mhprobe\.fetch"
+    ):
+        build("hf-hub:mhprobe/nothing", pretrained=True)
+
+
+def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
+    place, model = folder
+    there = tmp_path / "fetched"
+    words = [f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *OURS]
+    cfg = runs.checked("fetch", "+experiment=digits_vit", *words, f"to={there}")
+    fetch.run(cfg, tmp_path)
+    told = (there / "words").read_text().split()
+    assert told[0] == f"cache_dir={there}" and list(there.iterdir())
+    json.loads((next(there.glob("local-dir*")) / "config.json").read_text())
+    place.rename(tmp_path / "gone")
+    cfg = check("probe", runs.composed("probe", "+experiment=digits_vit", *OURS, *told, "measure=[]"))
+    assert cfg["weights"] is None
+    data = builders.data(cfg)
+    assert torch.equal(builders.classifier(cfg, data).backbone.head.weight, model.head.weight)
