@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.heads import Ablation, Block, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream
+from mhprobe.heads import Ablation, Block, Direct, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream
 
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 13  # odd, and enough rows for CCA: 13 images x 16 tokens > 10 channels x head width
@@ -243,7 +243,7 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
     broken = {"z": (z, *batch.z[1:])}
-    for name in ("attn", "attn_grad", "weights", "stream", "relevance", "ablated"):
+    for name in ("attn", "attn_grad", "weights", "stream", "direct", "relevance", "ablated"):
         broken[name] = poisoned(getattr(batch, name))
     measure.update(dataclasses.replace(batch, **broken))
     with pytest.raises(UserError, match="NaN or infinity"):
@@ -293,6 +293,7 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
             attn=tuple(normal(*shape).softmax(-1) for shape in rows),
             attn_grad=tuple(normal(*shape) for shape in rows),
             stream=tuple(Stream(normal(9, 10), normal(9, 10), normal(9, 10)) for _ in LAYOUT.blocks),
+            direct=Direct(*(normal(n, 5) for n in (LAYOUT.num_heads, 2, 2, 1, 1))),
             ablated={n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)},
             relevance={n: tuple(normal(*shape) for shape in heads) for n in needs if isinstance(n, Relevance)},
             explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},

@@ -34,6 +34,21 @@ class Segments(NamedTuple):
     tail: Callable[[Tensor], Tensor]
 
 
+class DirectPath(NamedTuple):
+    """What a write into the residual stream goes through on its way to the logits when it skips all later blocks.
+
+    between: one for each of ``Family.blocks``: what stands on the stream in front of the block, None for nothing.
+    norm: the one behind the last block. pool: a fixed sum over tokens, channel by channel: (B, T, C) -> (B, C), for any
+    C. head: (B, C) -> logits. ``between`` and ``norm`` take the stream as (B, T, C) in raster order; but for norms and
+    biases all are linear.
+    """
+
+    between: tuple[Callable[[Tensor], Tensor] | None, ...]
+    norm: Callable[[Tensor], Tensor]
+    pool: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True)
 class Seam:
     """One attention site as its family sees it.
@@ -102,6 +117,14 @@ class Family(ABC):
     def segments(model: Any) -> Segments | None:
         """The model's forward in pieces, which masks can share; None where it cannot be taken apart."""
         return None
+
+    @classmethod
+    def direct_path(cls, model: Any) -> DirectPath:
+        """The way from the residual stream to the logits, past all later blocks; UserError where it is not known."""
+        raise UserError(
+            f"logit_attribution: mhprobe does not know the direct path to the logits of a {cls.title}. Its other "
+            f"measures work; lrp_relevance shares a logit out to the heads, too."
+        )
 
     # what stands around a head
 

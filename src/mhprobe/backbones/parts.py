@@ -64,6 +64,14 @@ def of_fixed_width(attention: nn.Module) -> str:
     )
 
 
+def linear_pool(pool: str) -> None:
+    """UserError for a pooling that is no fixed sum of tokens."""
+    if pool not in ("token", "avg"):
+        raise UserError(
+            f"logit_attribution: global_pool={pool!r} is no sum of what the heads write, expected token or avg."
+        )
+
+
 def other_forward(model: nn.Module, base: Any) -> bool:
     """Whether a subclass of timm's ``base`` wrote the forward anew that ``Family.segments`` takes apart."""
     kind: Any = type(model)

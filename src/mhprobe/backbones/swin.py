@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
-from torch import nn
+from torch import Tensor, nn
 
-from mhprobe.backbones.parts import NoHeads, keep_channels
+from mhprobe.backbones.base import DirectPath
+from mhprobe.backbones.parts import NoHeads, keep_channels, linear_pool, other_forward
 from mhprobe.backbones.windowed import Windowed
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 
 
@@ -30,3 +32,32 @@ class Swin(Windowed):
             return
         table = attn.relative_position_bias_table
         attn.relative_position_bias_table = nn.Parameter(table.detach()[:, list(keep)].clone(), table.requires_grad)
+
+    @classmethod
+    def direct_path(cls, model: Any) -> DirectPath:
+        if other_forward(model, SwinTransformer) or any(type(layer) is not cls.stage for layer in model.layers):
+            raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
+        linear_pool(model.head.global_pool.pool_type)
+        between: list[Callable[[Tensor], Tensor] | None] = []
+        grid: tuple[int, int] = (0, 0)  # of the blocks before
+        for layer in model.layers:
+            merges = not isinstance(layer.downsample, nn.Identity)
+            between += [on_grid(layer.downsample, grid) if merges else None, *[None] * (len(layer.blocks) - 1)]
+            grid = tuple(layer.blocks[-1].input_resolution)
+        head = model.head
+        return DirectPath(
+            between=tuple(between),
+            norm=model.norm,
+            pool=on_grid(head.global_pool, grid),
+            head=lambda x: head.flatten(head.fc(head.drop(x))),
+        )
+
+
+def on_grid(step: Callable[[Tensor], Tensor], grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    """``step`` of (B, height, width, C), for tokens (B, T, C) in raster order; what has a grid is flattened again."""
+
+    def of_tokens(x: Tensor) -> Tensor:
+        y = step(x.unflatten(1, grid))
+        return y.flatten(1, 2) if y.dim() == 4 else y
+
+    return of_tokens

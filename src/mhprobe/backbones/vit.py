@@ -13,8 +13,10 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import nn
 
-from mhprobe.backbones.parts import keep_channels
+from mhprobe.backbones.base import DirectPath
+from mhprobe.backbones.parts import keep_channels, linear_pool, other_forward
 from mhprobe.backbones.tokens import Piece, Tokens
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 
 
@@ -58,3 +60,19 @@ class ViT(Tokens):
         attn = model.get_submodule(site.name)
         keep_channels(attn, site, keep)
         attn.attn_dim = len(keep) * site.head_dim
+
+    @classmethod
+    def direct_path(cls, model: Any) -> DirectPath:
+        odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
+        if odd is not None or other_forward(model, VisionTransformer):
+            reason = (
+                f"a norm stands behind the heads of a {odd}" if odd else f"{type(model).__name__} has its own forward"
+            )
+            raise UserError(f"logit_attribution: what a head writes cannot be followed to the logits: {reason}.")
+        linear_pool(model.global_pool)
+        return DirectPath(
+            between=(None,) * len(model.blocks),
+            norm=model.norm,
+            pool=model.pool,
+            head=lambda x: model.head(model.head_drop(model.fc_norm(x))),
+        )

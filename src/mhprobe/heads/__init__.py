@@ -1,6 +1,7 @@
 """A head: where it sits (layout.py), and what it did on a batch (batch.py)."""
 
 from mhprobe.heads.batch import Ablation as Ablation
+from mhprobe.heads.batch import Direct as Direct
 from mhprobe.heads.batch import HeadBatch as HeadBatch
 from mhprobe.heads.batch import HeadWeights as HeadWeights
 from mhprobe.heads.batch import Need as Need

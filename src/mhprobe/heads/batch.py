@@ -36,7 +36,8 @@ class Relevance:
 
 
 Need = str | Ablation | Relevance
-"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", an Ablation or a Relevance."""
+"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation or a
+Relevance."""
 
 
 class Stream(NamedTuple):
@@ -45,6 +46,21 @@ class Stream(NamedTuple):
     before: Tensor
     middle: Tensor
     after: Tensor
+
+
+class Direct(NamedTuple):
+    """What each part of the model writes into each logit on the direct path: past all later blocks, norms frozen.
+
+    heads: (B, A, C). biases: (B, blocks, C) of the blocks' output projections. mlps: (B, blocks, C).
+    embedding: (B, 1, C) what enters the first block. constant: (B, 1, C) biases of merging, norms and classifier.
+    All of them add up to the logits.
+    """
+
+    heads: Tensor
+    biases: Tensor
+    mlps: Tensor
+    embedding: Tensor
+    constant: Tensor
 
 
 class HeadWeights(NamedTuple):
@@ -73,7 +89,8 @@ class HeadBatch:
     attn: per site the softmaxed weights (B, windows, H, queries, keys); one window for global attention. Which token
         stands where: ``site.places()`` and ``site.support()``.
     attn_grad: per site d(loss of the image)/d(attn), like attn.
-    stream: per block of the layout the residual stream. weights: per site.
+    stream: per block of the layout the residual stream. weights: per site. direct: what each part writes into the
+        logits, past all later blocks.
     ablated: per Ablation (M, B, C) logits under its masks.
     relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
     explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
@@ -92,6 +109,7 @@ class HeadBatch:
     attn_grad: tuple[Tensor, ...] | None = None
     stream: tuple[Stream, ...] | None = None
     weights: tuple[HeadWeights, ...] | None = None
+    direct: Direct | None = None
     ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
     relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
     explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
@@ -106,6 +124,8 @@ class HeadBatch:
     def need(self, what: Literal["stream"], name: str) -> tuple[Stream, ...]: ...
     @overload
     def need(self, what: Literal["weights"], name: str) -> tuple[HeadWeights, ...]: ...
+    @overload
+    def need(self, what: Literal["direct"], name: str) -> Direct: ...
     @overload
     def need(self, what: Literal["labels"], name: str) -> Tensor: ...
     def need(self, what: str, name: str) -> Any:
@@ -135,6 +155,7 @@ _RECORDED = {  # what a need is called, and how to get it
     "attn_grad": ("slopes along attention", 'labels and needs={"attn_grad"}'),
     "stream": ("residual stream", 'needs={"stream"}'),
     "weights": ("weights", 'needs={"weights"}'),
+    "direct": ("direct path to the logits", 'needs={"direct"}'),
     "labels": ("labels", "labels"),
 }
 

@@ -18,13 +18,14 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance
 from mhprobe.recording.checks import check_batch, check_labels, check_model
+from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.objective import Of, objective
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
 
-NEEDS = frozenset({"grad", "attn", "attn_grad", "stream", "weights"})
+NEEDS = frozenset({"grad", "attn", "attn_grad", "stream", "weights", "direct"})
 
 
 def record(
@@ -42,7 +43,8 @@ def record(
     model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a LightningModule.
     images: (B, 3, height, width), normalised. labels: (B,), needed for slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
-        "stream" for the residual stream, "weights" for each head's own; an Ablation for logits under masks (more
+        "stream" for the residual stream, "weights" for each head's own, "direct" for what each part writes into the
+        logits; an Ablation for logits under masks (more
         forward passes); a Relevance for layer-wise relevance (one more pass of each kind). z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
     objects: (B, height, width) int64, passed on to measures.
@@ -58,7 +60,8 @@ def record(
     check_batch(images, labels)
     layout, grad, attn_grad = gates_of(model).layout, None, None
 
-    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps:
+    tapped = named | {"stream"} if "direct" in named else named
+    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, tapped) as taps:
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = model(images)
         _check_finite(layout, taps.heads, logits, valid, index)
@@ -68,14 +71,16 @@ def record(
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
 
     count = len(images)
+    z = _per_head(layout, taps.heads, count)
     explained, relevance, skipped = _relevances(model, layout, images, labels, needs)
     return HeadBatch(
-        z=_per_head(layout, taps.heads, count),
+        z=z,
         grad=None if grad is None else _per_head(layout, grad, count),
         attn=_per_window(taps.attn, count) if taps.attn else None,
         attn_grad=_per_window(attn_grad, count) if attn_grad else None,
         stream=taps.stream,
         weights=_weights(taps.backbone, layout) if "weights" in named else None,
+        direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs),
         relevance=relevance,
         explained=explained,

@@ -1,0 +1,153 @@
+"""Direct logit attribution: what each head writes into each class's logit, past all later blocks.
+
+Gandelsman, Efros & Steinhardt, 2024, arXiv 2310.05916 (CLIP's class token); Balasubramanian, Basu & Feizi, 2024, arXiv
+2406.01583 (other ViTs, Swin). How a write gets to the logits: recording/direct.py. Softmax does not see what is added
+to all logits alike, so every contribution is taken above its mean over the classes.
+
+It is the direct path only: a head that works through later blocks writes nothing here and may be needed all the same.
+
+Shapes: B images, A heads of all sites, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe import ranks
+from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.outcomes import labels_of
+from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
+
+LEVEL = 0.05  # of the tests, over all heads and classes
+FACTS = ("logit", "heads", "mlps", "embedding", "biases")
+
+
+class LogitAttribution(Measure):
+    """Mean over images of what a head writes into the label's logit, above its mean over all classes.
+
+    Columns, (A,) where nothing else is said, in units of the logits; larger speaks for the label, negative against:
+        value, with standard_error, low and high (95 %);
+        size: mean over images and classes of |contribution|: how much the head says about classes at all;
+        worst: the mean over the images of the class that the head speaks against most, worst_class: the number of that
+        class; against: how many classes it speaks against, on the images of the class itself (normal tests, Holm over
+        all heads and classes, 5 %);
+        own (A, C): mean contribution to a class's logit on images of that class, NaN without any; own_p (A, C): its
+        p after Holm, two-sided; everywhere (A, C): the same mean over all images;
+        logit: () mean of the label's logit above the mean logit, and its parts, heads, mlps, embedding, biases: (),
+        which add up to it; images: ().
+
+    >>> import torch
+    >>> from mhprobe.heads import Direct, HeadBatch, HeadLayout, HeadSite
+    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1),))
+    >>> heads = torch.tensor([[[3.0, 1.0], [0.0, 4.0]]])  # one image, two heads, two classes
+    >>> none = torch.zeros(1, 1, 2)
+    >>> batch = HeadBatch(
+    ...     z=(), logits=heads.sum(1), labels=torch.tensor([0]), valid=torch.tensor([True]),
+    ...     direct=Direct(heads, none, none, none, none),
+    ... )
+    >>> measure = LogitAttribution(layout)
+    >>> measure.update(batch)
+    >>> measure.compute().tolist()  # above the mean of both classes
+    [1.0, -2.0]
+    """
+
+    needs = frozenset({"direct"})
+    kind = "per_head"
+    label = "write into the label's logit, above the mean over classes"
+    also = ("logits",)
+
+    total: Tensor  # (A,) sum over images of the contribution to the label's logit
+    square: Tensor  # (A,) sum of its squares
+    size: Tensor  # (A,) sum over images of the mean over classes of |contribution|
+    facts: Tensor  # (5,) sums over images, see FACTS
+    class_images: Tensor  # (C,)
+    class_total: Tensor  # (A, C) as total, image by image to its class
+    class_square: Tensor  # (A, C)
+    all_total: Tensor  # (A, C) sum over all images of the contribution to each class
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        heads = layout.num_heads
+        for name in ("total", "square", "size"):
+            self.add_state(name, torch.zeros(heads, dtype=torch.float64))
+        self.add_state("facts", torch.zeros(len(FACTS), dtype=torch.float64))
+        # only logits tell how many classes there are: these grow once, at the first batch
+        self.add_state("class_images", torch.zeros(0, dtype=torch.long))
+        for name in ("class_total", "class_square", "all_total"):
+            self.add_state(name, torch.zeros(heads, 0, dtype=torch.float64))
+
+    def update(self, batch: HeadBatch) -> None:
+        direct = batch.need("direct", self.name)
+        if not len(self.class_images):
+            self._grow(batch.logits.shape[1])
+        if not batch.valid.any():
+            return
+        labels = labels_of(batch)
+        heads_BAC, *others = (_above_mean(part[batch.valid]) for part in direct)
+        bias, mlps, embedding, constant = (_of_label(part.sum(1), labels).sum() for part in others)
+        own_BA = heads_BAC.gather(2, labels[:, None, None].expand(-1, heads_BAC.shape[1], 1)).squeeze(2)
+        self.total += own_BA.sum(0)
+        self.square += own_BA.square().sum(0)
+        self.size += heads_BAC.abs().mean(2).sum(0)
+        heads = own_BA.sum()
+        self.facts += torch.stack([heads + bias + mlps + embedding + constant, heads, mlps, embedding, bias + constant])
+        self.class_images += torch.bincount(labels, minlength=len(self.class_images))
+        self.class_total.index_add_(1, labels, own_BA.mT)
+        self.class_square.index_add_(1, labels, own_BA.mT.square())
+        self.all_total += heads_BAC.sum(0)
+        self.images += len(labels)
+
+    def finish(self) -> dict[str, Tensor]:
+        images = self.images
+        value, error = self.total / images, standard_error(self.total, self.square, images)
+        own, p = mean_of(self.class_total, self.class_images), self._p()
+        worst, number = own.nan_to_num(torch.inf).min(1)
+        return {
+            "value": value,
+            "standard_error": error,
+            "low": value - Z95 * error,
+            "high": value + Z95 * error,
+            "size": self.size / images,
+            "worst": worst,
+            "worst_class": number,
+            "against": ((own < 0) & (p < LEVEL)).sum(1),
+            "own": own,
+            "own_p": p,
+            "everywhere": self.all_total / images,
+            **dict(zip(FACTS, self.facts / images, strict=True)),
+            "images": images.clone(),
+        }
+
+    def _p(self) -> Tensor:
+        """(A, C) Holm's p that a head writes nothing into a class's logit on its images; NaN with less than two."""
+        mean = mean_of(self.class_total, self.class_images)
+        error = standard_error(self.class_total, self.class_square, self.class_images)
+        p = two_sided(mean, error).masked_fill(self.class_images < 2, torch.nan)
+        return holm(p.flatten()).view_as(p)
+
+    def before_sync(self) -> None:
+        classes = max(ranks.gather(len(self.class_images)))
+        if not len(self.class_images):  # this rank was shown nothing
+            self._grow(classes)
+
+    def _grow(self, classes: int) -> None:
+        with torch.inference_mode(False):
+            self.class_images = self.class_images.new_zeros(classes)
+            for name in ("class_total", "class_square", "all_total"):
+                setattr(self, name, self.total.new_zeros(self.layout.num_heads, classes))
+        names = [*self.class_names] or [f"class {number}" for number in range(classes)]
+        self.axes = {"own": names, "everywhere": names}
+
+
+def _above_mean(part: Tensor) -> Tensor:
+    """(B, n, C) float64."""
+    part = wide(part).double()
+    return part - part.mean(-1, keepdim=True)
+
+
+def _of_label(part_BC: Tensor, labels: Tensor) -> Tensor:
+    return part_BC.gather(1, labels[:, None]).squeeze(1)

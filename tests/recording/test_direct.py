@@ -1,0 +1,70 @@
+"""The direct path: its parts add up to the logits, to rounding; where it cannot be followed, that is said by name."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+
+import mhprobe
+from mhprobe.errors import UserError
+from mhprobe.recording.record import record
+from models import TWINS, images_for, tiny_registers, tiny_swin, tiny_swinv2, tiny_vit
+
+
+def lively(model: torch.nn.Module, std: float = 0.3) -> torch.nn.Module:
+    torch.manual_seed(0)
+    for parameter in model.parameters():  # heads of a fresh timm model are nearly silent
+        torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_registers, tiny_swin])
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_heads_mlps_embedding_and_biases_add_up_to_the_logits(build, dtype, rounding):
+    model = lively(build()).to(dtype)
+    gates = mhprobe.attach(model)
+    gates.values.data[1], gates.values.data[2] = 0.0, 0.5
+    batch = record(model, images_for(model, 3, dtype=dtype), needs={"direct"})
+    parts = batch.direct
+    total = sum(part.sum(1) for part in parts)
+    size = max(part.abs().max() for part in parts)
+    assert (total - batch.logits).abs().max() < rounding * size
+    assert parts.heads.shape == (3, gates.layout.num_heads, 5)
+    assert (parts.heads[:, 1] == 0).all()  # its gate is closed
+    assert parts.heads[:, 2].abs().max() > 1e-3 * size  # and the others do write
+
+
+def test_a_write_of_the_last_block_is_what_the_logits_lose_without_it_while_norms_are_held():
+    """With a norm that changes nothing, removal of a last-block head is its direct path and its way through the MLP."""
+    model = lively(tiny_vit(depth=1)).double()
+    model.norm = torch.nn.Identity()
+    torch.nn.init.zeros_(model.blocks[0].mlp.fc2.weight)
+    gates = mhprobe.attach(model)
+    images = images_for(model, 4, dtype=torch.float64)
+    batch = record(model, images, needs={"direct"})
+    for head in range(gates.layout.num_heads):
+        with gates.masked(gates.layout.mask([head])), torch.no_grad():
+            lost = batch.logits - model(images)
+        torch.testing.assert_close(batch.direct.heads[:, head], lost, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in TWINS if name.startswith(("eva", "beit", "relpos"))])
+def test_other_families_are_refused_by_name(name):
+    model = TWINS[name]()
+    mhprobe.attach(model)
+    with pytest.raises(UserError, match="logit_attribution: mhprobe does not know the direct path to the logits of a"):
+        record(model, images_for(model, 1), needs={"direct"})
+
+
+def test_pooling_that_is_no_sum_and_norms_behind_heads_are_refused():
+    pooled = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=3, global_pool="max"
+    )
+    behind = timm.create_model(
+        "vit_relpos_small_patch16_rpn_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=3
+    )
+    for model in (pooled, behind, tiny_swinv2()):
+        mhprobe.attach(model)
+        with pytest.raises(UserError, match="logit_attribution: "):
+            record(model.eval(), torch.randn(1, 3, *model.patch_embed.img_size), needs={"direct"})
