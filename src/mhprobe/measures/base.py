@@ -138,6 +138,13 @@ class Measure(Metric):
         with torch.inference_mode(False):
             super().reset()
 
+    def _sync_dist(self, dist_sync_fn: Callable = lambda *_: [], process_group: Any | None = None) -> None:
+        # torchmetrics has put a copy of the sums aside. What is left is added up in place: its own way makes three more
+        # copies of each sum, and keeps those of all sums until the last is done
+        for name in self._reductions:
+            (total,) = dist_sync_fn(getattr(self, name), group=process_group or self.process_group)
+            setattr(self, name, total)
+
     def before_sync(self) -> None:
         """Sums are about to be added up over ranks: give them the same shape on all. A collective."""
 
@@ -164,5 +171,5 @@ def mean_of(total: Tensor, count: Tensor) -> Tensor:
 
 
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
-    """The sum of ``state`` over ranks, as the one-element list that torchmetrics then adds up."""
-    return [ranks.sum(state.clone(), group)]
+    """``state``, now the sum over ranks, as the one-element list that torchmetrics then adds up."""
+    return [ranks.sum(state, group)]

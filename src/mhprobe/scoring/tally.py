@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from mhprobe.data.batch import Batch
+from mhprobe.measures.base import all_reduce
 from mhprobe.measures.outcomes import outcomes
 
 
@@ -30,7 +31,7 @@ class Tally(Metric):
     seen: Tensor  # (N,) how often each image of the split was counted
 
     def __init__(self, num_images: int, check_images: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.check_images = check_images
         self.add_state("correct", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")

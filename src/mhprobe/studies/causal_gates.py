@@ -50,7 +50,8 @@ def causal_gates(
 ) -> dict[str, Tensor]:
     """Fit the gates of a frozen model three times. The model, its gates and its mode are left as they were.
 
-    batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch.
+    batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch. Under several
+    processes each gets its share of every batch, which may be none, and all get the gates of one process.
     weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the one before them. lr:
     Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step.
 
@@ -58,7 +59,6 @@ def causal_gates(
     not settled; closed: off before, and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start,
     those of the first fit; and the paper's scores facilitation = plus, irrelevance = minus (1 - plus),
     interference = 1 - minus.
-    Under several processes each fits on its own batches with averaged gradients, and all get the same gates.
     """
     for name, value, least in [
         ("weight", weight, 0),
@@ -124,8 +124,8 @@ def _fit(
             gate = logits.sigmoid()
             with torch.no_grad():
                 values.copy_(factors * gate)
-            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(wide(model(images)), labels), [values])
-            logits.grad = ranks.sum(slope) / ranks.size() * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
+            slope = _slope(model, values, images, labels).to(logits)
+            logits.grad = slope * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
             optimizer.step()
             schedule.step()
             if not logits.isfinite().all():
@@ -134,6 +134,17 @@ def _fit(
     finally:
         values.requires_grad_(learnable)
     return logits
+
+
+def _slope(model: nn.Module, values: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """(A,) float64 of the mean loss along the gates: over the images of all ranks, each of which counts once."""
+    sums = torch.zeros(len(values) + 1, dtype=torch.float64, device=values.device)
+    if len(images):
+        loss = nn.functional.cross_entropy(wide(model(images)), labels, reduction="sum")
+        sums[:-1] = torch.autograd.grad(loss, [values])[0]
+        sums[-1] = len(images)
+    ranks.sum(sums)
+    return sums[:-1] / sums[-1]
 
 
 def _endless(batches: Callable[[int], Iterable[Any]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -38,8 +38,11 @@ class CausalRoles(L.Callback):
 
         def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
             order = torch.randperm(data.sizes["train"], generator=torch.Generator().manual_seed(self.seed + epoch))
-            for batch in data.batches("train", pl_module.device, images=order):
-                yield batch.images[batch.valid], batch.labels[batch.valid]
+            for images in order.split(
+                data.eval_batch_size
+            ):  # a step sees the same images however many ranks share them
+                for batch in data.batches("train", pl_module.device, images=images):
+                    yield batch.images[batch.valid], batch.labels[batch.valid]
 
         steps = self.options["start_steps"] + 2 * self.options["steps"]
         with progress("fitting gates", steps, "steps", trainer.is_global_zero) as done:
