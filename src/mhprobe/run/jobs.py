@@ -11,12 +11,12 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from mhprobe.errors import UserError
 
@@ -81,8 +81,20 @@ def note(folder: Path, code: int, message: str) -> None:
     (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
 
 
+def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
+    """Leave word of a job that could not do so itself: its process or its machine is gone."""
+    (folder / "config").mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create(list(overrides)), folder / "config" / "overrides.yaml")
+    note(folder, 1, message)
+
+
 class SaysWhatFailed(Callback):
     """At the end of a sweep: one line for each job that failed, and its exit code."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # claimed once: a job in another process would claim a folder of its own
+        with read_write(config.hydra.sweep):
+            config.hydra.sweep.dir = str(config.hydra.sweep.dir)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))

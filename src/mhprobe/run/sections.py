@@ -7,6 +7,7 @@ mistake, and the answer names the commands that have it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,13 +17,14 @@ from typing import cast
 import hydra._internal.hydra as machinery
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
 from mhprobe.run.jobs import claim
 
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+ENGINES = ("launcher", "sweeper")  # of Hydra: who runs the jobs of a sweep, and who chooses them
 ADDS = ("experiment", "callback")  # groups that add something to a command instead of choosing a part of it
 
 
@@ -60,7 +62,29 @@ class OwnSections(ConfigLoaderImpl):
         with open_dict(cfg):
             for section in set(cfg) - own - {"hydra"}:
                 del cfg[section]
+        _check_installed(cfg)
+        if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
+            cfg.hydra.mode = RunMode.MULTIRUN  # who names a launcher or a sweeper means a sweep, also without -m
         return cfg
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        job = super().load_sweep_config(master_config, sweep_overrides)
+        with read_write(job.hydra.sweep):
+            job.hydra.sweep.dir = master_config.hydra.sweep.dir  # one folder, whichever process the job runs in
+        return job
+
+
+def _check_installed(cfg: DictConfig) -> None:
+    for part in ENGINES:
+        module = cfg.hydra[part]["_target_"].rpartition(".")[0]
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            choice = cfg.hydra.runtime.choices[f"hydra/{part}"]
+            extra = re.sub(r"hydra_plugins\.hydra_(\w+?)_.*", r"\1", module)
+            raise UserError(f'hydra/{part}={choice}: not installed; pip install "mhprobe[{extra}]".')
 
 
 def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:

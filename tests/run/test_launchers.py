@@ -1,0 +1,121 @@
+"""Sweeps by other engines: each composes, and those that are installed run a tiny sweep to the same numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+import runs
+from mhprobe.errors import UserError
+from mhprobe.run import jobs
+from mhprobe.run.sections import CONF
+
+ENGINES = [
+    (kind, path.stem) for kind in ("launcher", "sweeper") for path in sorted((CONF / "hydra" / kind).glob("*.yaml"))
+]
+MODULES = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
+EXTRAS = {"parallel": "joblib", "slurm": "submitit", "slurm_local": "submitit"}  # others are called as their engine is
+
+
+def installed(extra: str) -> bool:
+    try:
+        return importlib.util.find_spec(MODULES.get(extra, extra)) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def needs(engine: str) -> pytest.MarkDecorator:
+    extra = EXTRAS.get(engine, engine)
+    return pytest.mark.skipif(not installed(extra), reason=f'pip install "mhprobe[{extra}]"')
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [pytest.param(*engine, marks=needs(engine[1]), id=engine[1]) for engine in ENGINES]
+)
+def test_every_engine_composes_and_takes_the_options_it_is_given(kind, engine):
+    hydra = runs.composed("mask", "weights=random", f"hydra/{kind}={engine}", hydra=True).hydra
+    assert hydra.mode.name == "MULTIRUN"  # it means a sweep, also without -m
+    made = Plugins.instance()._instantiate(hydra[kind])
+    assert type(made).__module__ in hydra[kind]._target_
+
+
+def test_an_engine_that_is_not_installed_is_answered_with_what_to_install(monkeypatch):
+    def find(name: str) -> None:
+        raise ModuleNotFoundError
+
+    monkeypatch.setattr("mhprobe.run.sections.importlib.util.find_spec", find)
+    with pytest.raises(UserError, match=r'hydra/launcher=parallel: not installed; pip install "mhprobe\[joblib\]"'):
+        runs.composed("mask", "weights=random", "hydra/launcher=parallel", hydra=True)
+
+
+def test_a_job_that_was_lost_is_named_at_the_end(tmp_path, capsys):
+    jobs.lost(tmp_path / "3", ["masking.step=3"], "the machine went away")
+    with pytest.raises(SystemExit) as stop:
+        jobs.SaysWhatFailed().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert stop.value.code == 1
+    assert "3 (masking.step=3): the machine went away" in capsys.readouterr().err
+
+
+LOCAL = [name for kind, name in ENGINES if kind == "launcher" and name != "slurm"]  # what one machine can do
+MASK = ("masking.curves={one:{units:index,order:{_target_:mhprobe.masking.keep_best.KeepBest}}}", "masking.join=null")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=needs(name)) for name in LOCAL])
+def test_jobs_share_a_folder_and_scores_and_the_end_knows_who_failed(engine, trained, tmp_path):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    command = [*runs.TINY, weights, *MASK, "trainer.precision=32-true", f"hydra/launcher={engine}"]
+    result = runs.run("mask", *command, "masking.step=0,2,99", cwd=tmp_path)
+    [sweep] = (tmp_path / "outputs" / "digits_vit").iterdir()  # not one for each process
+    assert result.code == 2, result.err
+    assert (
+        "1 of 3 jobs failed" in result.err
+        and "masking.step: the longest of the curves has 3 steps, got 99" in result.err
+    )
+    points = [runs.rows(sweep / job / "tables" / "masking_curves.csv") for job in ("0", "1")]
+    assert [{row["step"] for row in rows} for rows in points] == [{"0"}, {"2"}]
+    assert (
+        len(list((tmp_path / ".cache" / "mhprobe" / "orders").iterdir())) == 2
+    )  # of validation and test, for all jobs
+
+
+@pytest.mark.slow
+@needs("optuna")
+def test_optuna_finds_the_front_between_accuracy_and_heads(trained, tmp_path):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    command = [part for part in runs.TINY if not part.startswith(("+experiment", "backbone"))]
+    command += ["+experiment=digits_gates", weights, "masking=none", "measure=[]", "hydra/sweeper=optuna"]
+    command += ["gates.penalty.weight=tag(log, interval(0.001, 100))", "optim.lr=1e-3,1e-4", "gates.lr=1"]
+    result = runs.run("train", *command, "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2", cwd=tmp_path)
+    assert result.code == 0, result.err
+    [sweep] = (tmp_path / "outputs" / "digits_gates").iterdir()
+    rows = runs.rows(sweep / "tables" / "trials.csv")
+    assert [row["job"] for row in rows] == ["0", "1", "2"]
+    assert len({row["gates.penalty.weight"] for row in rows}) == 3 and {row["optim.lr"] for row in rows} <= {
+        "0.001",
+        "0.0001",
+    }
+    points = [(float(row["gates/binary_accuracy"]), -float(row["gates/kept"])) for row in rows]
+    beaten = [any(a >= x and b >= y and (a, b) != (x, y) for a, b in points) for x, y in points]
+    assert [row["best"] for row in rows] == ["0" if worse else "1" for worse in beaten]
+    assert "best: job" in result.out
+
+
+@needs("optuna")
+def test_aims_that_no_job_has_are_named(tmp_path):
+    from hydra_plugins.mhprobe_optuna import OptunaSweeper
+
+    sweeper = OptunaSweeper({"test/beauty": "maximize"}, 1, 1, "TPESampler", 0, None, None)
+    (tmp_path / "metrics.json").write_text('{"test/accuracy": 0.5}')
+    with pytest.raises(UserError, match=r"has no test/beauty; its metrics: test/accuracy"):
+        sweeper._values(tmp_path)
+    assert sweeper._values(tmp_path / "failed") is None
+    with pytest.raises(UserError, match="sampler: expected one of"):
+        OptunaSweeper({"a": "maximize"}, 1, 1, "Guesser", 0, None, None)._study()
+    with pytest.raises(UserError, match="directions"):
+        OptunaSweeper({"a": "up"}, 1, 1, "TPESampler", 0, None, None)._study()
+    assert "ray" not in sys.modules  # Hydra imports every plugin at each start
