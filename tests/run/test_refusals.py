@@ -84,6 +84,14 @@ def test_devices_are_as_many_processes(devices, processes):
     assert launch._processes({"devices": devices, "strategy": "ddp", "accelerator": "cpu"}) == processes
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "deepspeed_stage_3", "ddp_spawn", "ddp_notebook"])
+def test_a_network_in_pieces_is_refused_with_what_helps(tmp_path, strategy):
+    cfg = runs.composed("probe", *runs.TINY, "weights=random", f"+trainer.strategy={strategy}")
+    with pytest.raises(UserError, match=rf"trainer\.strategy: .*got {strategy}.*bf16-true") as error:
+        launch.run("probe", cfg, tmp_path)
+    assert one_line(error) and not list(tmp_path.iterdir())
+
+
 def test_several_machines_need_a_launcher(tmp_path, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     cfg = runs.composed("train", *runs.TINY, "trainer.num_nodes=2")

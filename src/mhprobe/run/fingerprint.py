@@ -23,6 +23,7 @@ INDIFFERENT = {
 # what decides which images a step sees, and which network: it cannot change under a run
 FIXED = ("seed", "data", "processes", "backbone", "heads", "weights", "gates.relaxation", "gates.mask", "gates.frozen")
 ABSENT = "absent"
+WHY = {"processes": " (they share out the images of a step)"}
 
 
 def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
     longer = {key for key, (was, now) in found.items() if key == "trainer.max_epochs" and _less(was, now)}
     fixed = [key for key in found if _under(key, FIXED)]
     refused = [key for key in found if key not in longer and not _under(key, allow) and key not in fixed]
-    said = {key: f"{key} was {was}, is {now}" for key, (was, now) in found.items()}
+    said = {key: f"{key} was {was}, is {now}{WHY.get(key, '')}" for key, (was, now) in found.items()}
     if fixed or refused:
         ways = ["Use the old settings"]
         if refused and not fixed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -42,11 +43,15 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
 
     plain = check(task, cfg)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
+    if "SLURM_PROCID" in os.environ:
+        # srun's own way to say that the time is over; Lightning would save inside the handler, where ranks deadlock
+        signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    _refuse_strategy(plain["trainer"].get("strategy", "auto"))
     processes = _processes(plain["trainer"])
     if plain["trainer"]["num_nodes"] > 1 and not launched:
         raise UserError(
             f"trainer.num_nodes: {plain['trainer']['num_nodes']} machines need somebody who starts a process on each: "
-            f"srun (launch/slurm.sbatch) or torchrun. On this machine alone leave it at 1."
+            f"srun (launch/slurm_train.sh) or torchrun. On this machine alone leave it at 1."
         )
     if processes == 1 or launched:
         with explained(plain), _screen(task, plain):
@@ -66,6 +71,17 @@ def module(task: str) -> Any:
     quiet()
     found = importlib.import_module(f"mhprobe.{task}")
     return importlib.import_module(f"{found.__name__}.__main__") if hasattr(found, "__path__") else found
+
+
+def _refuse_strategy(strategy: Any) -> None:
+    """What spreads a network over processes, or starts processes in a way of its own."""
+    if re.fullmatch(r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(strategy)):
+        return
+    raise UserError(
+        f"trainer.strategy: expected auto or ddp, got {strategy}. Every process holds the whole network: heads are "
+        f"recorded and masked in whole layers, on images of its own. For one that does not fit: a smaller "
+        f"data.eval_batch_size, and trainer.precision=bf16-true."
+    )
 
 
 def _processes(trainer: Mapping[str, Any]) -> int:
