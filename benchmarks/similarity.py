@@ -104,6 +104,13 @@ def run(size: Size) -> Iterator[Ratio]:
         size.rounds(5),
         "<= 2",
     )
+    yield compare(
+        "SVCCA with the null of permuted images / with that of independent rows",
+        lambda: stream([SVCCA], few, count),
+        lambda: stream([partial(SVCCA, null="rows")], few, count),
+        size.rounds(5),
+        "<= 1.5",
+    )
     growth = sums(size.pick(4, 20)) / sums(2)
     yield single("SVCCA, bytes kept after many images / after 200", growth, "<= 1")
 

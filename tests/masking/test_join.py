@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from mhprobe.masking.base import Path
-from mhprobe.masking.redundant_or_inert import Likeness, Similarity, masked_heads
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, control, masked_heads
 from mhprobe.masking.totals import totals
 from mhprobe.masking.trace import Curve, Points, Trace
 from mhprobe.report.masking import answer
@@ -37,7 +38,12 @@ def similarity(pairs: dict[tuple[int, int], float]) -> Similarity:
     value = torch.full((6, 6), torch.nan, dtype=torch.float64).fill_diagonal_(1.0)
     for (a, b), number in pairs.items():
         value[a, b] = value[b, a] = number
-    return Similarity(value, torch.full((6, 6), 0.2, dtype=torch.float64))
+    draws = 0.2 + torch.linspace(-0.02, 0.02, 60, dtype=torch.float64).expand(6, 6, 60)
+    return Similarity(value, draws.mean(-1), draws)
+
+
+def plain(like: Likeness | None) -> tuple[int, float, float] | None:
+    return None if like is None else (like.kept, like.similarity, pytest.approx(like.null))
 
 
 def phases(found) -> dict[int, str]:
@@ -69,35 +75,74 @@ def test_without_a_test_the_drop_is_of_more_than_a_point():
 def test_likeness_is_to_heads_that_are_kept_at_the_drop():
     # 0 is most like 1, but 1 goes before the drop too; 2 and 3 are still there
     s = similarity({(0, 1): 0.99, (0, 2): 0.7, (0, 3): 0.5, (2, 3): 0.4, (3, 1): 0.8})
-    found = {head.head: head.likeness["s"] for head in masked_heads(CURVE, {"s": s}, NORM)}
-    assert found[0] == Likeness(2, 0.7, 0.2) and found[1] == Likeness(3, 0.8, 0.2)
-    assert found[2] == Likeness(3, 0.4, 0.2)  # itself is no kept head
+    found = {head.head: plain(head.likeness["s"]) for head in masked_heads(CURVE, {"s": s}, NORM)}
+    assert found[0] == (2, 0.7, 0.2) and found[1] == (3, 0.8, 0.2)
+    assert found[2] == (3, 0.4, 0.2)  # itself is no kept head
     assert found[4] is None
 
 
-def test_the_largest_similarity_is_read_against_the_largest_chance_level():
-    s = similarity({(0, 2): 0.7, (0, 3): 0.5})
-    s.null[0, 3] = 0.6  # of a pair that is not the most alike
-    s.null[0, 1] = 0.9  # of a head that is gone
-    first = masked_heads(CURVE, {"s": s}, NORM)[0]
-    assert first.likeness["s"] == Likeness(2, 0.7, 0.6) and first.likeness["s"].standing == pytest.approx(0.25)
+def test_the_largest_similarity_is_read_against_the_null_of_the_largest():
+    value = similarity({(0, 2): 0.7, (0, 3): 0.5}).value
+    draws = torch.full((6, 6, 3), 0.2, dtype=torch.float64)
+    draws[0, 2], draws[0, 3] = torch.tensor([0.1, 0.3, 0.2]), torch.tensor([0.3, 0.1, 0.2])  # 0.2 each, the larger 0.27
+    draws[0, 1] = 0.9  # of a head that is gone
+    like = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1), draws)}, NORM)[0].likeness["s"]
+    largest = torch.tensor([0.3, 0.3, 0.2], dtype=torch.float64)
+    assert (like.kept, like.null) == (2, pytest.approx(float(largest.mean())))
+    assert like.error == pytest.approx(float(largest.std()) / 3**0.5)
+    assert like.p == 1 / 4  # above all three: more can not be said with three
+    # a measure without draws: the largest of its chance levels, and no test
+    without = masked_heads(CURVE, {"s": Similarity(value, draws.mean(-1))}, NORM)[0]
+    assert without.likeness["s"].null == pytest.approx(0.2) and math.isnan(without.p) and not without.redundant
 
 
 @pytest.mark.parametrize(
     ("value", "norm", "verdict"),
-    [(0.61, 1.0, "redundant"), (0.59, 1.0, "neither"), (0.59, 0.49, "inert"), (0.61, 0.49, "both")],
+    [(0.4, 1.0, "redundant"), (0.21, 1.0, "neither"), (0.21, 0.49, "inert"), (0.4, 0.49, "both")],
 )
 def test_verdicts_at_their_thresholds(value, norm, verdict):
-    # (0.6 - 0.2) / (1 - 0.2) = 0.5; the median norm is 1
     norms = torch.tensor([norm, 1.0, 1.0, 1.0, 1.0, 1.0])
     head = masked_heads(CURVE, {"s": similarity({(0, 5): value})}, norms)[0]
     assert (head.head, head.verdict, head.write_share) == (0, verdict, pytest.approx(norm))
 
 
-def test_any_similarity_makes_a_head_redundant():
-    low, high = similarity({(0, 5): 0.3}), similarity({(0, 5): 0.9})
-    assert masked_heads(CURVE, {"a": low, "b": high}, NORM)[0].verdict == "redundant"
+def test_heads_that_are_alike_by_chance_are_redundant_as_rarely_as_the_level_says():
+    """40 heads that were masked, 20 that are kept, and nothing between them but the law that the null is drawn from."""
+    generator = torch.Generator().manual_seed(0)
+    masked = [set(), *[set(range(k + 1)) for k in range(40)]]
+    mask = torch.tensor([[head in heads for head in range(60)] for heads in masked])
+    points = Points(mask.sum(1).double(), *[torch.linspace(1, 0.5, 41, dtype=torch.float64)] * 7)
+    trace = Trace(
+        Path(None, mask[1:] & ~mask[:-1], ("",) * 40), tuple(range(41)), mask, points, torch.ones(41).double()
+    )
+    path, found = Curve("c", "test", "exact", "validation", False, (trace,)), []
+    for _ in range(50):
+        draws = 0.2 + 0.02 * torch.randn(60, 60, 11, generator=generator, dtype=torch.float64)
+        heads = masked_heads(path, {"s": Similarity(draws[..., 0], None, draws[..., 1:])}, torch.ones(60))
+        found.append(any(head.redundant for head in heads))
+    # of such lists, those that hold anything are all false: at most 5 %, give or take two standard errors of 50 draws
+    assert sum(found) / 50 <= 0.05 + 2 * (0.05 * 0.95 / 50) ** 0.5
+
+
+def test_any_similarity_makes_a_head_redundant_and_pays_for_the_others():
+    low, high = similarity({(0, 5): 0.2}), similarity({(0, 5): 0.9})
+    both = masked_heads(CURVE, {"a": low, "b": high}, NORM)[0]
+    alone = masked_heads(CURVE, {"b": high}, NORM)[0]
+    assert both.verdict == "redundant" and both.p == pytest.approx(2 * alone.p)
     assert masked_heads(CURVE, {"b": Similarity(high.value)}, NORM)[0].likeness["b"].null is None
+
+
+def test_heads_that_can_not_go_are_the_control():
+    def heads(before: list[float], after: list[float]) -> list[MaskedHead]:
+        phases = [(value, "before") for value in before] + [(value, "after") for value in after]
+        return [
+            MaskedHead("c", "test", n, n, phase, {"s": Likeness(9, value, 0.1)}, 0.01, 1.0, 1.0, True, False)
+            for n, (value, phase) in enumerate(phases)
+        ]
+
+    assert control(heads([0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.3, 0.4])) == pytest.approx(1 / 70)  # 1 of 8 over 4
+    assert control(heads([0.1, 0.4], [0.2, 0.3])) > 0.3
+    assert math.isnan(control(heads([0.5], [])))
 
 
 def test_a_curve_without_a_drop_is_all_before():
@@ -112,8 +157,9 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
     table = table_of(found)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["head"] for row in rows] == [0, 1, 2, 3, 4]
-    assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_s"], rows[0]["null_t"]) == (2, 0.7, 0.2, "")
-    assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null")} == {""}
+    assert (rows[0]["kept_s"], rows[0]["similarity_s"], rows[0]["null_t"], rows[0]["p_t"]) == (2, 0.7, "", "")
+    assert rows[0]["null_s"] == pytest.approx(0.2) and 0 < rows[0]["null_error_s"] < 0.01 and rows[0]["p"] < 0.05
+    assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null", "null_error", "p")} == {""}
     assert dataclasses.asdict(found[0])["redundant"] == (rows[0]["verdict"] in ("redundant", "both"))
 
 
@@ -123,6 +169,9 @@ def test_the_answer_is_a_line_per_tested_curve():
     assert line == (
         "c on test: 2 heads go before accuracy is significantly lower (redundant or inert? 1 redundant, 1 inert)"
     )
+    heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM)
+    (line,) = answer(totals([CURVE]), heads)
+    assert "; of the 3 that can not go 2 are redundant too, and those that can go are not more like kept heads" in line
     (line,) = answer(totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), [])
     assert line == "c on test: already its first step makes accuracy significantly lower"
     assert answer(totals([with_p(None)]), []) == []

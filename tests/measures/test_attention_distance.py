@@ -80,3 +80,11 @@ def test_a_row_that_gives_patches_nothing_counts_as_zero():
     attn[..., 0] = 1
     got = run(AttentionDistance(layout), batch_of(attn))
     assert got["value"].item() == 0 and got["raw"].item() == 0
+
+
+def test_what_a_window_allows_is_less_than_the_whole_grid():
+    swin, vit = swin_layout(), vit_layout(grid=(8, 8), pixels=(4.0, 4.0))
+    windowed, whole = (run(AttentionDistance(layout), batch_of(*even(layout))) for layout in (swin, vit))
+    assert whole["whole"].item() == pytest.approx(whole["uniform"].item())  # without windows they are the same
+    assert windowed["whole"].tolist() == pytest.approx(2 * whole["uniform"].tolist())
+    assert (windowed["uniform"] < 0.6 * windowed["whole"]).all()

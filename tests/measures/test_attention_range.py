@@ -25,9 +25,19 @@ def test_a_peak_and_one_other_key_put_the_mass_at_their_distance():
     got = run(AttentionRange(layout), batch_of(attn))
     assert got["distances"][0].tolist() == [0, 16, 32, 48]
     torch.testing.assert_close(got["mass"][0], torch.tensor([0.6, 0, 0, 0.4], dtype=torch.float64))
-    assert got["r50"].item() == 0
-    # the mass within grows from 0.6 to 1 between 32 and 48 pixels: 0.9 is three quarters of the way
-    assert got["r90"].item() == pytest.approx(32 + 0.75 * 16)
+    assert got["peak"].item() == pytest.approx(0.6)
+    # the mass off the peak grows from 0 to 1 between 32 and 48 pixels
+    assert got["r50"].item() == pytest.approx(32 + 0.5 * 16)
+    assert got["r90"].item() == pytest.approx(32 + 0.9 * 16)
+
+
+def test_a_peak_that_holds_most_of_the_mass_does_not_hide_how_far_the_rest_goes():
+    layout = vit_layout(heads=2, grid=(1, 4), pixels=(16.0, 16.0))
+    attn = torch.zeros(1, 1, 2, 5, 5, dtype=torch.float64)
+    attn[..., 1] = 0.9
+    attn[:, :, 0, :, 2] = attn[:, :, 1, :, 4] = 0.1  # next to it, or as far as can be
+    got = run(AttentionRange(layout), batch_of(attn))
+    assert 0 < got["value"][0] <= 16 < 32 < got["value"][1]
 
 
 def test_even_attention_has_the_range_of_the_uniform_line_and_mass_is_a_share():
@@ -59,10 +69,12 @@ def test_radii_agree_with_a_dictionary_of_distances(build):
         torch.testing.assert_close(got[column], oracle.radii(model, images, sites, share), rtol=1e-9, atol=1e-9)
 
 
-def test_sharper_attention_has_a_smaller_range():
+def test_sharper_attention_has_a_larger_peak_and_no_other_range():
     layout = vit_layout(heads=4)
-    blunt, sharp = (run(AttentionRange(layout), batch_of(*random_maps(layout, sharpness=s)))["r90"] for s in (0.5, 4.0))
-    assert (sharp < blunt).all()
+    blunt, sharp = (run(AttentionRange(layout), batch_of(*random_maps(layout, sharpness=s))) for s in (0.5, 4.0))
+    assert (sharp["peak"] > blunt["peak"] + 0.2).all() and (blunt["peak"] > blunt["uniform_peak"]).all()
+    # random maps have no places: what lies off the peak is as far as even attention, give or take
+    torch.testing.assert_close(sharp["r90"], sharp["uniform_r90"], rtol=0.1, atol=0)
 
 
 def test_radius_of_a_profile_that_reaches_the_share_exactly():
@@ -77,4 +89,5 @@ def test_where_a_window_wraps_around_no_radius_is_read_between_its_near_and_far_
     got = run(AttentionRange(layout), batch_of(*even(layout)))
     assert got["distances"][1].tolist() == [0, 1, 2, 3, 4]
     torch.testing.assert_close(got["mass"][1], torch.tensor([0.4, 0.2, 0.2, 0, 0.2], dtype=torch.float64))
-    assert got["r90"][1].item() == pytest.approx(3.5)  # halfway from 3, where 80 % are inside, to 4
+    # off the argmax key: 1/3 at 1, at 2 and at 4; 90 % are reached at 0.7 of the way from 3 to 4
+    assert got["r90"][1].item() == pytest.approx(3.7)

@@ -122,3 +122,54 @@ def test_uneven_grids_and_wrong_options_are_refused_in_one_line():
         JSDistance(uneven, pairs="block")
     with pytest.raises(UserError, match="js_distance: clusters is at least 1, got 0"):
         JSDistance(uneven, clusters=0)
+
+
+def test_null_is_the_divergence_on_each_others_images():
+    layout = vit_layout(heads=3, layers=2)
+    maps = random_maps(layout, images=4, sharpness=6)
+    got = run(JSDistance(layout, pairs="all"), batch_of(*maps))
+    heads = torch.cat([m[:, 0] for m in maps], 1)
+    for a in range(6):
+        for b in range(a + 1, 6):
+            pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+            found = []
+            for i, j in pairs:
+                p, q = heads[i, a], heads[j, b]
+                middle = (p + q) / 2
+                found.append(
+                    float(((p * (p / middle).log() + q * (q / middle).log()).sum(-1) / 2).mean()) / math.log(2)
+                )
+            assert float(got["null"][a, b]) == pytest.approx(np.mean(found), rel=1e-9)
+    assert got["null_draws"].shape == (6, 6, 3)
+
+
+def test_heads_whose_images_are_permuted_have_the_distance_of_the_null_and_a_twin_is_below():
+    layout = vit_layout(heads=2)
+    one = random_maps(vit_layout(), images=40, sharpness=6)[0]
+    same, apart = torch.cat([one, 0.9 * one + 0.1 * one.roll(1, 0)], 2), torch.cat([one, one.roll(1, 0)], 2)
+    for maps, below in ((same, True), (apart, False)):
+        got = run(JSDistance(layout), batch_of(maps))
+        if below:
+            assert got["value"][0, 1] < 0.5 * got["null"][0, 1]
+        else:  # 56 of the 1,560 pairs; one of eight may be the image itself, whose distance is 0
+            assert float(got["value"][0, 1]) == pytest.approx(float(got["null"][0, 1]), rel=0.15)
+
+
+def test_the_null_holds_a_few_images_whatever_their_order():
+    layout = vit_layout(heads=2)
+    maps = random_maps(layout, images=30)[0]
+    null = run(JSDistance(layout, null_images=5), batch_of(maps))["null"]
+    measure = JSDistance(layout, null_images=5)
+    for part in maps.flip(0).split(7):
+        measure.update(batch_of(part))
+    assert len(measure.pool) == 5
+    torch.testing.assert_close(measure.columns()["null"], null, rtol=1e-12, atol=1e-14)
+    first, second = JSDistance(layout, null_images=5), JSDistance(layout, null_images=5)
+    first.update(batch_of(maps[:20]))
+    second.update(batch_of(maps[20:]))
+    first.merge_state(second)
+    torch.testing.assert_close(first.columns()["null"], null, rtol=1e-12, atol=1e-14)
+    assert run(JSDistance(layout), batch_of(maps[:1]))["null"].isnan().all()
+    assert "null" not in run(JSDistance(layout, null_images=0), batch_of(maps))
+    with pytest.raises(UserError, match="null_images is 0, or at least 2, got 1"):
+        JSDistance(layout, null_images=1)

@@ -8,7 +8,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, Stream
 from mhprobe.measures.layer_similarity import LayerSimilarity
-from mhprobe.measures.pairs import DeadHead, FewRows
+from mhprobe.measures.pairs import DeadHead, FewImages
 from oracles import cka, svcca
 
 SITES = (
@@ -51,7 +51,7 @@ def features(made: HeadBatch, of: str) -> list:
     return [x.flatten(0, 1).numpy() for x in chosen]
 
 
-@pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewRows")
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")
 @pytest.mark.parametrize(("method", "oracle"), [("cka", cka.similarity), ("svcca", svcca.similarity)])
 @pytest.mark.parametrize("of", ["layers", "blocks"])
 def test_layers_with_equally_many_tokens_match_the_oracle_also_where_heads_were_pruned(of, method, oracle):
@@ -104,11 +104,11 @@ def test_a_layer_that_does_not_vary_is_named():
     assert got["value"][0, 1] == 0 and got["value"][1, 1] == 0 and got["value"][0, 0] == 1
 
 
-def test_svcca_needs_rows_and_cka_knows_its_floor():
+def test_svcca_needs_rows_and_says_when_images_are_few():
     few = batch(images=5)
-    with pytest.warns(FewRows, match="a has only"), pytest.raises(UserError, match=r"c has n = 20 rows .* d = 24"):
+    with pytest.warns(FewImages, match="only 5 images"), pytest.raises(UserError, match=r"c has n = 20 rows .* d = 24"):
         columns(few, method="svcca")
-    with pytest.warns(FewRows, match="c has only n = 80 rows"):
+    with pytest.warns(FewImages, match="only 20 images for 24 channels"):
         columns(method="svcca")
     assert columns(few)["null"][2, 3] > 0.2
 

@@ -16,19 +16,32 @@ def test_a_head_made_to_look_at_one_offset_is_found_with_its_offset(dy, dx):
     layout = vit_layout(grid=(6, 6))
     got = run(Position(layout), batch_of(*looking(layout, dy, dx)))
     assert (got["dy"].item(), got["dx"].item()) == (dy, dx)
-    assert got["value"].item() == 1 and got["positional"].item() == 1
     reachable = (6 - abs(dy)) * (6 - abs(dx)) / 36
     assert got["reach"].item() == pytest.approx(reachable)
-    # the literal share among all queries could never reach 90 % here, except for looking at oneself
-    assert got["all_queries"].item() == pytest.approx(reachable)
-    assert got["chance"].item() == pytest.approx(1 / 36)
+    assert got["reaching"].item() == 1
+    # among all queries the share can not reach 90 % on so small a grid, except for looking at oneself
+    assert got["value"].item() == pytest.approx(reachable)
+    assert got["positional"].item() == ((dy, dx) == (0, 0))
+    assert got["chance"].item() == pytest.approx(reachable / 36)
+
+
+def test_a_head_that_follows_its_offset_in_a_quarter_of_all_queries_is_not_positional():
+    layout = vit_layout(grid=(6, 6))
+    attn = torch.zeros(1, 1, 1, 37, 37, dtype=torch.float64)
+    attn[..., 1] = 0.4  # the upper left corner, from everywhere
+    for query in range(36):
+        if query >= 18 and query % 6 < 3:
+            attn[..., 1 + query, 1 + query - 18 + 3] = 0.6  # three up and three to the right, where that is
+    got = run(Position(layout), batch_of(attn))
+    assert (got["dy"].item(), got["dx"].item(), got["reaching"].item()) == (-3, 3, 1)
+    assert got["value"].item() == got["reach"].item() == 9 / 36 and got["positional"].item() == 0
 
 
 def test_in_shifted_windows_the_same_head_is_positional_too():
     layout = swin_layout()
     got = run(Position(layout), batch_of(*looking(layout, 0, -1)))
     assert got["dy"].tolist() == [0, 0] and got["dx"].tolist() == [-1, -1]
-    assert got["positional"].tolist() == [1, 1]
+    assert got["reaching"].tolist() == [1, 1] and got["positional"].tolist() == [0, 0]
     # rows of 4 tokens have 3 left neighbours; the shifted window splits half of them in two
     assert got["reach"].tolist() == pytest.approx([3 / 4, 5 / 8])
 
@@ -50,8 +63,6 @@ def test_a_head_that_looks_at_one_place_is_not_positional():
     got = run(Position(layout), batch_of(attn))
     assert got["positional"].item() == 0
     assert got["value"].item() < 0.12
-    # a single query reaches the corner from the opposite one, always: that offset would win if it were a candidate
-    assert run(Position(layout, reach=1e-6), batch_of(attn))["value"].item() == 1
 
 
 def test_threshold_decides_who_is_positional():

@@ -13,7 +13,7 @@ from oracles.attention import sites_of
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
-    """(A,) radius in pixels that holds half of the mean profile's mass."""
+    """(A,) radius in pixels that holds half of the mean profile's mass off the argmax key."""
     return radii(model, images, sites, 0.5)
 
 
@@ -28,7 +28,7 @@ def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share:
                     row = image[h, t, keys] / image[h, t, keys].sum()
                     top = keys[int(row.argmax())]
                     for k, weight in zip(keys, row.tolist(), strict=True):
-                        mass[round(site.distance(top, k), 6)] += weight
+                        mass[round(site.distance(top, k), 6)] += 0.0 if k == top else weight
             reach = max(mass)
             for y in range(site.grid[0]):  # a distance that occurs on the grid and has no mass is read too
                 for x in range(site.grid[1]):
@@ -36,6 +36,5 @@ def radii(model: nn.Module, images: Tensor, sites: list[tuple[str, int]], share:
                         mass[d] += 0.0
             distance = sorted(mass)
             inside = np.cumsum([mass[d] for d in distance]) / sum(mass.values())
-            # np.interp stays at the first distance below the first value: the centre may hold the share alone
             found.append(float(np.interp(share, inside, distance)))
     return torch.tensor(found, dtype=torch.float64)

@@ -11,7 +11,7 @@ from oracles.attention import sites_of
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
-    """(A,) largest share among offsets that exist for a quarter of the queries."""
+    """(A,) largest share of all queries, among offsets that exist for a quarter of them."""
     return torch.tensor([best[0] for best in favourites(model, images, sites)], dtype=torch.float64)
 
 
@@ -30,7 +30,7 @@ def favourites(model: nn.Module, images: Tensor, sites: list[tuple[str, int]]) -
                     keys = site.keys(t)
                     hits[offset(site, t, keys[int(image[h, t, keys].argmax())])] += 1
             shares = [
-                (-hits[o] / exists[o] / len(images), o[0] ** 2 + o[1] ** 2, *o)
+                (-hits[o] / len(site.patches) / len(images), o[0] ** 2 + o[1] ** 2, *o)
                 for o in exists
                 if exists[o] >= 0.25 * len(site.patches)
             ]

@@ -195,7 +195,7 @@ def test_a_short_search_fills_the_axes_and_single_points_show_where_they_lie():
 
 
 def masked_head(name: str, phase: str, like: Likeness | None, share: float) -> MaskedHead:
-    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, share, share, redundant=False, inert=False)
+    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, 0.01, share, share, share > 0.5, inert=False)
 
 
 def test_maskable_draws_every_head_of_every_curve_in_its_phase():
@@ -204,16 +204,18 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
         for name in ("a", "b", "c", "d")
         for n, phase in enumerate(["before", "before", "at", "after", "after"])
     ]
-    figure = maskable.draw([*heads, masked_head("a", "before", None, 0.1)], "svcca", 0.5, 0.5)
+    figure = maskable.draw([*heads, masked_head("a", "before", None, 0.1)], "svcca", 0.5)
     assert len(figure.axes) == 4
-    points = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].get_lines() if line.get_marker() != ""}
-    assert {points[label] for label in points if label.startswith("masked")} == {2}
+    dots = [line for line in figure.axes[0].get_lines() if line.get_marker() not in ("", "None")]
+    assert sum(len(line.get_xdata()) for line in dots) == 5
+    (filled,) = [line for line in dots if line.get_label() == "masked before the drop"]
+    assert len(filled.get_xdata()) == 1 and filled.get_markerfacecolor() != "none"  # the other one is not redundant
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
 
 def test_maskable_without_a_compared_head_is_an_empty_figure():
-    assert not maskable.draw([masked_head("a", "at", None, 0.1)], "svcca", 0.5, 0.5).axes
+    assert not maskable.draw([masked_head("a", "at", None, 0.1)], "svcca", 0.5).axes
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 40])

@@ -8,7 +8,16 @@ import pytest
 import torch
 from scipy import stats
 
-from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error, two_sided, wilson
+from mhprobe.stats.significance import (
+    benjamini_hochberg,
+    beyond,
+    holm,
+    mcnemar,
+    paired_difference,
+    standard_error,
+    two_sided,
+    wilson,
+)
 
 
 def test_mcnemar_is_the_exact_binomial_test():
@@ -82,3 +91,31 @@ def test_holm_is_that_of_statsmodels():
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     p = torch.rand(30, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3
     torch.testing.assert_close(holm(p), torch.from_numpy(multitest.multipletests(p.numpy(), method="holm")[1]))
+
+
+def test_benjamini_hochberg_is_scipys():
+    from scipy.stats import false_discovery_control
+
+    p = torch.tensor([0.03, 0.001, 0.2, 0.04, 0.9, 0.002], dtype=torch.float64)
+    torch.testing.assert_close(benjamini_hochberg(p), torch.from_numpy(false_discovery_control(p.numpy())))
+    holed = torch.cat([torch.tensor([torch.nan]), p, torch.tensor([torch.nan])])
+    torch.testing.assert_close(benjamini_hochberg(holed)[1:-1], benjamini_hochberg(p))
+    assert benjamini_hochberg(holed)[[0, -1]].isnan().all() and len(benjamini_hochberg(p[:0])) == 0
+
+
+def test_a_further_draw_is_beyond_a_level_as_often_as_it_says_whatever_the_law():
+    generator = torch.Generator().manual_seed(0)
+    # of a skewed law, at another place and scale in each row, as the largest of many is
+    found = []
+    for _ in range(100):
+        law = torch.randn(30, 9, 15, generator=generator, dtype=torch.float64).amax(2)
+        rows = law * torch.rand(30, 1, generator=generator).double() + torch.randn(30, 1, generator=generator).double()
+        found.append(beyond(rows[:, 0], rows[:, 1:]))
+    p = torch.cat(found)
+    for level in (0.05, 0.5):  # 3,000 tests; those of a row share its draws
+        assert float((p <= level).double().mean()) == pytest.approx(level, abs=5 * (level * (1 - level) / 3000) ** 0.5)
+    assert float((p <= 0.01).double().mean()) < 0.015
+    assert float(p.min()) >= 1 / (30 * 8 + 1)
+    draws = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    assert beyond(torch.full((4,), 99.0).double(), draws).tolist() == [1 / 21] * 4
+    assert beyond(torch.zeros(2), draws[:2, :2]).isnan().all() and len(beyond(torch.zeros(0), draws[:0])) == 0

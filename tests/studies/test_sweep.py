@@ -16,20 +16,21 @@ from mhprobe.studies import sweep
 
 NAN = math.nan
 COLUMNS = {
-    #                            positional CLS  reg. diff local glob mixed unkn
-    "position.positional": [1, 0, 0, 0, 0, 0, 0, NAN],
-    "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
-    "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, NAN],
-    "entropy.share": [0.99, 0.99, 0.99, 0.95, 0.5, 0.5, 0.5, NAN],
-    "attention_distance.value": [1, 1, 1, 1, 5, 9, 7, NAN],
-    "attention_distance.uniform": [10, 10, 10, 10, 10, 10, 10, NAN],
+    #                            positional CLS  reg. diff local glob win. mixed unkn
+    "position.positional": [1, 0, 0, 0, 0, 0, 0, 0, NAN],
+    "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
+    "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
+    "entropy.share": [0.99, 0.99, 0.99, 0.95, 0.5, 0.5, 0.5, 0.5, NAN],
+    "attention_distance.value": [1, 1, 1, 1, 5, 9, 9, 7, NAN],
+    "attention_distance.uniform": [10, 10, 10, 10, 10, 10, 10, 10, NAN],
+    "attention_distance.whole": [10, 10, 10, 10, 10, 10, 40, 10, NAN],  # a window is a part of the image
 }
 
 
 def test_the_first_rule_that_holds_gives_the_label():
-    assert tuple(labels(COLUMNS, 8)) == LABELS
+    assert tuple(labels(COLUMNS, 9)) == LABELS
     without = {key: value for key, value in COLUMNS.items() if not key.startswith("position")}
-    assert labels(without, 8)[0] == "CLS"
+    assert labels(without, 9)[0] == "CLS"
     assert labels({}, 3) == ["unknown"] * 3
     assert labels({"token_kinds.cls": [0.3, 0.29]}, 2) == ["CLS", "mixed"]
     assert labels({"token_kinds.cls": [0.3, 0.29]}, 2, Thresholds(prefix=0.2)) == ["CLS", "CLS"]
@@ -86,8 +87,9 @@ def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
 
 
 def probed(folder: Path, distances: list[float], **more: str) -> Path:
-    rows = [[head, "s", distance, 10.0, *more.values()] for head, distance in enumerate(distances)]
-    write_csv(folder / "tables" / "attention_distance.csv", Table(["head", "site", "value", "uniform", *more], rows))
+    rows = [[head, "s", distance, 10.0, 10.0, *more.values()] for head, distance in enumerate(distances)]
+    columns = ["head", "site", "value", "uniform", "whole", *more]
+    write_csv(folder / "tables" / "attention_distance.csv", Table(columns, rows))
     return folder
 
 

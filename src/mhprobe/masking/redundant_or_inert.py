@@ -10,14 +10,24 @@ Every head is compared with the same heads: those still there just before the dr
 can be compared. Heads that can not go (at the drop, after it) are the control: a similarity that they reach as well
 does not explain why the heads of the first phase can go.
 
-The largest of many similarities is large by chance too. So it is read against the largest of the chance levels of the
-same pairs. This is a lower bound of the right level: the largest of means lies below the mean of the largest.
+The largest of many similarities is large by chance too. So it is tested against the null of that largest one: the
+largest over the same pairs in every draw of the similarity's null (images permuted). How far it stands above these
+draws, in their spread, is compared with how far single draws stand above the others, over all heads of the curve. So no
+law is assumed (the largest of many is skewed), and p is at least one over the number of heads times draws.
+
+A head is redundant if that p, times the number of similarities and adjusted over the heads of the curve, is at most
+``level``. It is adjusted by Benjamini and Hochberg's rule, since the verdicts make a list to look at: of its heads a
+share of at most ``level`` is expected to be on it by chance. Holm's rule would guard against a single false one.
+
+More than chance is not much, and most heads of a trained network are that. So the control is tested too, head against
+head: do those of the first phase stand higher above chance than those that can not go (``control``)?
 
 Shapes: A heads, S steps.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,23 +40,35 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.trace import Curve, first
+from mhprobe.stats.significance import benjamini_hochberg, beyond
 
 Phase = Literal["before", "at", "after"]
 
 
 class Similarity(NamedTuple):
-    """value: (A, A), 1 for the same; NaN for pairs that were not compared. null: (A, A) what chance gives; or None."""
+    """value: (A, A), 1 for the same; NaN for pairs that were not compared.
+
+    null: (A, A) what chance gives. draws: (A, A, N) single draws of that. None where there are none.
+    """
 
     value: Tensor
     null: Tensor | None = None
+    draws: Tensor | None = None
 
 
 class Likeness(NamedTuple):
-    """The kept head most like a head, how like it is, and the chance level (None where there is none)."""
+    """The kept head most like a head, and how like it is.
+
+    null: what the largest similarity over the same kept heads is by chance, on average; where the measure gives no
+    draws, the largest of their chance levels, which is a lower bound; None where there is none. error: of null, its
+    standard error over the draws. p: that a largest similarity like this one is chance; NaN where there are no draws.
+    """
 
     kept: int
     similarity: float
-    null: float | None
+    null: float | None = None
+    error: float = math.nan
+    p: float = math.nan
 
     @property
     def standing(self) -> float:
@@ -59,7 +81,9 @@ class Likeness(NamedTuple):
 class MaskedHead:
     """One head of one curve.
 
-    likeness: by similarity; None where it was compared with no kept head. write_norm: what it writes into the residual
+    likeness: by similarity; None where it was compared with no kept head. p: that its likeness to kept heads is chance,
+    over all similarities and adjusted over the heads of the curve; NaN where no similarity has a null that can be
+    tested. write_norm: what it writes into the residual
     stream, relative to the stream. write_share: the same relative to the median head.
     """
 
@@ -69,10 +93,16 @@ class MaskedHead:
     step: int
     phase: Phase
     likeness: Mapping[str, Likeness | None]
+    p: float
     write_norm: float
     write_share: float
     redundant: bool
     inert: bool
+
+    @property
+    def standing(self) -> float:
+        """How far up from chance (0) to identity (1), by the similarity where it stands highest; NaN without any."""
+        return max((like.standing for like in self.likeness.values() if like is not None), default=math.nan)
 
     @property
     def verdict(self) -> str:
@@ -88,17 +118,19 @@ class RedundantOrInert:
 
     writes: makes a per-head measure of what a head adds to the residual stream. similar, distant: make pairwise
         measures, by the name they get in the table; of the latter 1 - value is the similarity.
-    redundant: a head is redundant if, by any similarity, it stands this far up from chance (0) to identity (1) to a
-        kept head. inert: a head is inert if it writes less than this share of the median over all heads.
+    level: of the test behind "redundant", which is explained above. inert: a head is inert if it writes less than this
+        share of the median over all heads.
     """
 
     writes: Callable[[HeadLayout], Any]
     similar: Mapping[str, Callable[[HeadLayout], Any]]
     distant: Mapping[str, Callable[[HeadLayout], Any]] | None = None
-    redundant: float = 0.5
+    level: float = 0.05
     inert: float = 0.5
 
     def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise UserError(f"masking.join: level is above 0 and below 1, got {self.level}.")
         if not self.similar and not self.distant:
             raise UserError("masking.join: name at least one pairwise measure under similar or distant.")
 
@@ -117,16 +149,14 @@ class RedundantOrInert:
         if "writes" not in columns or not similarities:
             return []
         norm = columns["writes"]["value"]
-        return [
-            head for curve in curves for head in masked_heads(curve, similarities, norm, self.redundant, self.inert)
-        ]
+        return [head for curve in curves for head in masked_heads(curve, similarities, norm, self.level, self.inert)]
 
 
 def masked_heads(
     curve: Curve,
     similarities: Mapping[str, Similarity],
     write_norm: Tensor,
-    redundant: float = 0.5,
+    level: float = 0.05,
     inert: float = 0.5,
 ) -> list[MaskedHead]:
     """Every head that a curve of one path masks, in the order of masking. write_norm: (A,). The rest as above."""
@@ -134,39 +164,69 @@ def masked_heads(
     drop = first(curve.falls if curve.worse is None else curve.worse)
     kept = ~trace.mask[drop - 1]
     share = (write_norm / write_norm.median()).tolist()
+    steps = list(enumerate(itertools.pairwise(trace.mask), start=1))
+    heads = [(head, number) for number, (old, new) in steps for head in (new & ~old).nonzero().flatten().tolist()]
+    likeness = {
+        name: _closest(similarity, [head for head, _ in heads], kept) for name, similarity in similarities.items()
+    }
     found = []
-    for number, (before, after) in enumerate(itertools.pairwise(trace.mask), start=1):
-        for head in torch.nonzero(after & ~before).flatten().tolist():
-            likeness = {name: _closest(similarity, head, kept) for name, similarity in similarities.items()}
-            standing = max((like.standing for like in likeness.values() if like is not None), default=0.0)
-            found.append(
-                MaskedHead(
-                    curve=curve.name,
-                    split=curve.split,
-                    head=head,
-                    step=trace.step[number],
-                    phase="before" if number < drop else "at" if number == drop else "after",
-                    likeness=likeness,
-                    write_norm=float(write_norm[head]),
-                    write_share=share[head],
-                    redundant=standing >= redundant,
-                    inert=not share[head] >= inert,
-                )
+    for place, (head, number) in enumerate(heads):
+        own = {name: likenesses[place] for name, likenesses in likeness.items()}
+        p = [like.p for like in own.values() if like is not None and not math.isnan(like.p)]
+        found.append(
+            MaskedHead(
+                curve=curve.name,
+                split=curve.split,
+                head=head,
+                step=trace.step[number],
+                phase="before" if number < drop else "at" if number == drop else "after",
+                likeness=own,
+                p=min(1.0, min(p) * len(p)) if p else math.nan,
+                write_norm=float(write_norm[head]),
+                write_share=share[head],
+                redundant=False,
+                inert=not share[head] >= inert,
             )
-    return found
+        )
+    adjusted = benjamini_hochberg(torch.tensor([head.p for head in found], dtype=torch.float64)).tolist()
+    return [dataclasses.replace(head, p=p, redundant=p <= level) for head, p in zip(found, adjusted, strict=True)]
+
+
+def control(heads: Sequence[MaskedHead]) -> float:
+    """One-sided p (Mann-Whitney) that heads that can go stand no higher above chance than those that can not.
+
+    heads: of one curve. NaN where one of the two sorts is missing.
+    """
+    from scipy.stats import mannwhitneyu
+
+    can = [head.standing for head in heads if head.phase == "before" and not math.isnan(head.standing)]
+    can_not = [head.standing for head in heads if head.phase != "before" and not math.isnan(head.standing)]
+    if not can or not can_not:
+        return math.nan
+    return float(mannwhitneyu(can, can_not, alternative="greater").pvalue)
 
 
 def _similarity(columns: Mapping[str, Tensor], distant: bool) -> Similarity:
-    value, null = columns["value"], columns.get("null")
-    return Similarity(1 - value, None if null is None else 1 - null) if distant else Similarity(value, null)
+    found = Similarity(columns["value"], columns.get("null"), columns.get("null_draws"))
+    return Similarity(*(None if part is None else 1 - part for part in found)) if distant else found  # type: ignore[arg-type]
 
 
-def _closest(similarity: Similarity, head: int, kept: Tensor) -> Likeness | None:
-    """The kept head most like ``head``, and the highest chance level among those it was compared with."""
-    candidates = kept & similarity.value[head].isfinite()
-    candidates[head] = False
-    if not candidates.any():
-        return None
-    closest = int(similarity.value[head].masked_fill(~candidates, -math.inf).argmax())
-    null = None if similarity.null is None else float(similarity.null[head][candidates].max())
-    return Likeness(closest, float(similarity.value[head, closest]), null)
+def _closest(similarity: Similarity, heads: Sequence[int], kept: Tensor) -> list[Likeness | None]:
+    """For each head the kept head most like it, against the null of the largest likeness to any of them."""
+    candidates = {head: kept & similarity.value[head].isfinite() for head in heads}
+    for head, others in candidates.items():
+        others[head] = False
+    compared = [head for head in heads if candidates[head].any()]
+    closest = [int(similarity.value[h].masked_fill(~candidates[h], -math.inf).argmax()) for h in compared]
+    value_A = similarity.value[compared, closest]
+    if similarity.draws is None or not compared:
+        null = similarity.null
+        levels = [None if null is None else float(null[head, candidates[head]].max()) for head in compared]
+        likeness = [Likeness(*each) for each in zip(closest, value_A.tolist(), levels, strict=True)]
+    else:
+        largest_AN = torch.stack([similarity.draws[head, candidates[head]].amax(0) for head in compared])
+        error_A = largest_AN.std(1) / largest_AN.shape[1] ** 0.5
+        columns = (value_A, largest_AN.mean(1), error_A, beyond(value_A, largest_AN))
+        likeness = [Likeness(*each) for each in zip(closest, *(column.tolist() for column in columns), strict=True)]
+    found = dict(zip(compared, likeness, strict=True))
+    return [found.get(head) for head in heads]

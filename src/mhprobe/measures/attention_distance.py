@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, over_queries, over_support, per_site
+from mhprobe.measures.places import Places, attention, over_queries, over_support, per_site
 
 
 class AttentionDistance(Measure):
@@ -26,7 +26,8 @@ class AttentionDistance(Measure):
     renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
 
     Columns, (A,) in input pixels, larger looks further: value; renormalised, raw: both variants; uniform: the value if
-    attention were spread evenly over the same keys. A row that gives patches no weight at all counts as 0.
+    attention were spread evenly over the same keys; whole: over the whole grid, whatever windows allow. A row that
+    gives patches no weight at all counts as 0.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -68,6 +69,7 @@ class AttentionDistance(Measure):
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
         even = per_site(self.layout, self.device, lambda site, p: over_support(p.distance, p.patch_pairs))
+        whole = per_site(self.layout, self.device, _over_the_grid)
         both = {
             "renormalised": self.total / self.images / queries,
             "raw": self.raw_total / self.images / queries,
@@ -79,5 +81,11 @@ class AttentionDistance(Measure):
                 self.device,
                 lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
             )
-            return {"value": both["raw"].clone(), **both, "uniform": even * kept}
-        return {"value": both["renormalised"].clone(), **both, "uniform": even}
+            return {"value": both["raw"].clone(), **both, "uniform": even * kept, "whole": whole}
+        return {"value": both["renormalised"].clone(), **both, "uniform": even, "whole": whole}
+
+
+def _over_the_grid(site: HeadSite, places: Places) -> Tensor:
+    """() mean distance between any two grid tokens."""
+    position_T2 = site.positions()[site.prefix_tokens :]
+    return torch.cdist(position_T2, position_T2).mean()

@@ -1,9 +1,10 @@
 """How far a head's attention spreads around the place it looks at most: r50 and r90.
 
 The mass of a query's attention as a function of the distance from its own argmax key (not from the query, as in
-attention_distance). Prefix rows and columns are dropped and the rest is renormalised. The profile is kept over the
-exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read from the
-mean profile, linearly between those distances.
+attention_distance). That key itself is no range: with its mass, r50 is 0 for most heads of small windows. So the radii
+are of what lies off it, and its share stands beside them. Prefix rows and columns are dropped and the rest is
+renormalised. The profile is kept over the exact distances that occur on the grid, so nothing is binned; the radius that
+holds a share of the mass is read from the mean profile, linearly between those distances.
 
 Shapes: R distinct distances of the site that has most, A heads of all sites; the others as in places.py.
 """
@@ -22,11 +23,12 @@ from mhprobe.measures.places import attention, per_site, places_of, shares
 
 
 class AttentionRange(Measure):
-    """Radius around the argmax key that holds half of the attention.
+    """Radius around the argmax key that holds half of the attention that is not on it.
 
     Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass of the mean
-    profile; r90: 90 %; uniform, uniform_r90: the same for attention spread evenly over the keys of the same queries,
-    around the same argmax keys. For the figure, (A, R): distances, NaN behind a site's last; mass and uniform_mass at
+    profile off the argmax key, 0 where there is none; r90: 90 %; uniform, uniform_r90: the same for attention spread
+    evenly over the keys of the same queries, around the same argmax keys. peak, uniform_peak: mean share of the argmax
+    key, in [0, 1]. For the figure, (A, R): distances, NaN behind a site's last; mass and uniform_mass at
     each. The first of equal maxima in a window is the argmax.
     """
 
@@ -76,13 +78,17 @@ class AttentionRange(Measure):
         for number, site in enumerate(self.layout.sites):
             values = _rings(site, self.device)[0]
             distances[self.layout.span(number), : len(values)] = values
-        r50 = radius(distances, mass, 0.5)
+        off, even_off = mass.clone(), even.clone()
+        off[:, 0] = even_off[:, 0] = 0  # at distance 0 there is the argmax key alone
+        r50 = radius(distances, off, 0.5)
         return {
             "value": r50,
             "r50": r50.clone(),
-            "r90": radius(distances, mass, 0.9),
-            "uniform": radius(distances, even, 0.5),
-            "uniform_r90": radius(distances, even, 0.9),
+            "r90": radius(distances, off, 0.9),
+            "uniform": radius(distances, even_off, 0.5),
+            "uniform_r90": radius(distances, even_off, 0.9),
+            "peak": mass[:, 0].clone(),
+            "uniform_peak": even[:, 0].clone(),
             "distances": distances,
             "mass": mass,
             "uniform_mass": even,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.chance import chance_correlations
 from mhprobe.measures.moments import Parts
@@ -76,8 +75,3 @@ def null(
         level_HH[pair] = average(drawn).mean()
         rho_HHD[..., :few][pair] = drawn.mean(0)
     return level_HH, rho_HHD
-
-
-def check_draws(name: str, null_draws: int) -> None:
-    if null_draws < 1:
-        raise UserError(f"{name}: null_draws is at least 1, got {null_draws}.")

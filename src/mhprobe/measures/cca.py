@@ -32,9 +32,9 @@ class CCA(PairMeasure):
     pairs: which heads are compared, see PairMeasure.
     mean: over "all" correlations, or over the "leading" ones, whose sum first reaches 98 % of the total (google/svcca).
         The latter hides how many correlations are small: value and null both come out larger.
-    null_draws, seed: samples behind the chance level, and what they are drawn from.
+    null, null_draws, seed, folds: of the chance level, see PairMeasure.
 
-    Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), rows (A,).
+    Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), and the rest.
     """
 
     label = "CCA: mean canonical correlation"
@@ -46,29 +46,22 @@ class CCA(PairMeasure):
         layout: HeadLayout,
         pairs: Pairs = "layer",
         mean: Mean = "all",
-        null_draws: int = 20,
-        seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, pairs, **kwargs)
         one_of(self.name, "mean", mean, Mean)
-        canonical.check_draws(self.name, null_draws)
         self.axes = canonical.axes(layout)
         self.average = canonical.mean if mean == "all" else _leading_mean
-        self.null_draws = null_draws
-        self.seed = seed
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         kept_HD = canonical.kept(heads, variance=1.0)
         rho_HHD = canonical.correlations(heads, kept_HD)
+        return {"value": self.average(rho_HHD), "dims": kept_HD.sum(1), "rho": rho_HHD}
+
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        kept_HD = canonical.kept(heads, variance=1.0)
         null_HH, null_rho_HHD = canonical.null(heads, kept_HD, self.null_draws, self.seed, self.average)
-        return {
-            "value": self.average(rho_HHD),
-            "null": null_HH,
-            "dims": kept_HD.sum(1),
-            "rho": rho_HHD,
-            "null_rho": null_rho_HHD,
-        }
+        return {"null": null_HH, "null_rho": null_rho_HHD}
 
 
 def _leading_mean(rho: Tensor) -> Tensor:

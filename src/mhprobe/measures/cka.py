@@ -35,10 +35,12 @@ class CKA(PairMeasure):
 
     pairs: which heads are compared, see PairMeasure.
     debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows.
+    null, null_draws, seed, folds: of the chance level, see PairMeasure. Here null=rows is exact: the mean over
+        permutations of one head's rows, tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased.
 
-    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A): its exact mean over
-    permutations of one head's rows, tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F), and 0 when debiased;
-    rows (A,). UserError and warnings as in PairMeasure; the debiased estimate needs 4 rows.
+    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A): the same two heads on each
+    other's images, debiased by what independent rows would give. The rest, UserError and warnings as in PairMeasure;
+    the debiased estimate needs 4 rows.
     """
 
     label = "linear CKA"
@@ -69,18 +71,32 @@ class CKA(PairMeasure):
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         if not self.debiased:
-            value_HH, null_HH = linear_cka(heads)
-            return {"value": value_HH, "null": null_HH}
+            return {"value": linear_cka(heads)}
+        shared_HH = self._debiased(group, heads)
+        return {"value": _normalised(shared_HH, shared_HH.diagonal())}
+
+    def permuted(self, group: int, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
+        if not self.debiased:
+            return super().permuted(group, heads, deranged)
+        trace_H, n = heads.spectrum.sum(1), heads.rows
+        shared_HH = (n - 1) ** 2 * _shared(deranged) - (n - 1) * torch.outer(trace_H, trace_H)
+        return {"value": _normalised(_symmetric(shared_HH), self._debiased(group, heads).diagonal())}
+
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        null_HH = linear_cka_by_rows(heads)
+        return {"null": torch.zeros_like(null_HH) if self.debiased else null_HH}
+
+    def _debiased(self, group: int, heads: Parts) -> Tensor:
+        """(H, H) n (n - 3) HSIC of the heads."""
         n = int(heads.rows)
         if n < 4:
             raise UserError(f"cka: the debiased estimate needs at least 4 rows, got {n}. Use more images.")
         trace_H = heads.spectrum.sum(1)
-        shared_HH = (
+        return (
             (n - 1) ** 2 * _shared(heads)
             - n / (n - 2) * self._sizes(group, heads)
             + (n - 1) / (n - 2) * torch.outer(trace_H, trace_H)
         )
-        return {"value": _normalised(shared_HH, shared_HH.diagonal()), "null": torch.zeros_like(shared_HH)}
 
     def _sizes(self, group: int, heads: Parts) -> Tensor:
         """(H, H) sum over rows of |x|^2 |y|^2 of the centred heads, from the sums of the uncentred."""
@@ -101,11 +117,20 @@ class CKA(PairMeasure):
         )
 
 
-def linear_cka(heads: Parts) -> tuple[Tensor, Tensor]:
-    """(H, H) alignment of all pairs, and (H, H) its mean over permutations of rows."""
-    shared_HH, trace_H = _shared(heads), heads.spectrum.sum(1)
-    null_HH = torch.outer(trace_H, trace_H) / (heads.rows - 1)
-    return _normalised(shared_HH, shared_HH.diagonal()), _normalised(null_HH, shared_HH.diagonal())
+def linear_cka(heads: Parts) -> Tensor:
+    """(H, H) alignment of all pairs."""
+    return _normalised(_symmetric(_shared(heads)), heads.spectrum.square().sum(1))
+
+
+def linear_cka_by_rows(heads: Parts) -> Tensor:
+    """(H, H) the mean of that over permutations of rows."""
+    trace_H = heads.spectrum.sum(1)
+    return _normalised(torch.outer(trace_H, trace_H) / (heads.rows - 1), heads.spectrum.square().sum(1))
+
+
+def _symmetric(shared_HH: Tensor) -> Tensor:
+    """Covariances with permuted images differ by which of the two was permuted: the mean of both."""
+    return (shared_HH + shared_HH.mT) / 2
 
 
 def _shared(heads: Parts) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
+from mhprobe.measures.hashing import image_numbers, mixed
 
 _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
 
@@ -43,18 +44,8 @@ def patches_of(images: Tensor, site: HeadSite, cells: int) -> Tensor:
 
 def numbers_of(patches: Tensor) -> Tensor:
     """(B, T) int64 that look random and depend on the image and the token's place alone."""
-    bits = patches.flatten(1).contiguous().view(torch.int32).long()
-    generator = torch.Generator().manual_seed(0)
-    odd = 2 * torch.randint(2**62, (bits.shape[1],), generator=generator) + 1
-    image_B = _mixed((bits * odd.to(bits.device)).sum(1))  # wraps around, in any order to the same number
-    return _mixed(image_B[:, None] + torch.arange(1, patches.shape[1] + 1, device=bits.device) * 0x9E3779B97F4A7C1)
-
-
-def _mixed(number: Tensor) -> Tensor:
-    """Every bit of the result depends on every bit of the number (Stafford's finaliser, on 63 bits)."""
-    for shift, factor in ((30, 0x1F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
-        number = (number ^ (number >> shift & 2 ** (64 - shift) - 1)) * factor
-    return number ^ (number >> 31 & 2**33 - 1)
+    place_T = torch.arange(1, patches.shape[1] + 1, device=patches.device)
+    return mixed(image_numbers(patches)[:, None] + place_T * 0x9E3779B97F4A7C1)
 
 
 @dataclass

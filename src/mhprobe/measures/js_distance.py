@@ -4,6 +4,10 @@ Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) =
 entropies of single heads are computed once, and only the mixtures are left to pairs. Here it is divided by ln 2, which
 makes it lie in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
 
+The null is the same divergence between head a on one image and head b on another, query by query: what position alone
+shares stays in it. It is a mean that does not depend on how many images there are, so a few of them do: all ordered
+pairs of the images with the smallest hash (pool.py).
+
 In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
 the one is then compared with the other's row of the same query, keys outside a window having no weight.
 
@@ -23,7 +27,9 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.embedding import cluster, embed, layer_ratio
+from mhprobe.measures.hashing import numbers_in
 from mhprobe.measures.places import attention_of, chunks, places_of, shares
+from mhprobe.measures.pool import Pool
 
 Pairs = Literal["layer", "stage", "all"]
 
@@ -36,8 +42,11 @@ class JSDistance(Measure):
     clark: rows are mixed with 0.1 % even attention, and divergences (nats) are summed over queries and images.
     clusters: how many clusters each group of compared heads is cut into, at most.
     permutations, seed: relabellings behind p, and what they are drawn from.
+    null_images: how many images are paired with each other for the null; 0 leaves it out. Their attention is kept.
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
+    null (A, A): the same two heads on each other's images; below it heads are more alike than that. null_draws
+    (A, A, N): its parts, each another way to pair the null_images. NaN with fewer than two images; absent with clark.
     cluster (A,), numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
     stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over
     that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of heads to layers
@@ -58,6 +67,7 @@ class JSDistance(Measure):
         clusters: int = 4,
         permutations: int = 1000,
         seed: int = 0,
+        null_images: int = 8,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
@@ -65,6 +75,8 @@ class JSDistance(Measure):
         for option, got in (("clusters", clusters), ("permutations", permutations)):
             if got < 1:
                 raise UserError(f"js_distance: {option} is at least 1, got {got}.")
+        if null_images < 0 or null_images == 1:
+            raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
         self.clark = clark
         self.clusters = clusters
         self.permutations = permutations
@@ -72,25 +84,35 @@ class JSDistance(Measure):
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.axes = {"embedding": ["x", "y"]}
         self.groups = _groups(layout, pairs)
+        self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
+        self.pool = Pool(self.null_images)
         self.add_state("total", torch.zeros(layout.num_heads, layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
         for sites in self.groups:
             attn = [attention_of(self.name, self.layout, batch, s) for s in sites]
             for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
-                rows = [self._rows(s, each[images].double()) for s, each in zip(sites, attn, strict=True)]
-                for i, a in enumerate(sites):
-                    for j, b in enumerate(sites[i:], start=i):
-                        self._add(a, rows[i], b, rows[j])
+                self._add_group(self.total, sites, [a[images] for a in attn])
+        if self.null_images and batch.valid.any():
+            everything = [attention_of(self.name, self.layout, batch, s)[batch.valid] for s in sum(self.groups, ())]
+            self.pool.add(numbers_in(batch), everything)
         self.images += batch.valid.sum()
 
+    def reset(self) -> None:
+        super().reset()
+        self.pool = Pool(self.null_images)
+
+    def merge_state(self, incoming_state: Any) -> None:
+        """Also the images of its pool."""
+        super().merge_state(incoming_state)
+        if isinstance(incoming_state, JSDistance) and incoming_state.pool.parts:
+            self.pool.add(incoming_state.pool.number, incoming_state.pool.parts)
+
+    def before_sync(self) -> None:
+        self.pool.gather()
+
     def finish(self) -> dict[str, Tensor]:
-        queries = torch.tensor(
-            [int((places_of(site, torch.device("cpu")).token >= 0).sum()) for _, _, site in self.layout],
-            device=self.device,
-        )
-        scale = 1.0 if self.clark else 1 / (math.log(2) * self.images.double() * queries)
-        value = (self.total + self.total.T).clamp(min=0) * scale
+        value = self._mean(self.total, int(self.images))
         on_cpu = value.cpu()
         layer = torch.tensor([number for number, _, _ in self.layout])
         group = torch.empty_like(layer)
@@ -107,8 +129,45 @@ class JSDistance(Measure):
         columns = {"cluster": clusters, "embedding": points, "stress": stress, "ratio": ratio, "p": p}
         return {
             "value": value.masked_fill(outside, torch.nan),
+            **self._null(outside),
             **{name: column.to(value.device) for name, column in columns.items()},
         }
+
+    def _mean(self, total: Tensor, images: int) -> Tensor:
+        """(A, A) divergences from their sums above the diagonal."""
+        queries = torch.tensor(
+            [int((places_of(site, torch.device("cpu")).token >= 0).sum()) for _, _, site in self.layout],
+            device=self.device,
+        )
+        scale = 1.0 if self.clark else 1 / (math.log(2) * images * queries.double())
+        return (total + total.T).clamp(min=0) * scale
+
+    def _null(self, outside: Tensor) -> dict[str, Tensor]:
+        """The same between the images of the pool, which are paired by how far apart they are in it."""
+        images = len(self.pool)
+        if images < 2:
+            return {"null": torch.full_like(self.total, torch.nan)} if self.null_images else {}
+        draws = []
+        for apart in range(1, images):
+            total, first = torch.zeros_like(self.total), 0
+            for sites in self.groups:
+                attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
+                self._add_group(total, sites, attn, [a.roll(apart, 0) for a in attn])
+                first += len(sites)
+            # of head a on image i with head b on image i + k; the other half is that of i - k
+            draws.append(self._mean(total, images).masked_fill(outside, torch.nan))
+        null_AAN = torch.stack(draws, -1)
+        return {"null": null_AAN.mean(-1), "null_draws": null_AAN}
+
+    def _add_group(
+        self, total: Tensor, sites: tuple[int, ...], attn: list[Tensor], other: list[Tensor] | None = None
+    ) -> None:
+        """Add the divergences between all heads of a group. other: what the second head of a pair attends to."""
+        rows = [self._rows(s, each.double()) for s, each in zip(sites, attn, strict=True)]
+        second = rows if other is None else [self._rows(s, each.double()) for s, each in zip(sites, other, strict=True)]
+        for i, a in enumerate(sites):
+            for j, b in enumerate(sites[i:], start=i):
+                self._add(total, a, rows[i], b, second[j])
 
     def _rows(self, number: int, attn: Tensor) -> Tensor:
         """(b, W, H, Q, K) distributions."""
@@ -119,7 +178,7 @@ class JSDistance(Measure):
         even_WQK = pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
         return 0.999 * row_bWHQK + 0.001 * even_WQK[:, None]
 
-    def _add(self, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
+    def _add(self, total: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """Add the divergences between the heads of two sites; of one site with itself, above the diagonal."""
         mass_a, mass_b = row_a.sum((0, 1, 3, 4)), row_b.sum((0, 1, 3, 4))
         if a != b:
@@ -131,7 +190,7 @@ class JSDistance(Measure):
             # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2: that is in its
             # mass, so keys that were left out in rearranging are accounted for
             found_H = (own_a[h] + own_b[others] - both_H + math.log(2) * (mass_a[h] + mass_b[others])) / 2
-            self.total[self.layout.offsets[a] + h, self.layout.span(b)][others] += found_H
+            total[self.layout.offsets[a] + h, self.layout.span(b)][others] += found_H
 
 
 def _x_ln_x(rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,10 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
-from mhprobe.measures.cka import linear_cka
+from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
+from mhprobe.measures.folds import Folds, Null, check_rolled, fold_sums
 from mhprobe.measures.moments import Parts, SecondMoments
-from mhprobe.measures.pairs import check_rows, token_count, warn_dead
+from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
 
 Of = Literal["layers", "blocks"]
 Method = Literal["cka", "svcca"]
@@ -34,12 +36,14 @@ class LayerSimilarity(Measure):
         stream behind the site's block.
     method: "cka" (rotations and one scale do not matter, large directions count most) or "svcca" (linear maps do not
         matter, all directions that make up ``variance`` count alike).
-    null_draws, seed: of SVCCA's chance level; CKA's has a closed form.
+    null, null_draws, seed, folds: of the chance level, as between heads (see PairMeasure). A fold takes tokens x
+        channels of all layers, 13 MB of them in ViT-B.
 
     Columns: value (S, S) in [0, 1], larger is more alike, 1 for a layer with itself, 0 for one that does not vary; null
-    (S, S): the same for independent rows; rows (S,), how many. NaN where the numbers of tokens differ.
+    (S, S): the same two layers on each other's images; images (), rows (S,), how many. NaN where the numbers of tokens
+    differ; null also where all images are in one fold.
 
-    UserError when svcca has fewer rows than a layer has channels; FewRows warns below ten times that.
+    UserError when svcca has fewer rows than a layer has channels; FewImages warns with fewer images than that.
     """
 
     kind = "pairwise_layers"
@@ -50,8 +54,10 @@ class LayerSimilarity(Measure):
         of: Of = "layers",
         method: Method = "cka",
         variance: float = 0.99,
-        null_draws: int = 20,
+        null: Null = "images",
+        null_draws: int = 10,
         seed: int = 0,
+        folds: int = 8,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
@@ -59,18 +65,24 @@ class LayerSimilarity(Measure):
         one_of(self.name, "method", method, Method)
         if not 0 < variance <= 1:
             raise UserError(f"layer_similarity: variance is a share above 0 and at most 1, got {variance}.")
-        canonical.check_draws(self.name, null_draws)
+        check_null(self.name, null, null_draws, folds)
         self.of = of
         self.method = method
         self.variance = variance
+        self.null = null
         self.null_draws = null_draws
         self.seed = seed
+        self.folds = folds
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
-        self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}"
+        self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}" + (
+            f"; null={null}" if null != "images" else ""
+        )
         by_tokens: dict[int | None, list[int]] = {}
         for number, site in enumerate(layout.sites):
             by_tokens.setdefault(token_count(site), []).append(number)
         self.groups = [tuple(sites) for sites in by_tokens.values()]
+        for sites in self.groups:
+            check_rolled(self.name, layout.sites[sites[0]], null)
         self.widths: list[int] = []
         if of == "layers":
             self._declare([max(layout.sites[s].channels for s in sites) for sites in self.groups])
@@ -84,10 +96,18 @@ class LayerSimilarity(Measure):
             self.add_state(f"total_{number}", zeros.total)
             self.add_state(f"outer_{number}", zeros.outer)
 
+    def _declare_folds(self, group: int, tokens: int) -> None:
+        if self.null != "rows" and f"folds_{group}" not in self._defaults:
+            zeros = Folds.zeros(self.folds, tokens, len(self.groups[group]) * self.widths[group], self.device)
+            self.add_state(f"fold_images_{group}", zeros.count)
+            self.add_state(f"folds_{group}", zeros.total)
+
     def update(self, batch: HeadBatch) -> None:
         features = [_features(batch, self.of, self.layout, s) for s in range(len(self.layout.sites))]
         if not self.widths:  # a layout does not know how wide the stream is; every rank learns it from its first batch
             self._declare([max(features[s].shape[2] for s in sites) for sites in self.groups])
+        for number, sites in enumerate(self.groups):
+            self._declare_folds(number, features[sites[0]].shape[1])
         if not batch.valid.any():
             return
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
@@ -98,6 +118,9 @@ class LayerSimilarity(Measure):
                     f"{sorted(tokens)} tokens, expected equally many."
                 )
             self._moments(number).merge(batch.derive(_layer_moments, self.of, self.layout, sites, width))
+            if self.null != "rows":
+                sums = batch.derive(_layer_folds, self.of, self.layout, sites, width, self.folds)
+                self._folds(number).merge(sums)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -110,8 +133,9 @@ class LayerSimilarity(Measure):
             moments = self._moments(number)
             if self.method == "svcca":
                 check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows), width)
+                check_images(self.name, int(self.images), width)
             layers = Parts.of(moments, width)
-            found, chance = self._compare(layers)
+            found, chance = self._compare(layers), self._chance(number, layers)
             found.diagonal().fill_(1)
             both = layers.alive[:, None] & layers.alive
             index = torch.tensor(sites, device=self.device)
@@ -122,18 +146,32 @@ class LayerSimilarity(Measure):
                 self.layout.sites[s].name for s, alive in zip(sites, layers.alive.tolist(), strict=True) if not alive
             ]
         warn_dead(self.name, "layers", dead)
-        return {"value": value, "null": null, "rows": rows}
+        return {"value": value, "null": null, "rows": rows, "images": self.images.clone()}
 
     def _moments(self, group: int) -> SecondMoments:
         return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
 
-    def _compare(self, layers: Parts) -> tuple[Tensor, Tensor]:
-        """(G, G) similarity, and what chance makes of it."""
+    def _folds(self, group: int) -> Folds:
+        return Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+
+    def _compare(self, layers: Parts) -> Tensor:
+        """(G, G) similarity."""
         if self.method == "cka":
             return linear_cka(layers)
-        kept_GC = canonical.kept(layers, self.variance)
-        rho_GGC = canonical.correlations(layers, kept_GC)
-        return canonical.mean(rho_GGC), canonical.null(layers, kept_GC, self.null_draws, self.seed)[0]
+        return canonical.mean(canonical.correlations(layers, canonical.kept(layers, self.variance)))
+
+    def _chance(self, group: int, layers: Parts) -> Tensor:
+        """(G, G) what chance makes of it."""
+        if self.null == "rows" and self.method == "cka":
+            return linear_cka_by_rows(layers)
+        if self.null == "rows":
+            return canonical.null(layers, canonical.kept(layers, self.variance), self.null_draws, self.seed)[0]
+        if not self._folds(group).deranged:
+            return torch.full_like(layers.covariance[:, 0, :, 0], torch.nan)
+        rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
+        crosses = self._folds(group).crosses(self.null_draws, self.seed, rolled)
+        drawn = (self._compare(dataclasses.replace(layers, covariance=c.view_as(layers.covariance))) for c in crosses)
+        return sum(drawn, torch.zeros((), dtype=torch.float64)) / self.null_draws
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:
@@ -144,11 +182,16 @@ def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Ten
 
 
 def _layer_moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> SecondMoments:
-    features = [_features(batch, of, layout, number) for number in sites]
-    return SecondMoments.of(_rows(features, width, batch.valid))
+    features = [_features(batch, of, layout, number)[batch.valid] for number in sites]
+    return SecondMoments.of(_side_by_side(features, width).flatten(0, 1))
 
 
-def _rows(features: list[Tensor], width: int, valid: Tensor) -> Tensor:
-    """(N, G * width) layers side by side; zeros beside narrow ones (pruned heads) change no similarity."""
-    padded = [torch.nn.functional.pad(x[valid], (0, width - x.shape[2])) for x in features]
-    return torch.cat(padded, -1).flatten(0, 1)
+def _layer_folds(
+    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int
+) -> Folds:
+    return fold_sums(batch, folds, _side_by_side([_features(batch, of, layout, number) for number in sites], width))
+
+
+def _side_by_side(features: list[Tensor], width: int) -> Tensor:
+    """(B, T, G * width) layers; zeros beside narrow ones (pruned heads) change no similarity."""
+    return torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[2])) for x in features], -1)

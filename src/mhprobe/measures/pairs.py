@@ -1,14 +1,16 @@
 """What all similarities between heads share: the pairs, their second moments, and what makes a number doubtful.
 
 Rows are the tokens of all images, channels a head's output before its gate. Mean and covariance of a group's channels
-are enough for CCA, SVCCA, PWCCA, linear CKA and Procrustes, so those of a batch are computed once for all of them.
+are enough for CCA, SVCCA, PWCCA, linear CKA and Procrustes, so those of a batch are computed once for all of them. So
+are the sums per fold of images that the null needs (folds.py).
 
 Shapes: B images, T tokens, C channels of a group, H heads of a group, D head width, A heads of all sites,
-R the largest head width.
+R the largest head width, N draws of the null.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from abc import abstractmethod
@@ -18,9 +20,11 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
+from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.folds import Folds, Null, check_rolled, fold_sums
 from mhprobe.measures.moments import Parts, SecondMoments
 
 Pairs = Literal["layer", "stage", "all"]
@@ -36,52 +40,118 @@ class DuplicateHead(MeasureWarning):
     """Two heads do the same, as far as the measure can tell."""
 
 
-class FewRows(MeasureWarning):
-    """There are so few rows that unrelated heads seem similar."""
+class FewImages(MeasureWarning):
+    """There are so few images that unrelated heads seem similar."""
 
 
 class PairMeasure(Measure):
-    """Base of the similarities between heads. A subclass writes ``compare`` for the heads of one group.
+    """Base of the similarities between heads. A subclass writes ``compare`` and ``rows_null`` for one group's heads.
 
     pairs: which heads are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token,
         so the sites of a group need the same number of tokens.
+    null: what is called unrelated. "images": the same two heads, the one on other images than the other, position by
+        position; what position alone shares counts as chance. "rolled": the one's grid is rolled as well, by a random
+        offset; images - rolled is what position shares. "rows": independent rows, as if the tokens of an image had
+        nothing to do with each other; a lower bound, far too low.
+    null_draws, seed: permutations (or samples) behind the null, and what they are drawn from.
+    folds: images are dealt into so many parts, whose sums are permuted (see folds.py). Memory grows with it.
 
     Columns of all of them: value (A, A), larger is more alike, 1 for a head with itself, 0 for a dead head; read it
-    against null (A, A): the same for independent rows; rows (A,) rows of the head's group. NaN outside the groups.
+    against null (A, A), the mean over the draws; null_sd (A, A), how far the draws spread; null_draws (A, A, N) all of
+    them (not for null=rows); images (), rows (A,) of the head's group. NaN outside the groups. null is NaN where all
+    images are in one fold, e.g. for a single image.
 
-    UserError with fewer rows than channels of a head; FewRows warns below ten times that. DeadHead and DuplicateHead
-    (above 0.99999, where chance does not come near that) name heads.
+    UserError with fewer rows than channels of a head; FewImages warns with fewer images than that. DeadHead and
+    DuplicateHead (above 0.99999, where chance does not come near that) name heads.
     """
 
     kind = "pairwise"
     equal_up_to: ClassVar[str]  # what the measure cannot see: heads that differ by no more than this are duplicates
 
-    def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        layout: HeadLayout,
+        pairs: Pairs = "layer",
+        null: Null = "images",
+        null_draws: int = 10,
+        seed: int = 0,
+        folds: int = 16,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(layout, **kwargs)
+        check_null(self.name, null, null_draws, folds)
+        if null != "images":
+            self.label = f"{self.label}; null={null}"
         self.pairs = pairs
+        self.null = null
+        self.null_draws = null_draws
+        self.seed = seed
+        self.folds = folds
         self.groups = groups(self.name, layout, pairs)
+        self.tokens: list[int | None] = [token_count(layout.sites[sites[0]]) for sites in self.groups]
         for number, sites in enumerate(self.groups):
             # as far as the layout tells, refuse now and not after an epoch
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
-            zeros = SecondMoments.zeros(sum(layout.sites[s].channels for s in sites))
+            check_rolled(self.name, layout.sites[sites[0]], null)
+            zeros = SecondMoments.zeros(self._channels(sites))
             self.add_state(f"rows_{number}", zeros.rows)
             self.add_state(f"total_{number}", zeros.total)
             self.add_state(f"outer_{number}", zeros.outer)
+            self._declare_folds(number, self.tokens[number])
 
     @abstractmethod
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        """Columns of one group, "value" first and "null" among them: (H,), (H, H), or (H, H, D).
+        """Columns of one group, "value" first: (H,), (H, H), or (H, H, D).
 
         The values of dead heads and of a head with itself may be anything: they are known without computing.
         """
 
+    @abstractmethod
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        """The same for independent rows: "null", and "null_" before the name of any other column that has one."""
+
+    def permuted(self, group: int, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
+        """The columns that have a null, of the same heads with other images' covariances between them."""
+        return {name: part for name, part in self.compare(group, deranged).items() if name in ("value", "rho")}
+
     def update(self, batch: HeadBatch) -> None:
+        for number, sites in enumerate(self.groups):
+            self._check_aligned(sites, [batch.z[s].shape[1] for s in sites])
+            self._declare_folds(number, batch.z[sites[0]].shape[1])
         if not batch.valid.any():
             return
         for number, sites in enumerate(self.groups):
-            self._check_aligned(sites, [batch.z[s].shape[1] for s in sites])
             self.moments(number).merge(batch.derive(_moments, sites))
+            if self.null != "rows":
+                self._deal(number, batch.derive(_fold_sums, sites, self.folds))
         self.images += batch.valid.sum()
+
+    def before_sync(self) -> None:
+        """A rank that saw no batch learns from the others how many tokens there are."""
+        for other in ranks.gather(self.tokens):
+            for number, tokens in enumerate(other):
+                self._declare_folds(number, tokens)
+
+    def _declare_folds(self, group: int, tokens: int | None) -> None:
+        """Sums per fold, as soon as it is known how many tokens there are."""
+        if self.null == "rows" or tokens is None or f"folds_{group}" in self._defaults:
+            return
+        self.tokens[group] = tokens
+        zeros = Folds.zeros(self.folds, tokens, self._channels(self.groups[group]), self.device)
+        self.add_state(f"fold_images_{group}", zeros.count)
+        self.add_state(f"folds_{group}", zeros.total)
+
+    def _deal(self, group: int, sums: Folds) -> None:
+        mine = Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+        if mine.total.shape != sums.total.shape:
+            raise UserError(
+                f"{self.name}: images with {sums.total.shape[1]} tokens after images with {mine.total.shape[1]}, whose "
+                f"positions cannot be compared. Feed images of one size, or use null=rows."
+            )
+        mine.merge(sums)
+
+    def _channels(self, sites: tuple[int, ...]) -> int:
+        return sum(self.layout.sites[s].channels for s in sites)
 
     def moments(self, group: int) -> SecondMoments:
         return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
@@ -94,26 +164,44 @@ class PairMeasure(Measure):
             flat = torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites]).to(self.device)
             heads = Parts.of(self.moments(number), self.layout.sites[sites[0]].head_dim)
             alive[flat] = heads.alive
-            found = {**self.compare(number, heads), "rows": heads.rows.expand(len(flat))}
+            found = {**self.compare(number, heads), **self._null(number, heads), "rows": heads.rows.expand(len(flat))}
+            both = heads.alive[:, None] & heads.alive
             for name in ("value", "null"):
-                found[name] = found[name].where(heads.alive[:, None] & heads.alive, 0.0)
+                found[name] = found[name].where(both, 0.0)
             # exact by definition, but not as computed
             found["value"].diagonal().copy_(heads.alive)
             for name, part in found.items():
                 if name not in columns:
-                    columns[name] = self._empty(part)
+                    columns[name] = self._empty(name, part)
                 place = (flat[:, None], flat) if part.dim() > 1 else (flat,)
                 if part.dim() == 3:
                     place = (*place, slice(part.shape[2]))
                 columns[name][place] = part
         warn_dead(self.name, "heads", [head_name(self.layout, a) for a in (~alive).nonzero().flatten().tolist()])
         warn_duplicates(self.name, self.layout, columns["value"], columns["null"], self.equal_up_to)
-        return columns
+        return {**columns, "images": self.images.clone()}
 
-    def _empty(self, part: Tensor) -> Tensor:
+    def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        """What chance makes of the columns of one group."""
+        if self.null == "rows":
+            return self.rows_null(group, heads)
+        folds = Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+        if not folds.deranged:
+            return {name: part * torch.nan for name, part in _as_null(self.permuted(group, heads, heads)).items()}
+        rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
+        drawn = [
+            self.permuted(group, heads, dataclasses.replace(heads, covariance=cross.view_as(heads.covariance)))
+            for cross in folds.crosses(self.null_draws, self.seed, rolled)
+        ]
+        value_HHN = torch.stack([each["value"] for each in drawn], -1)
+        means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
+        spread = value_HHN.std(-1, correction=min(1, self.null_draws - 1))
+        return {**_as_null(means), "null_sd": spread, "null_draws": value_HHN}
+
+    def _empty(self, name: str, part: Tensor) -> Tensor:
         """Room for all heads of what ``part`` says about a group; NaN where no group says anything."""
         heads, width = self.layout.num_heads, max(site.head_dim for site in self.layout.sites)
-        shape = (heads, heads, width)[: part.dim()]
+        shape = (heads, heads, self.null_draws if name == "null_draws" else width)[: part.dim()]
         return part.new_full(shape, torch.nan) if part.is_floating_point() else part.new_zeros(shape)
 
     def _check_aligned(self, sites: tuple[int, ...], tokens: list[int | None]) -> None:
@@ -134,6 +222,7 @@ class PairMeasure(Measure):
         sites = [self.layout.sites[group[0]] for group in self.groups]
         count, site = min(zip(rows, sites, strict=True), key=lambda pair: pair[0] / pair[1].head_dim)
         check_rows(self.name, site.name, count, site.head_dim)
+        check_images(self.name, int(self.images), max(site.head_dim for site in sites))
 
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
@@ -161,18 +250,38 @@ def _moments(batch: HeadBatch, sites: tuple[int, ...]) -> SecondMoments:
     return SecondMoments.of(rows_of(batch, sites))
 
 
+def _fold_sums(batch: HeadBatch, sites: tuple[int, ...], folds: int) -> Folds:
+    return fold_sums(batch, folds, torch.cat([batch.z[s].flatten(2) for s in sites], -1))
+
+
+def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"null" if name == "value" else f"null_{name}": part for name, part in columns.items()}
+
+
+def check_null(name: str, null: Null, draws: int, folds: int) -> None:
+    """UserError unless a null can be made so."""
+    one_of(name, "null", null, Null)
+    for option, got, least in (("null_draws", draws, 1), ("folds", folds, 2)):
+        if got < least:
+            raise UserError(f"{name}: {option} is at least {least}, got {got}.")
+
+
 def check_rows(name: str, where: str, rows: int, width: int) -> None:
-    """Refuse fewer rows than channels, warn below ten times as many."""
+    """Refuse fewer rows than channels."""
     if rows < width:
         raise UserError(
             f"{name}: {where} has n = {rows} rows (tokens of all images) for d = {width} channels, expected at least "
             f"n = d, better 10 d. Use more images."
         )
-    if rows < 10 * width:
+
+
+def check_images(name: str, images: int, width: int) -> None:
+    """Warn below as many images as channels. Rows do not count: the tokens of one image say much the same."""
+    if images < width:
         rank_zero_warn(
-            f"{name}: {where} has only n = {rows} rows for d = {width} channels (n < 10 d): what is unrelated reaches "
-            f"the level in column null. Use more images.",
-            FewRows,
+            f"{name}: only {images} images for {width} channels: what is unrelated reaches the level in column null. "
+            f"Use more images.",
+            FewImages,
         )
 
 

@@ -3,9 +3,10 @@
 Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its largest weight at one offset in at least 90 %
 of queries. Images have two axes, so an offset is (rows, columns) of the token grid.
 
-From many queries an offset points out of the image, or out of the query's Swin window: on an 8 x 8 grid even "one to
-the left" exists for 7/8 of them. So the share is over those queries from which the key exists. A corner that a single
-query reaches is not a rule: only offsets that exist for ``reach`` of the queries are candidates.
+From many queries an offset points out of the image, or out of the query's Swin window: on an 8 x 8 grid "one to the
+left" exists for 7/8 of them, so that no head that looks there can reach 90 %. So the share among those queries from
+which the key exists stands beside it. A corner that a single query reaches is not a rule: only offsets that exist for
+``reach`` of the queries are candidates.
 
 Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
 """
@@ -25,17 +26,17 @@ from mhprobe.measures.places import attention, per_site, places_of
 
 
 class Position(Measure):
-    """Share of patch queries whose largest weight is at the head's favourite offset, among those that can reach it.
+    """Share of all patch queries whose largest weight is at the head's favourite offset.
 
     threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
         this share of queries.
 
     Columns, (A,): value in [0, 1], larger is more positional; dy, dx the offset in tokens, key minus query (dx = -1:
-    the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; all_queries: the share among all
-    queries, Voita's own; reach: share of queries for which the key exists; chance: value if the largest weight were at
-    a random key. counts (A, Y, X): queries of an image at each offset, on average, the middle one being 0, 0; exists
-    (A, Y, X): queries from which it can be reached. Among equals the shortest offset wins, then the upper, then the
-    left one.
+    the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share among the
+    queries for which the key exists; reach: how many queries these are, the most that value can be; chance: value if
+    the largest weight were at a random key. counts (A, Y, X): queries of an image at each offset, on average, the
+    middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the shortest offset
+    wins, then the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -89,22 +90,22 @@ class Position(Measure):
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
         order = self._by_length()
-        ranked = share.masked_fill(~candidates, -1).flatten(1)[:, order]
+        ranked = self.counts.masked_fill(~candidates, -1).flatten(1)[:, order]
         # the first of the largest
         best = order[(ranked == ranked.amax(1, keepdim=True)).int().argmax(1)]
 
         def at(values: Tensor) -> Tensor:
             return values.flatten(1).gather(1, best[:, None])[:, 0]
 
-        value = at(share)
+        value = at(self.counts) / self.images / queries
         return {
             "value": value,
             "dy": best // share.shape[2] - self.farthest[0],
             "dx": best % share.shape[2] - self.farthest[1],
             "positional": (value >= self.threshold).long(),
-            "all_queries": at(self.counts) / self.images / queries,
+            "reaching": at(share),
             "reach": at(exists) / queries,
-            "chance": at(even) / at(exists),
+            "chance": at(even) / queries,
             "counts": self.counts / self.images,
             "exists": exists,
         }

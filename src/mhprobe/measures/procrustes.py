@@ -10,16 +10,12 @@ Shapes: H heads of a group, D head width, A heads of all sites.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
-from mhprobe.measures.canonical import check_draws
 from mhprobe.measures.chance import chance_overlaps
 from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs
+from mhprobe.measures.pairs import PairMeasure
 
 
 class Procrustes(PairMeasure):
@@ -29,24 +25,16 @@ class Procrustes(PairMeasure):
     which ignores their size.
 
     pairs: which heads are compared, see PairMeasure.
-    null_draws, seed: samples behind the chance level, and what they are drawn from. Sums of many singular values hardly
-        vary, so few suffice.
+    null, null_draws, seed, folds: of the chance level, see PairMeasure.
 
-    Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same for independent heads
-    that keep their spectra: whitened cross-covariances drawn from their law (see chance.py), scaled by both spectra;
-    distance (A, A) = sqrt(2 - 2 value), smaller is more alike; rows (A,). UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same two heads on each
+    other's images, or, with null=rows, independent heads that keep their spectra: whitened cross-covariances drawn from
+    their law (see chance.py), scaled by both spectra; distance (A, A) = sqrt(2 - 2 value), smaller is more alike. The
+    rest, UserError and warnings as in PairMeasure.
     """
 
     label = "Procrustes similarity"
     equal_up_to = "a rotation and a scale"
-
-    def __init__(
-        self, layout: HeadLayout, pairs: Pairs = "layer", null_draws: int = 5, seed: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(layout, pairs, **kwargs)
-        check_draws(self.name, null_draws)
-        self.null_draws = null_draws
-        self.seed = seed
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
@@ -54,15 +42,20 @@ class Procrustes(PairMeasure):
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         size_H = heads.spectrum.sum(1).sqrt()
+        value_HH = size_H.new_empty(len(size_H), len(size_H))
+        for a in range(len(size_H)):
+            value_HH[a, a:] = value_HH[a:, a] = torch.linalg.svdvals(heads.crosses(a)).sum(-1)
+        return {"value": (value_HH / torch.outer(size_H, size_H)).clamp(max=1)}
+
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        size_H = heads.spectrum.sum(1).sqrt()
         # as whitened rows are orthogonal to the constant, n of them span at most n - 1 directions
         dims = min(heads.spectrum.shape[1], int(heads.rows) - 1)
         overlap_NDD = torch.from_numpy(chance_overlaps(int(heads.rows), dims, self.null_draws, self.seed))
         overlap_NDD = overlap_NDD.to(size_H.device)
         root_HD = heads.spectrum[:, :dims].sqrt()
-        value_HH, null_HH = size_H.new_empty(2, len(size_H), len(size_H))
+        null_HH = size_H.new_empty(len(size_H), len(size_H))
         for a in range(len(size_H)):
-            value_HH[a, a:] = value_HH[a:, a] = torch.linalg.svdvals(heads.crosses(a)).sum(-1)
             drawn = root_HD[a, :, None] * overlap_NDD * root_HD[a:, None, None]
             null_HH[a, a:] = null_HH[a:, a] = torch.linalg.svdvals(drawn).sum(-1).mean(-1)
-        scale_HH = torch.outer(size_H, size_H)
-        return {"value": (value_HH / scale_HH).clamp(max=1), "null": null_HH / scale_HH}
+        return {"null": null_HH / torch.outer(size_H, size_H)}

@@ -13,39 +13,28 @@ Shapes: H heads of a group, D head width, A heads of all sites.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs
+from mhprobe.measures.pairs import PairMeasure
 
 
 class PWCCA(PairMeasure):
     """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
 
     pairs: which heads are compared, see PairMeasure.
-    null_draws, seed: samples behind the chance level, and what they are drawn from.
+    null, null_draws, seed, folds: of the chance level, see PairMeasure.
 
     Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
-    weighs by those of b (a table lists each pair once); null (A, A): the same for independent rows. It is the mean
-    correlation, as for CCA: unrelated heads correlate along random directions, whose weights are alike on average.
-    dims (A,), rows (A,) as in CCA. UserError and warnings as in PairMeasure.
+    weighs by those of b (a table lists each pair once); null (A, A): value on each other's images. With null=rows it is
+    the mean correlation, as for CCA: unrelated heads correlate along random directions, whose weights are alike on
+    average. dims (A,) as in CCA; the rest, UserError and warnings as in PairMeasure.
     """
 
     label = "PWCCA: weighted canonical correlation"
     equal_up_to = "an invertible linear map"
-
-    def __init__(
-        self, layout: HeadLayout, pairs: Pairs = "layer", null_draws: int = 20, seed: int = 0, **kwargs: Any
-    ) -> None:
-        super().__init__(layout, pairs, **kwargs)
-        canonical.check_draws(self.name, null_draws)
-        self.null_draws = null_draws
-        self.seed = seed
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
@@ -61,8 +50,11 @@ class PWCCA(PairMeasure):
             u, rho, vh = torch.linalg.svd(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:])
             value_HH[a, a:] = _weighted(rho, root_HDD[a] @ u, counted_HHD[a, a:])
             value_HH[a:, a] = _weighted(rho, root_HDD[a:] @ vh.mT, counted_HHD[a, a:])
-        null_HH, _ = canonical.null(heads, kept_HD, self.null_draws, self.seed)
-        return {"value": value_HH, "null": null_HH, "dims": kept_HD.sum(1)}
+        return {"value": value_HH, "dims": kept_HD.sum(1)}
+
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        kept_HD = canonical.kept(heads, variance=1.0)
+        return {"null": canonical.null(heads, kept_HD, self.null_draws, self.seed)[0]}
 
 
 def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:

@@ -26,12 +26,12 @@ class SVCCA(PairMeasure):
 
     pairs: which heads are compared, see PairMeasure.
     variance: share of each head's variance that the kept directions explain.
-    null_draws, seed: samples behind the chance level, and what they are drawn from.
+    null, null_draws, seed, folds: of the chance level, see PairMeasure.
 
     Columns: value (A, A) in [0, 1]: sum(rho) / min(kept dims), 1 for a head with itself, 0 for a dead head; read it
-    against null (A, A): the same for independent rows; dims (A,) kept directions; rho (A, A, R) the correlations in
-    falling order, and null_rho, what chance makes of them; rows (A,) rows of the head's group. NaN outside the groups,
-    and behind the last rho.
+    against null (A, A): the same two heads on each other's images; dims (A,) kept directions; rho (A, A, R) the
+    correlations in falling order, and null_rho, what chance makes of them; the rest as in PairMeasure. NaN outside the
+    groups, and behind the last rho.
 
     UserError and warnings as in PairMeasure.
     """
@@ -45,27 +45,20 @@ class SVCCA(PairMeasure):
         layout: HeadLayout,
         pairs: Pairs = "layer",
         variance: float = 0.99,
-        null_draws: int = 20,
-        seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, pairs, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"svcca: variance is a share above 0 and at most 1, got {variance}.")
-        canonical.check_draws(self.name, null_draws)
         self.axes = canonical.axes(layout)
         self.variance = variance
-        self.null_draws = null_draws
-        self.seed = seed
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         kept_HD = canonical.kept(heads, self.variance)
         rho_HHD = canonical.correlations(heads, kept_HD)
+        return {"value": canonical.mean(rho_HHD), "dims": kept_HD.sum(1), "rho": rho_HHD}
+
+    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+        kept_HD = canonical.kept(heads, self.variance)
         null_HH, null_rho_HHD = canonical.null(heads, kept_HD, self.null_draws, self.seed)
-        return {
-            "value": canonical.mean(rho_HHD),
-            "null": null_HH,
-            "dims": kept_HD.sum(1),
-            "rho": rho_HHD,
-            "null_rho": null_rho_HHD,
-        }
+        return {"null": null_HH, "null_rho": null_rho_HHD}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
 from mhprobe.masking.totals import Totals, summary
 from mhprobe.masking.trace import Curve
 from mhprobe.report import tables
@@ -32,7 +33,7 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
         return {}
     results = {"maskable_heads": Result(tables.masked_heads(heads))}
     for name in heads[0].likeness:
-        figure = maskable.draw(heads, name, question.redundant, question.inert)
+        figure = maskable.draw(heads, name, question.inert)
         results[f"maskable_heads_{name}"] = Result(figure=figure)
     return results
 
@@ -54,11 +55,23 @@ def answer(found: Sequence[Totals], heads: Sequence[MaskedHead]) -> list[str]:
         line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before accuracy is significantly lower"
         if row.heads_before_worse == 0:
             line = f"{row.curve} on {row.split}: already its first step makes accuracy significantly lower"
-        verdicts = [
-            head.verdict for head in heads if (head.curve, head.split, head.phase) == (row.curve, row.split, "before")
-        ]
+        own = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
+        verdicts = [head.verdict for head in own if head.phase == "before"]
         if verdicts:
             counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)]
-            line += f" (redundant or inert? {', '.join(counts)})"
+            line += f" (redundant or inert? {', '.join(counts)}{_of_the_others(own)})"
         lines.append(line)
     return lines
+
+
+def _of_the_others(heads: Sequence[MaskedHead]) -> str:
+    """What the control says: heads that can not go."""
+    others = [head for head in heads if head.phase != "before"]
+    p = control(heads)
+    if math.isnan(p):
+        return ""
+    more = "more" if p < 0.05 else "not more"
+    return (
+        f"; of the {len(others)} that can not go {sum(head.redundant for head in others)} are redundant too, and those "
+        f"that can go are {more} like kept heads than these, p = {p:.2g}"
+    )

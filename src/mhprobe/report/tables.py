@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,8 +195,9 @@ def totals(found: Sequence[Totals]) -> Table:
 def masked_heads(heads: Sequence[MaskedHead]) -> Table:
     """A row per masked head: whether it is redundant or inert (masking/redundant_or_inert.py).
 
-    curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name> for each similarity, empty where no
-    kept head was compared; write_norm, write_share, verdict.
+    curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name>, null_error_<name>, p_<name> for each
+    similarity, empty where no kept head was compared or where there is no such thing; p over all of them, adjusted over
+    the heads of the curve; write_norm, write_share, verdict.
     """
     rows = []
     for head in heads:
@@ -204,6 +206,9 @@ def masked_heads(heads: Sequence[MaskedHead]) -> Table:
             row[f"kept_{name}"] = "" if like is None else like.kept
             row[f"similarity_{name}"] = "" if like is None else like.similarity
             row[f"null_{name}"] = "" if like is None or like.null is None else like.null
+            row[f"null_error_{name}"] = "" if like is None or math.isnan(like.error) else like.error
+            row[f"p_{name}"] = "" if like is None or math.isnan(like.p) else like.p
+        row["p"] = "" if math.isnan(head.p) else head.p
         rows.append(row | {"write_norm": head.write_norm, "write_share": head.write_share, "verdict": head.verdict})
     return from_rows(rows)
 

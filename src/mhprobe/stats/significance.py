@@ -1,7 +1,8 @@
 """Is a difference more than chance? Two predictions on the same images, and many heads tested at once.
 
 Exact McNemar: McNemar, 1947, with the binomial tail instead of chi-squared. Holm, 1979, "A simple sequentially
-rejective multiple test procedure". Interval of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635,
+rejective multiple test procedure". Benjamini & Hochberg, 1995, JRSS B 57:289, where a list is wanted of which few
+entries are wrong, and not none. Interval of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635,
 method 10, built from Wilson's intervals of the two shares; it stays in [-1, 1] and has a width where nothing differs.
 
 Shapes: A tests, all arguments broadcast.
@@ -39,6 +40,41 @@ def holm(p_A: Tensor) -> Tensor:
     result = torch.full_like(p_A, torch.nan)
     result[order[:tests]] = adjusted[:tests]  # argsort puts NaN last
     return result
+
+
+def benjamini_hochberg(p_A: Tensor) -> Tensor:
+    """(A,) p adjusted so that of those below alpha a share of at most alpha is expected to be false. NaN is no test."""
+    order = p_A.argsort(descending=True)
+    tests = int((~p_A.isnan()).sum())
+    order = order[len(p_A) - tests :]  # argsort puts NaN first
+    rank = torch.arange(tests, 0, -1, device=p_A.device)
+    result = torch.full_like(p_A, torch.nan)
+    result[order] = (p_A[order] * tests / rank).cummin(0).values.clamp(max=1)
+    return result
+
+
+def beyond(value_A: Tensor, draws_AN: Tensor) -> Tensor:
+    """(A,) one-sided p that each value is one more of its own N draws.
+
+    No law is assumed, but that all A draw from the same one up to place and scale: how far each draw lies from the
+    others of its row, in their standard deviations, is pooled over rows. So p is at least 1 / (A N + 1). NaN with fewer
+    than three draws.
+    """
+    count = draws_AN.shape[1]
+    if count < 3 or not len(value_A):
+        return torch.full_like(value_A, torch.nan)
+    others = [_standing(draws_AN[:, n], draws_AN[:, torch.arange(count) != n]) for n in range(count)]
+    pool = torch.stack(others).flatten().sort().values
+    own_A = _standing(value_A, draws_AN)
+    at_least_A = len(pool) - torch.searchsorted(pool, own_A.contiguous())
+    return (1 + at_least_A).double() / (1 + len(pool))
+
+
+def _standing(value_A: Tensor, draws_AN: Tensor) -> Tensor:
+    """(A,) how far above the draws, in the standard deviation of a further draw from their mean."""
+    count = draws_AN.shape[1]
+    spread_A = draws_AN.std(1) * (1 + 1 / count) ** 0.5
+    return (value_A - draws_AN.mean(1)) / spread_A.clamp(min=torch.finfo(draws_AN.dtype).tiny)
 
 
 def wilson(count_A: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:

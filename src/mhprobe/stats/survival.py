@@ -3,12 +3,13 @@
 Voita et al., 2019, Figure 8, where heads are positional, syntactic or for rare words. Here for images, from tables of
 measures on the whole model; the first rule that holds gives the label:
 
-    positional   the argmax key is at one fixed offset in at least 90 % of queries      position.positional = 1
+    positional   the argmax key is at one fixed offset in 90 % of all queries           position.positional = 1
     CLS          at least 30 % of the patches' attention goes to the class token        token_kinds.cls >= 0.3
     registers    ... to the registers                                                   token_kinds.registers >= 0.3
     diffuse      entropy is at least 95 % of that of even attention                     entropy.share >= 0.95
     local        attention distance is at most half of that of even attention           attention_distance.value
-    global       it is at least 90 % of it                                              the same, and .uniform
+    global       it is at least 90 % of that of even attention over the whole image     the same, and .whole
+    window       it is not, but at least 90 % of what the head's window allows          the same, and .uniform
     mixed        none of these, though something is known
     unknown      no table says anything about the head
 
@@ -25,7 +26,7 @@ from typing import NamedTuple
 Column = Sequence[float]  # (A,), NaN where nothing is known
 USED = (
     *("position.positional", "token_kinds.cls", "token_kinds.registers", "entropy.share"),
-    *("attention_distance.value", "attention_distance.uniform"),
+    *("attention_distance.value", "attention_distance.uniform", "attention_distance.whole"),
 )
 
 
@@ -47,8 +48,11 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
     def column(name: str) -> Column:
         return columns.get(name, nothing)
 
-    even = column("attention_distance.uniform")
-    nearness = [d / e if e else math.nan for d, e in zip(column("attention_distance.value"), even, strict=True)]
+    def relative_to(reference: str) -> list[float]:
+        even = column(f"attention_distance.{reference}")
+        return [d / e if e else math.nan for d, e in zip(column("attention_distance.value"), even, strict=True)]
+
+    nearness = relative_to("uniform")
     # comparisons with NaN are False: a rule without its table never holds
     rules = {
         "positional": [value >= 1 for value in column("position.positional")],
@@ -56,7 +60,8 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
         "registers": [value >= cut.prefix for value in column("token_kinds.registers")],
         "diffuse": [value >= cut.diffuse for value in column("entropy.share")],
         "local": [value <= cut.local for value in nearness],
-        "global": [value >= cut.global_ for value in nearness],
+        "global": [value >= cut.global_ for value in relative_to("whole")],
+        "window": [value >= cut.global_ for value in nearness],
     }
     evidence = [column(name) for name in USED if not name.startswith("attention_distance")]
     known = [any(not math.isnan(values[head]) for values in (*evidence, nearness)) for head in range(num_heads)]
@@ -66,7 +71,7 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
     ]
 
 
-LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "mixed", "unknown")
+LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "window", "mixed", "unknown")
 
 
 class Survivors(NamedTuple):

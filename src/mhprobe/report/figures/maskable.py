@@ -16,18 +16,19 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 
 CAPTION = (
     "Were the heads that could go redundant or inert? Up: likeness to the most similar kept head, from chance "
-    "(dotted, 0) to identity (1). Across: how much the head writes. Above the dashed line redundant, left of it "
-    "inert."
+    "(dotted, 0: what the likest of as many heads is when images are permuted) to identity (1); filled where that is "
+    "more than chance. Across: how much the head writes; left of the dashed line inert. Compare the phases: if heads "
+    "that can not go stand as high, likeness does not explain why the others can."
 )
 
 
-def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: float) -> Figure:
+def draw(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
     """A panel per curve and a point per head.
 
     Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
     dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
-    to identity (1), by the named similarity; above the dashed line it is redundant. The dotted line is 0 of the measure
-    itself where it has no chance level.
+    to identity (1), by the named similarity; filled where the test over all similarities calls it redundant. The
+    dotted line is 0 of the measure itself where it has no chance level.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -51,16 +52,18 @@ def draw(heads: Sequence[MaskedHead], similarity: str, redundant: float, inert: 
             axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)
             for phase, style in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
                 there = [(head, like) for head, like in points if head.phase == phase]
-                axes.plot(
-                    [max(head.write_share, 1e-3) for head, _ in there],
-                    [like.standing for _, like in there],
-                    style[1],
-                    color=style[0],
-                    markersize=4,
-                    alpha=0.8,
-                    label=PHASES[phase],
-                )
-            axes.axhline(redundant, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
+                for redundant in (False, True):
+                    some = [(head, like) for head, like in there if head.redundant == redundant]
+                    axes.plot(
+                        [max(head.write_share, 1e-3) for head, _ in some],
+                        [like.standing for _, like in some],
+                        style[1],
+                        color=style[0],
+                        markerfacecolor=style[0] if redundant else "none",
+                        markersize=4,
+                        alpha=0.8,
+                        label=PHASES[phase] if redundant else None,
+                    )
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
             axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
             axes.set_xscale("log")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # a function has its colour in every figure
-LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#999999", "#DDDDDD"), strict=True))
+LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#999999", "#DDDDDD"), strict=True))
 
 CAPTION = (
     "Which heads pruning keeps, by stage, block or function; the last bar is the whole model. A pruning that took "

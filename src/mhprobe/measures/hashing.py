@@ -1,0 +1,40 @@
+"""Numbers that look random and depend on an image alone: how images are drawn without an order, a batch or a rank.
+
+Shapes: B images.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch
+
+
+def numbers_in(batch: HeadBatch) -> Tensor:
+    """(valid images,) int64: by their pixels, or by what heads made of them where there are no pixels."""
+    seen = batch.images if batch.images is not None else (*batch.z, *(batch.attn or ()))[0]
+    return image_numbers(seen[batch.valid])
+
+
+def image_numbers(x: Tensor) -> Tensor:
+    """(B,) int64 of (B, ...) numbers, as float32: equal images get equal numbers, others nearly never."""
+    bits = x.flatten(1).float().contiguous().view(torch.int32).long()
+    return mixed((bits * _odd(bits.shape[1], bits.device)).sum(1))  # wraps around, in any order to the same number
+
+
+def mixed(number: Tensor) -> Tensor:
+    """Every bit of the result depends on every bit of the number (Stafford's finaliser, on 63 bits)."""
+    for shift, factor in ((30, 0x1F58476D1CE4E5B9), (27, 0x14D049BB133111EB)):
+        number = (number ^ (number >> shift & 2 ** (64 - shift) - 1)) * factor
+    return number ^ (number >> 31 & 2**33 - 1)
+
+
+@functools.lru_cache(maxsize=8)
+def _odd(count: int, device: torch.device) -> Tensor:
+    """(count,) odd factors, always the same."""
+    with torch.inference_mode(False):  # cached: must be usable outside too
+        generator = torch.Generator().manual_seed(0)
+        return (2 * torch.randint(2**62, (count,), generator=generator) + 1).to(device)

@@ -1,0 +1,172 @@
+"""The null of permuted images, of every similarity between heads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.cca import CCA
+from mhprobe.measures.cka import CKA
+from mhprobe.measures.layer_similarity import LayerSimilarity
+from mhprobe.measures.pairs import FewImages
+from mhprobe.measures.procrustes import Procrustes
+from mhprobe.measures.pwcca import PWCCA
+from mhprobe.measures.svcca import SVCCA
+from oracles import cca, cka, permuted, procrustes, pwcca, svcca
+
+D, GRID, TOKENS = 4, (4, 5), 21  # a class token and a grid
+SITE = HeadSite("a", 0, 0, 2, D, prefix_tokens=1, grid=GRID, class_token=True)
+LAYOUT = HeadLayout((SITE,))
+MEASURES = {
+    "svcca": (SVCCA, svcca.similarity),
+    "cca": (CCA, cca.similarity),
+    "pwcca": (PWCCA, pwcca.similarity),
+    "cka": (CKA, cka.similarity),
+    "cka debiased": (partial(CKA, debiased=True), cka.debiased),
+    "procrustes": (Procrustes, procrustes.similarity),
+}
+
+
+@pytest.fixture(params=MEASURES)
+def measure(request):
+    return MEASURES[request.param]
+
+
+def outputs(images: int, seed: int = 0, shared: float = 1.0, position: float = 0.0) -> torch.Tensor:
+    """(images, T, 2, D) of two heads, whose tokens say much the same about an image.
+
+    shared: how much of the images the two heads both see. position: how much both say about where a token is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    seen, where = randn(images, 1, D) + 0.3 * randn(images, TOKENS, D), randn(TOKENS, D)
+    own = (randn(images, 1, D) + 0.3 * randn(images, TOKENS, D) for _ in range(2))
+    return torch.stack([each + (shared * seen + position * where) @ randn(D, D) + 2 for each in own], 2)
+
+
+def columns(kind, z, layout=LAYOUT, size=7, **options):
+    made = kind(layout, **options)
+    for part in z.split(size):
+        made.update(HeadBatch(z=(part,), logits=torch.zeros(len(part), 2), valid=torch.ones(len(part)).bool()))
+    return made.columns()
+
+
+@pytest.mark.parametrize("null", ["images", "rolled"])
+def test_null_is_that_of_images_permuted_against_each_other(measure, null):
+    kind, similarity = measure
+    # the oracle rolls all it gets, so there is no class token
+    layout, z = HeadLayout((HeadSite("a", 0, 0, 2, D, grid=GRID),)), outputs(40, position=0.5)[:, 1:]
+    got = columns(kind, z, layout, size=40, null=null, null_draws=20)
+    x, y = z[:, :, 0].numpy(), z[:, :, 1].numpy()
+    brute = permuted.null(similarity, x, y, 10, grid=GRID if null == "rolled" else None)
+    # means over 10 and over 20 draws, these over the same 16 folds, of which half are independent of each other
+    error = brute.std() * (1 / 10 + 1 / 20 + 1 / 8) ** 0.5
+    assert float(got["null"][0, 1]) == pytest.approx(brute.mean(), abs=4 * error)
+    assert float(got["null_draws"][0, 1].mean()) == pytest.approx(float(got["null"][0, 1]), abs=1e-12)
+    # it is another number if the tokens of an image were independent
+    assert got["null"][0, 1] > 1.5 * columns(kind, z, layout, size=40, null="rows")["null"][0, 1]
+
+
+def test_heads_whose_images_are_permuted_against_each_other_score_at_the_null(measure):
+    kind, _ = measure
+    z, scores, nulls = outputs(40, seed=1, position=0.5), [], []
+    as_it_is = columns(kind, z, size=40)
+    assert as_it_is["value"][0, 1] > as_it_is["null_draws"][0, 1].max()
+    for seed in range(8):
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+        got = columns(kind, torch.stack([z[:, :, 0], z[order, :, 1]], 2), size=40, seed=seed, null_draws=4)
+        scores.append(float(got["value"][0, 1]))
+        nulls.append(float(got["null"][0, 1]))
+    error = (np.var(scores, ddof=1) / 8 + np.var(nulls, ddof=1) / 8) ** 0.5
+    assert np.mean(scores) == pytest.approx(np.mean(nulls), abs=4 * error)
+
+
+def test_what_two_heads_share_through_position_alone_is_chance_and_rolling_shows_it(measure):
+    kind, _ = measure
+    z = outputs(200, shared=0.0, position=2.0)
+    got, rolled = columns(kind, z, size=200), columns(kind, z, size=200, null="rolled")
+    assert float(got["value"][0, 1]) == pytest.approx(float(got["null"][0, 1]), abs=0.05)
+    assert got["value"][0, 1] > 0.2
+    assert rolled["null"][0, 1] < 0.6 * got["null"][0, 1]
+
+
+def test_the_null_falls_with_the_images_and_not_with_the_tokens():
+    few, many = columns(SVCCA, outputs(30)), columns(SVCCA, outputs(480))
+    # as one over the root of the images: four times lower, give or take the spread of the draws
+    assert float(few["null"][0, 1] / many["null"][0, 1]) == pytest.approx(4, rel=0.35)
+    doubled = columns(SVCCA, outputs(30).repeat(1, 2, 1, 1), HeadLayout((HeadSite("a", 0, 0, 2, D),)))
+    assert float(doubled["null"][0, 1]) == pytest.approx(float(few["null"][0, 1]), rel=0.2)
+    rows = [
+        columns(SVCCA, z, HeadLayout((HeadSite("a", 0, 0, 2, D),)), null="rows")["null"][0, 1]
+        for z in (outputs(30), outputs(30).repeat(1, 2, 1, 1))
+    ]
+    assert rows[1] < 0.8 * rows[0]
+
+
+def test_it_is_seeded_and_does_not_depend_on_how_images_come():
+    z = outputs(40)
+    got = columns(SVCCA, z)
+    for other in (columns(SVCCA, z, size=1), columns(SVCCA, z.flip(0), size=11)):
+        torch.testing.assert_close(other["null"], got["null"], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(columns(SVCCA, z, seed=1)["null"], got["null"], rtol=1e-3)
+
+
+def test_images_are_dealt_by_their_pixels():
+    z, pixels = outputs(12), torch.randn(12, 3, 4, 4)
+    made = [SVCCA(LAYOUT) for _ in range(2)]
+    for measure, images in zip(made, (pixels, None), strict=True):
+        batch = HeadBatch(z=(z,), logits=torch.zeros(12, 2), valid=torch.ones(12).bool(), images=images)
+        measure.update(batch)
+    assert made[0].fold_images_0.sum() == made[1].fold_images_0.sum() == 12
+    assert not torch.equal(made[0].fold_images_0, made[1].fold_images_0)
+
+
+def test_one_image_has_no_null_and_few_are_warned_of(measure):
+    kind, _ = measure
+    with pytest.warns(FewImages, match=f"only 1 images for {D} channels"):
+        got = columns(kind, outputs(1))
+    assert got["null"].isnan().all() and got["value"].isfinite().all()
+    with pytest.warns(FewImages):
+        columns(kind, outputs(D - 1))
+    got = columns(kind, outputs(D))
+    assert int(got["images"]) == D and (got["rows"] == D * TOKENS).all()
+
+
+def test_layers_have_the_same_null():
+    layout = HeadLayout((SITE, HeadSite("b", 0, 1, 2, D, prefix_tokens=1, grid=GRID, class_token=True)))
+    z = outputs(40, position=0.5)
+    for method, similarity in (("cka", cka.similarity), ("svcca", svcca.similarity)):
+        made = LayerSimilarity(layout, method=method, null_draws=20, folds=16)
+        twice = tuple(z[:, :, [h, h]] + 0.1 * torch.randn(z.shape) for h in range(2))
+        made.update(HeadBatch(z=twice, logits=torch.zeros(40, 2), valid=torch.ones(40).bool()))
+        x, y = (site.flatten(2).numpy() for site in twice)
+        brute = permuted.null(similarity, x, y, 10)
+        error = brute.std() * (1 / 10 + 1 / 20 + 1 / 8) ** 0.5
+        assert float(made.columns()["null"][0, 1]) == pytest.approx(brute.mean(), abs=4 * error)
+
+
+def test_what_cannot_be_permuted_is_refused_in_one_line():
+    free = HeadLayout((HeadSite("a", 0, 0, 2, D),))
+    with pytest.raises(UserError, match="svcca: null is one of images, rolled, rows, got 'tokens'"):
+        SVCCA(LAYOUT, null="tokens")
+    with pytest.raises(UserError, match="folds is at least 2, got 1"):
+        SVCCA(LAYOUT, folds=1)
+    with pytest.raises(UserError, match="null=rolled rolls the grid of a, which is not fixed"):
+        SVCCA(free, null="rolled")
+    made = SVCCA(free)
+    z = outputs(5)
+    for part in (z, z[:, :9]):
+        batch = HeadBatch(z=(part,), logits=torch.zeros(5, 2), valid=torch.ones(5).bool())
+        if part is z:
+            made.update(batch)
+        else:
+            with pytest.raises(UserError, match="images with 9 tokens after images with 21"):
+                made.update(batch)
