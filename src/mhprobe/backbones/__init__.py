@@ -58,12 +58,20 @@ def family_of(model: nn.Module) -> type[Family]:
         raise UserError(
             f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
         )
+    if type(model).__module__.startswith("transformers."):
+        raise UserError(f"{type(model).__name__}: of transformers, {_huggingface()} have their heads found.")
     supported = ", ".join(family.title for family in families())
     raise UserError(
         f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; supported: "
         f"{supported}. "
         f"To add one, see 'A backbone family' in CONTRIBUTING.md."
     )
+
+
+def _huggingface() -> str:
+    from mhprobe.backbones.huggingface import KINDS
+
+    return ", ".join(KINDS)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
@@ -133,6 +141,7 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
 
+    model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. It replaces gates that are there already.
         Their values are kept: a head that was off stays off.
@@ -163,6 +172,7 @@ def attach(
         gates.values.requires_grad_(learnable)
         return gates
     remove_gates(model)
+    model = backbone_of(model)
     family, layout = family_of(model), layout_of(model)
     made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
     family.prepare(model)

@@ -178,6 +178,11 @@ class Family(ABC):
         """The module whose output is the embedding of the patches: where relevance arrives."""
         return model.patch_embed
 
+    @classmethod
+    def patches(cls, embedded: Tensor) -> Tensor:
+        """The output of ``stem``, or slopes along it, as (B, ..., C) in raster order."""
+        return embedded
+
     # making and training a model
 
     @classmethod

@@ -26,11 +26,15 @@ from mhprobe.errors import UserError
 
 @dataclass(frozen=True)
 class Windows:
-    """How a windowed site cuts its (height, width) grid: ``size`` per window, after a roll by ``-shift``."""
+    """How a windowed site cuts its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
+
+    pad_first: whether the grid is filled up to whole windows before the roll, as torchvision does, or after it (timm).
+    """
 
     grid: tuple[int, int]
     size: tuple[int, int]
     shift: tuple[int, int]
+    pad_first: bool = False
 
     def rows(self) -> Tensor:
         """(T,) position of raster token t among one image's windowed rows (windows x tokens per window).
@@ -40,15 +44,23 @@ class Windows:
         """
         (height, width), (win_h, win_w) = self.grid, self.size
         index = torch.arange(height * width).view(height, width)
-        index = torch.roll(index, (-self.shift[0], -self.shift[1]), (0, 1))
-        pad_h, pad_w = -height % win_h, -width % win_w
-        index = torch.nn.functional.pad(index, (0, pad_w, 0, pad_h), value=-1)
-        index = index.view((height + pad_h) // win_h, win_h, (width + pad_w) // win_w, win_w)
+        tall, wide = self.padded
+
+        def pad(index: Tensor) -> Tensor:
+            return torch.nn.functional.pad(index, (0, wide - index.shape[1], 0, tall - index.shape[0]), value=-1)
+
+        index = torch.roll(pad(index) if self.pad_first else index, (-self.shift[0], -self.shift[1]), (0, 1))
+        index = pad(index).view(tall // win_h, win_h, wide // win_w, win_w)
         token_of_row = index.permute(0, 2, 1, 3).flatten()
         rows = torch.empty(height * width, dtype=torch.long)
         (occupied,) = torch.nonzero(token_of_row >= 0, as_tuple=True)
         rows[token_of_row[occupied]] = occupied
         return rows
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """(rows, columns) of the grid filled up to whole windows."""
+        return self.grid[0] + -self.grid[0] % self.size[0], self.grid[1] + -self.grid[1] % self.size[1]
 
     def places(self) -> Tensor:
         """(windows, K) raster token at each of a window's K places, -1 where there is only padding."""
@@ -87,6 +99,7 @@ class HeadSite:
     pixels: (down, across) input pixels from one token of the grid to the next.
     class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
     pooled: whether the logits are made from the other tokens: then a class token that there may be is not read.
+    line: whether its tokens stand in a line, as those of a text do, and not in a grid.
     """
 
     name: str
@@ -100,6 +113,7 @@ class HeadSite:
     pixels: tuple[float, float] = (1.0, 1.0)
     class_token: bool = False
     pooled: bool = False
+    line: bool = False
 
     def places(self) -> Tensor:
         """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.
@@ -130,6 +144,10 @@ class HeadSite:
     @property
     def token_grid(self) -> tuple[int, int]:
         """``grid``, or a UserError where the model does not fix it."""
+        if self.line:
+            raise UserError(
+                f"{self.name}: its tokens stand in a line, as those of a text do; this asks for the grid of an image."
+            )
         if self.grid is None:
             raise UserError(
                 f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "

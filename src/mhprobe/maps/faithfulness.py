@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
+from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting, usable
 
 Baseline = Literal["mean", "blur"]
@@ -54,7 +55,7 @@ def faithfulness(
         raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
     with inspecting(model, gradients=False):
         images = usable(images)
-        target = model(images).argmax(1)
+        target = logits_of(model(images)).argmax(1)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])
@@ -84,7 +85,7 @@ def area(model: nn.Module, start: Tensor, end: Tensor, maps: Tensor, target: Ten
     for count in counts:
         gone = (rank_BP < count).unflatten(1, maps.shape[1:])
         gone_pixels = F.interpolate(gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact")
-        logits = model(torch.where(gone_pixels > 0, end, start))
+        logits = logits_of(model(torch.where(gone_pixels > 0, end, start)))
         probability.append(logits.double().softmax(1).gather(1, target[:, None]).squeeze(1))
     return torch.trapezoid(torch.stack(probability), torch.tensor(counts).to(target.device) / patches, dim=0)
 

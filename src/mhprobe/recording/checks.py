@@ -28,8 +28,14 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_batch(images: Any, labels: Any) -> None:
-    """UserError unless images are (B, channels, height, width) of a floating type and labels (B,) whole numbers."""
+def check_batch(images: Any, labels: Any, line: bool = False) -> None:
+    """UserError unless images are (B, channels, height, width) of a floating type and labels (B,) whole numbers.
+
+    line: the model takes a line of tokens: (B, tokens) whole numbers, or (B, tokens, width).
+    """
+    if line and isinstance(images, Tensor) and images.dim() in (2, 3):
+        _check_labels_of(images, labels)
+        return
     if not isinstance(images, Tensor) or images.dim() != 4:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
@@ -38,11 +44,27 @@ def check_batch(images: Any, labels: Any) -> None:
             f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
         )
+    _check_labels_of(images, labels)
+
+
+def _check_labels_of(images: Tensor, labels: Any) -> None:
     if labels is None:
         return
     if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
         got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
         raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
+
+
+def check_dtype(model: nn.Module, images: Tensor) -> None:
+    """UserError for images of another floating type than the weights, outside autocast, which reconciles them."""
+    weights = next(model.parameters()).dtype
+    apart = images.is_floating_point() and images.dtype != weights
+    if apart and not torch.is_autocast_enabled(images.device.type):
+        ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))
+        raise UserError(
+            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or call it inside "
+            f"torch.autocast."
+        )
 
 
 def check_labels(labels: Tensor, logits: Tensor) -> None:

@@ -34,6 +34,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
 from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting, usable
 
 
@@ -85,7 +86,8 @@ def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, ru
     with inspecting(model, gradients=True):
         explained, patches = _explained(model, backbone_of(model), images, labels, rule)
         (slope,) = torch.autograd.grad(explained.sum(), patches)
-        return explained.detach(), (patches * slope).sum(-1).flatten(1).detach()
+        shares = family_of(backbone_of(model)).patches(patches * slope)
+        return explained.detach(), shares.sum(-1).flatten(1).detach()
 
 
 def _explained(
@@ -107,7 +109,7 @@ def _explained(
     try:
         # fused attention hides its two products from the rules
         with family.materialised(backbone), _Rules(rule):
-            logits = model(usable(images))
+            logits = logits_of(model(usable(images)))
     finally:
         handle.remove()
     # outside the rules: backward passes call torch functions too

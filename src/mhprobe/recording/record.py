@@ -17,10 +17,11 @@ from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance
-from mhprobe.recording.checks import check_batch, check_labels, check_model
+from mhprobe.recording.checks import check_batch, check_dtype, check_labels, check_model
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.objective import Of, objective
+from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
@@ -41,7 +42,8 @@ def record(
     """Run ``model`` on ``images`` and return a HeadBatch.
 
     model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a LightningModule.
-    images: (B, 3, height, width), normalised. labels: (B,), needed for slopes.
+    images: (B, 3, height, width), normalised; for a model of text (B, tokens) or (B, tokens, width).
+    labels: (B,), needed for slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
         "stream" for the residual stream, "weights" for each head's own, "direct" for what each part writes into the
         logits; an Ablation for logits under masks (more
@@ -57,13 +59,14 @@ def record(
     named = {need for need in needs if isinstance(need, str)}
     slopes = named & {"grad", "attn_grad"}
     _check(model, named, labels is not None or of == "top1", of)
-    check_batch(images, labels)
     layout, grad, attn_grad = gates_of(model).layout, None, None
+    check_batch(images, labels, any(site.line for site in layout.sites))
+    check_dtype(model, images)
 
     tapped = named | {"stream"} if "direct" in named else named
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, tapped) as taps:
         images, labels = usable(images), None if labels is None else usable(labels)
-        logits = model(images)
+        logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
         if labels is not None:
             check_labels(labels, logits)

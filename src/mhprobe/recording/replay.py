@@ -25,6 +25,7 @@ from mhprobe.backbones import attach, backbone_of, family_of, layout_of, slice_s
 from mhprobe.backbones.base import Seam, Segments
 from mhprobe.gates import HeadGates, gates_of, remove_gates
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 
 _FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side
@@ -126,7 +127,7 @@ def _whole(model: nn.Module, gates: HeadGates, images: Tensor, values: Tensor) -
     logits = []
     for row in values:
         with gates.side_by_side(row[None]):
-            logits.append(model(images))
+            logits.append(logits_of(model(images)))
     return logits
 
 
@@ -140,7 +141,7 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) 
     with _instead(backbone, answers):
         for mask in range(len(tree.values)):
             answers.mask, answers.call = mask, 0
-            logits.append(model(images))
+            logits.append(logits_of(model(images)))
             if not answers.known:
                 return None
     return logits
@@ -240,10 +241,12 @@ class _Remembering:
     def __init__(self, seam: Seam) -> None:
         self.seam, self.forward = seam, seam.attention.forward
         self.heads: Tensor | None = None
+        self.rows = 0  # of what came in then; of the heads there may be more: windows
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.heads is not None:
-            return self.seam.rest(_copies(self.heads, len(x) // len(self.heads)))
+            return self.seam.rest(_copies(self.heads, len(x) // self.rows))
+        self.rows = len(x)
         # in front of the gates: each branch applies its own
         handle = self.seam.point.register_forward_pre_hook(self._keep, prepend=True)
         try:

@@ -43,7 +43,7 @@ from mhprobe.run.construct import construct, explained
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
-from mhprobe.weights.description import portable
+from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
 
 Config = dict[str, Any]  # what run.schema.check returns
@@ -174,7 +174,7 @@ def save_backbone(cfg: Config, folder: Path) -> Path:
     described = portable({**part, **registered(part["name"])})
     backbone = build(**{**part, "num_classes": None})
     place = folder / "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"])
-    settings = {key: value for key, value in described.items() if key not in ("name", "pretrained", "fused_attn")}
+    settings = {key: value for key, value in described.items() if key not in OURS}
     save_for_hf(backbone, str(place), model_args=settings, safe_serialization=True)
     return place
 

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from mhprobe.data.batch import Batch
 from mhprobe.measures.base import all_reduce
 from mhprobe.measures.outcomes import outcomes
+from mhprobe.recording.outputs import logits_of
 
 
 class Tally(Metric):
@@ -74,6 +75,6 @@ def tally(
     counted = Tally(num_images).to(device)
     with torch.autocast(device.type, enabled=False):
         for batch in batches:
-            counted.update(batch, model(batch.images))
+            counted.update(batch, logits_of(model(batch.images)))
             done(batch)
     return counted.compute()

@@ -1,0 +1,219 @@
+"""Hugging Face transformers (from 5.0): ViT, DeiT, DINOv2, DINOv3, CLIP and SigLIP vision towers, BEiT; BERT, RoBERTa.
+
+Their attention modules are written alike: heads side by side enter an output projection, and a function that the
+configuration names (eager, sdpa ...) makes them of queries, keys and values. For as long as weights are to be seen, it
+names ours. Nothing here imports transformers before it is asked for weights: who has a model of it has it installed.
+
+A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The tokens of a text stand in a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.heads import Block, HeadSite, HeadWeights
+
+IMPLEMENTATION = "mhprobe_open"
+
+
+class Kind(NamedTuple):
+    """How a class names its parts. layers: its blocks. attention: in a block. middle: what the stream enters next.
+
+    prefix: tokens before the grid; a name is one of the configuration. text: there is no grid.
+    """
+
+    layers: str
+    attention: str
+    middle: str
+    prefix: tuple[int | str, ...] = (1,)
+    text: bool = False
+
+
+KINDS = {
+    "ViTModel": Kind("layers", "attention", "layernorm_after"),
+    "DeiTModel": Kind("layers", "attention", "layernorm_after", (2,)),
+    "BeitModel": Kind("layers", "attention", "layernorm_after"),
+    "Dinov2Model": Kind("encoder.layer", "attention", "norm2"),
+    "Dinov2WithRegistersModel": Kind("encoder.layer", "attention", "norm2", (1, "num_register_tokens")),
+    "DINOv3ViTModel": Kind("model.layer", "attention", "norm2", (1, "num_register_tokens")),
+    "CLIPVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2"),
+    "SiglipVisionModel": Kind("encoder.layers", "self_attn", "layer_norm2", (0,)),
+    "BertModel": Kind("encoder.layer", "attention.self", "intermediate", (0,), text=True),
+    "RobertaModel": Kind("encoder.layer", "attention.self", "intermediate", (0,), text=True),
+}
+
+
+class HuggingFace(Family):
+    title = "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
+
+    @staticmethod
+    def claims(model: nn.Module) -> bool:
+        return type(model).__module__.startswith("transformers.") and type(model).__name__ in KINDS
+
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
+        kind, config = KINDS[type(model).__name__], model.config
+        for number in range(len(model.get_submodule(kind.layers))):
+            name = f"{kind.layers}.{number}.{kind.attention}"
+            attention = model.get_submodule(name)
+            heads = config.num_attention_heads
+            width = _parts(attention, model, name)[3].in_features // heads
+            if kind.text:
+                yield HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=True)
+            else:
+                yield _of_image(name, number, heads, width, kind, config)
+
+    @classmethod
+    def blocks(cls, model: Any) -> Iterator[Block]:
+        kind = KINDS[type(model).__name__]
+        for number in range(len(model.get_submodule(kind.layers))):
+            name = f"{kind.layers}.{number}"
+            yield Block(name=name, stage=0, middle=f"{name}.{kind.middle}")
+
+    @classmethod
+    def prepare(cls, model: Any) -> None:
+        for site in cls.sites(model):
+            attention: Any = submodule(model, site)
+            if not hasattr(attention, "softmaxed"):
+                attention.softmaxed = nn.Identity()
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        attention: Any = submodule(model, site)
+        point = _parts(attention, model, site.name)[3]
+        made = _Apart if site.line else _Within
+        return made(
+            attention=attention,
+            point=point,
+            output=point,
+            weights=attention.softmaxed,
+            visible=lambda: _implementation(attention.config),
+        )
+
+    @classmethod
+    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
+        *inside, output = _parts(submodule(model, site), model, site.name)
+        query, key, value = (part.weight.detach().unflatten(0, (site.num_heads, site.head_dim)) for part in inside)
+        written = output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
+        scale = cls.layer_scale(model, site)
+        return HeadWeights(query, key, value, written if scale is None else written * scale)
+
+    @classmethod
+    def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
+        block: Any = model.get_submodule(KINDS[type(model).__name__].layers)[site.block]
+        scale = getattr(getattr(block, "layer_scale1", block), "lambda1", getattr(block, "lambda_1", None))
+        return scale.detach() if isinstance(scale, Tensor) else None
+
+    @classmethod
+    def materialised(cls, model: Any) -> AbstractContextManager[None]:
+        return _implementation(model.config)
+
+    @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        embeddings = model.embeddings
+        return getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", embeddings)
+
+    @classmethod
+    def patches(cls, embedded: Tensor) -> Tensor:
+        return embedded.flatten(2).mT if embedded.dim() == 4 else embedded  # of a convolution
+
+    @classmethod
+    def input_spec(cls, model: Any) -> dict[str, Any]:
+        return {"size": _pair(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+    @classmethod
+    def classifier(cls, model: Any) -> nn.Module:
+        return nn.Identity()  # it stands behind this model, in the one that holds it
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str:
+        return (
+            f"Hugging Face's configuration of {type(model).__name__} holds one number of heads for all blocks, so "
+            f"a model without "
+            f"some could not be saved and loaded again. They can still be gated, measured and masked (mhprobe.measure, "
+            f"mhprobe.masking_curve)."
+        )
+
+
+class _Within(Seam):
+    """Attention that multiplies by W_O itself, and gives back its weights beside that."""
+
+    def rest(self, heads: Tensor) -> Any:
+        return self.point(heads), None
+
+
+class _Apart(Seam):
+    """Attention that gives back its heads: W_O is the next module's."""
+
+    def rest(self, heads: Tensor) -> Any:
+        return heads, None
+
+
+def _of_image(name: str, number: int, heads: int, width: int, kind: Kind, config: Any) -> HeadSite:
+    prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
+    image, patch = _pair(config.image_size), _pair(config.patch_size)
+    return HeadSite(
+        name=name,
+        stage=0,
+        block=number,
+        num_heads=heads,
+        head_dim=width,
+        prefix_tokens=prefix,
+        grid=(image[0] // patch[0], image[1] // patch[1]),
+        pixels=(float(patch[0]), float(patch[1])),
+        class_token=prefix > 0,
+        pooled=prefix == 0,
+    )
+
+
+def _pair(side: Any) -> tuple[int, int]:
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
+
+
+def _parts(attention: Any, model: nn.Module, name: str) -> tuple[Any, Any, Any, Any]:
+    """The projections of queries, keys and values, and W_O."""
+    if hasattr(attention, "query"):  # BERT's W_O is in a module beside it
+        outer = model.get_submodule(name.rpartition(".")[0])
+        return attention.query, attention.key, attention.value, outer.output.dense  # type: ignore[union-attr]
+    output = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
+    return attention.q_proj, attention.k_proj, attention.v_proj, output
+
+
+@contextlib.contextmanager
+def _implementation(config: Any) -> Iterator[None]:
+    """For a while the models of ``config`` make their heads by ``_open``."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(IMPLEMENTATION, _open)
+    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    before = config._attn_implementation
+    config._attn_implementation = IMPLEMENTATION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _open(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention whose weights (B, H, T, T) pass ``module.softmaxed``."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores if attention_mask is None else scores + attention_mask
+    weights = module.softmaxed(scores.softmax(-1))
+    return (F.dropout(weights, dropout, module.training) @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,147 @@
+"""torch's nn.MultiheadAttention with places for gates and taps: for torchvision's ViT and nn.TransformerEncoder.
+
+Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` does the same
+computation in the same order, in a forward of its own. A module becomes one by its class alone: parameters, state dict,
+copies and pickles stay what they were. torch's inference kernels, which compute a whole layer at once, are passed by.
+
+Shapes: B images, T tokens, H heads, D head width, E = H * D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.parts import unfused
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite
+
+
+class Open(nn.MultiheadAttention):
+    """Self-attention. joined: the heads side by side (B, T, E) pass it. softmaxed: (B, H, T, T) weights, unfused."""
+
+    fused_attn = True
+    joined: nn.Identity
+    softmaxed: nn.Identity
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query is not key or key is not value or query.dim() != 3:
+            raise UserError(f"{type(self).__name__}: expected self-attention over a batch (B, T, E).")
+        x = query.transpose(0, 1) if self.batch_first else query
+        tokens, batch, _ = x.shape
+        packed = F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.embed_dim))
+        packed = packed.unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+        q, k, v = (
+            part.view(tokens, batch * self.num_heads, self.head_dim).transpose(0, 1).unflatten(0, (batch, -1))
+            for part in packed
+        )
+        mask = self._mask(attn_mask, key_padding_mask, batch, q)
+        dropout = self.dropout if self.training else 0.0
+        if self.fused_attn and not need_weights:
+            weights, mixed = None, F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        else:
+            scores = torch.matmul(q * math.sqrt(1.0 / self.head_dim), k.mT)
+            weights = self.softmaxed((scores if mask is None else scores + mask).softmax(-1))
+            weights = F.dropout(weights, dropout)
+            mixed = torch.matmul(weights, v)
+        out = self.after(self.joined(mixed.permute(2, 0, 1, 3).contiguous().flatten(2).transpose(0, 1)))
+        if not need_weights or weights is None:
+            return out, None
+        return out, weights.mean(1) if average_attn_weights else weights
+
+    def after(self, heads: Tensor) -> Tensor:
+        """(B, T, E) the heads side by side -> what the module gives back."""
+        rows = heads.transpose(0, 1)
+        out = F.linear(rows.reshape(-1, self.embed_dim), self.out_proj.weight, self.out_proj.bias)
+        out = out.view(*rows.shape[:2], -1)
+        return out.transpose(0, 1) if self.batch_first else out
+
+    def _mask(self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
+        """What is added to (B, H, T, T) scores."""
+        attn, padding = (None if part is None else _added(part, q.dtype) for part in (attn, padding))
+        if attn is not None and attn.dim() == 3:
+            attn = attn.unflatten(0, (batch, self.num_heads))
+        if padding is None:
+            return attn
+        padding = padding[:, None, None]
+        return padding if attn is None else attn + padding
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
+
+
+class _Opened(Seam):
+    def rest(self, heads: Tensor) -> Any:
+        attention: Any = self.attention
+        return attention.after(self.point(heads)), None
+
+
+class MultiHead(Family):
+    """Families whose attention is torch's."""
+
+    @classmethod
+    def attentions(cls, model: Any) -> Iterable[nn.Module]:
+        """The model's attention modules that have sites."""
+        return [submodule(model, site) for site in cls.sites(model)]
+
+    @classmethod
+    def prepare(cls, model: Any) -> None:
+        for attention in cls.attentions(model):
+            if type(attention) is not Open:
+                found: Any = attention
+                found.__class__, found.joined, found.softmaxed = Open, nn.Identity(), nn.Identity()
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        attention: Any = submodule(model, site)
+        return _Opened(
+            attention=attention,
+            point=attention.joined,
+            output=attention.out_proj,
+            weights=attention.softmaxed,
+            visible=lambda: unfused([attention]),
+        )
+
+    @classmethod
+    def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = attention.in_proj_weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
+        return query, key, value
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str:
+        return (
+            f"{cls.title}: torch's MultiheadAttention holds as many channels as its input has, so its own forward "
+            f"fails without a head. They can still be gated, measured and masked "
+            f"(mhprobe.measure, mhprobe.masking_curve)."
+        )
+
+
+def self_attention(name: str, attention: Any) -> Any:
+    """``attention``, if its heads can be told apart. UserError where it is no plain self-attention of torch's."""
+    if type(attention) not in (nn.MultiheadAttention, Open):
+        raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
+    if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:
+        raise UserError(
+            f"{name}: attention with kdim, vdim, add_bias_kv or add_zero_attn is not supported; expected plain "
+            f"self-attention."
+        )
+    return attention

@@ -1,0 +1,40 @@
+"""What a model gives back as one tensor: its logits, or, where it classifies nothing, its features.
+
+Shapes: B images, C classes or features, T tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mhprobe.errors import UserError
+
+# of Hugging Face's outputs, what is closest to logits first
+_NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
+
+
+def logits_of(output: Any) -> Tensor:
+    """(B, C) what a model gave back: the tensor itself; of a dict or a Hugging Face output its logits or features.
+
+    Of several outputs the first is meant; of tokens (B, T, C) their mean. UserError where there is no such tensor.
+    """
+    found = _found(output)
+    if not isinstance(found, Tensor) or found.dim() not in (2, 3):
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(output).__name__
+        raise UserError(
+            f"the model gives back {got}, expected logits or features (B, C), or something with them in it (a tuple's "
+            f"first, a dict's or an output's {', '.join(_NAMED)}). Wrap it in a module that gives back one tensor."
+        )
+    return found.mean(1) if found.dim() == 3 else found
+
+
+def _found(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    for name in (*_NAMED, "last_hidden_state"):
+        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    return output[0] if isinstance(output, tuple | list) and output else None

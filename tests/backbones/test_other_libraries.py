@@ -1,0 +1,203 @@
+"""Models of torchvision, torch and Hugging Face, as people have them: with classifiers, in wrappers, of text."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import mhprobe
+from mhprobe.recording.outputs import logits_of
+from models import encoder, huggingface, images_for, labels_for, text, tiny_vit, torchvision_swin, torchvision_vit
+
+
+class OfTokens(nn.Module):
+    """A model of one's own around torch's encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.encoder, self.head = nn.Conv2d(3, 24, 4, 4), encoder(), nn.Linear(24, 5)
+
+    def forward(self, images):
+        return self.head(self.encoder(self.embed(images).flatten(2).mT).mean(1))
+
+
+def images(count=4):
+    return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def classifier(name, **settings):
+    return huggingface(name, num_labels=5, **settings)
+
+
+PEOPLE_HAVE = {
+    "torchvision": torchvision_vit,
+    "torch encoder": OfTokens,
+    "ViT": lambda: classifier("ViTForImageClassification"),
+    "DINOv2": lambda: classifier("Dinov2ForImageClassification"),
+    "BEiT": lambda: classifier("BeitForImageClassification"),
+}
+
+
+@pytest.mark.parametrize("build", PEOPLE_HAVE.values(), ids=PEOPLE_HAVE.keys())
+def test_measures_and_curves_take_them_as_they_are(build):
+    model = build().eval()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    loader = [(images(), labels_for(4))]
+    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta])
+    assert found["gate_importance"].min() > 0 and found["ablation_delta"].isfinite().all()
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        before = logits_of(model(images()))
+        with gates.masked(gates.layout.mask([0])):
+            dropped = nn.functional.cross_entropy(logits_of(model(images())), labels_for(4))
+    expected = dropped - nn.functional.cross_entropy(before, labels_for(4))
+    torch.testing.assert_close(found["ablation_delta"][0].float(), expected, rtol=1e-3, atol=1e-5)
+    rows = mhprobe.masking_curve(model, loader, "layer", "keep_best")
+    assert len(rows) == 3 and rows[0]["loss"] == pytest.approx(
+        nn.functional.cross_entropy(before, labels_for(4)).item()
+    )
+
+
+def test_attention_statistics_of_a_hugging_face_model_are_those_it_gives_itself():
+    model = huggingface("ViTModel", attn_implementation="eager")
+    with torch.no_grad():
+        expected = model(images(), output_attentions=True).attentions
+    mhprobe.attach(model)
+    for implementation in ("eager", "sdpa"):
+        model.config._attn_implementation = implementation
+        batch = mhprobe.record(model, images(), needs={"attn"})
+        assert model.config._attn_implementation == implementation
+        for theirs, ours in zip(expected, batch.attn, strict=True):
+            torch.testing.assert_close(ours[:, 0], theirs)
+    assert not torch.allclose(expected[0], expected[1])
+
+
+def test_text_has_heads_and_no_grid():
+    model = text("BertModel")
+    tokens = images_for(model, 4)
+    loader = [(tokens, labels_for(4))]
+    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.WriteNorm])
+    assert found["gate_importance"].shape == (6,) and found["gate_importance"].min() > 0
+    with pytest.raises(mhprobe.UserError, match="stand in a line, as those of a text do; this asks for the grid"):
+        mhprobe.measure(model, loader, [mhprobe.measures.AttentionDistance])
+    batch = mhprobe.record(model, tokens, needs={"attn"})
+    with torch.no_grad():
+        model.config._attn_implementation = "eager"
+        expected = model(tokens, output_attentions=True).attentions
+    torch.testing.assert_close(batch.attn[1][:, 0], expected[1])
+
+
+def test_padding_of_text_is_masked_as_by_the_model_itself():
+    """The mask goes to our attention as it does to theirs."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = text("BertModel")
+
+        def forward(self, tokens):
+            return self.bert(tokens, attention_mask=(tokens > 2).long())
+
+    model = Padded().eval()
+    tokens = torch.tensor([[3, 4, 5, 6, 7, 2, 2], [3, 4, 2, 2, 2, 2, 2]])
+    mhprobe.attach(model)
+    for weights in mhprobe.record(model, tokens, needs={"attn"}).attn:
+        assert weights[0, 0, :, :, 5:].max() < 1e-6 and weights[1, 0, :, :, 2:].max() < 1e-6
+
+
+@pytest.mark.parametrize("build", [torchvision_vit, torchvision_swin, encoder, lambda: huggingface("CLIPVisionModel")])
+def test_copies_and_pickles_take_their_gates_along(build):
+    model = build()
+    for parameter in model.parameters():  # torchvision's classifier begins at zero
+        nn.init.normal_(parameter, std=0.3)
+    gates = mhprobe.attach(model)
+    inputs = images_for(model, 2)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        mhprobe.attach(copied).values.data[0] = 0
+        with torch.no_grad():
+            assert not torch.equal(logits_of(copied(inputs)), logits_of(model(inputs)))
+    assert gates.values.eq(1).all()
+
+
+def test_torch_s_own_masks_are_obeyed():
+    """Padding and causal masks, against torch's own attention."""
+    plain, padding = encoder(), torch.tensor([[False] * 5 + [True] * 2, [False] * 7])
+    causal = nn.Transformer.generate_square_subsequent_mask(7)
+    gated = copy.deepcopy(plain)
+    mhprobe.attach(gated)
+    x = images_for(plain, 2)
+    for options in ({"src_key_padding_mask": padding}, {"mask": causal}, {"mask": causal, "is_causal": True}):
+        assert torch.equal(gated(x, **options), plain(x, **options)), (
+            options
+        )  # with slopes: torch's inference kernel is off
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: encoder_of(batch_first=False), "Make the layers with batch_first=True"),
+        (lambda: nn.TransformerEncoder(Odd(24, 4, 32, batch_first=True), 1), "its layer is a Odd"),
+        (lambda: huggingface("ViTMSNModel"), "of transformers, ViTModel, "),
+    ],
+)
+def test_what_is_not_supported_is_said_by_name(model, reason):
+    with pytest.raises(mhprobe.UserError, match=reason) as error:
+        mhprobe.attach(model())
+    assert "\n" not in str(error.value)
+
+
+class Odd(nn.TransformerEncoderLayer):
+    pass
+
+
+def encoder_of(**settings):
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 32, **settings), 1, enable_nested_tensor=False)
+
+
+class Mine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = tiny_vit(num_classes=0), nn.Linear(24, 5)
+
+    def forward(self, images):
+        return self.head(self.backbone(images))
+
+
+def test_a_backbone_inside_your_own_module_is_found():
+    model = Mine().eval()
+    gates = mhprobe.attach(model)
+    assert gates is mhprobe.attach(model.backbone) and gates.layout.num_heads == 6
+    found = mhprobe.measure(model, [(images(), labels_for(4))], [mhprobe.measures.GateImportance])
+    assert found["gate_importance"].min() > 0
+
+
+def test_a_compiled_model_is_looked_into_and_obeys():
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    compiled = torch.compile(model, backend="eager")
+    assert mhprobe.attach(compiled) is gates
+    plain = mhprobe.record(model, images(), labels_for(4))
+    torch.testing.assert_close(mhprobe.record(compiled, images(), labels_for(4)).grad, plain.grad)
+    with torch.no_grad(), gates.masked(gates.layout.mask([0])):
+        torch.testing.assert_close(compiled(images()), model(images()))
+
+
+def test_a_model_in_bfloat16_is_measured():
+    model = tiny_vit().bfloat16()
+    found = mhprobe.measure(model, [(images().bfloat16(), labels_for(4))], [mhprobe.measures.GateImportance])
+    assert found["gate_importance"].isfinite().all()
+    with pytest.raises(mhprobe.UserError, match=r"images are float32, the model is bfloat16.*\.to\(torch\.bfloat16\)"):
+        mhprobe.measure(model, [(images(), labels_for(4))], [mhprobe.measures.GateImportance])
+
+
+def test_data_parallel_is_told_what_to_pass():
+    model = nn.DataParallel(tiny_vit())
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"pass model\.module"):
+        mhprobe.record(model, images(), labels_for(4))
