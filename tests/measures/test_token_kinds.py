@@ -35,6 +35,8 @@ def test_even_attention_gives_every_kind_its_share_of_the_keys():
     ("offset", "kind", "others"),
     [
         ((0, 0), "self", {"neighbours", "same_row", "same_column"}),
+        ((0, 1), "right", {"left", "above", "below"}),
+        ((-1, 0), "above", {"left", "right", "below"}),
         ((0, 2), "same_row", {"neighbours", "same_column"}),
         ((2, 0), "same_column", {"neighbours", "same_row"}),
     ],

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from oracles.attention import Site, norms, sites_of
 
-KINDS = ("cls", "registers", "self", "neighbours", "same_row", "same_column", "border", "high_norm")
+SIDES = {(-1, 0): "above", (1, 0): "below", (0, -1): "left", (0, 1): "right"}
+KINDS = ("cls", "registers", "self", "neighbours", *SIDES.values(), "same_row", "same_column", "border", "high_norm")
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
@@ -52,6 +53,8 @@ def kinds(site: Site, query: int, key: int, norm: Tensor, threshold: float) -> s
     if site.cells[query] is not None and key != query:
         dy, dx = abs(y - site.cells[query][0]), abs(x - site.cells[query][1])
         found |= {"neighbours"} if dy + dx == 1 else set()
+        side = SIDES.get((y - site.cells[query][0], x - site.cells[query][1]))
+        found |= set() if side is None else {side}
         found |= {"same_row"} if dy == 0 else set()
         found |= {"same_column"} if dx == 0 else set()
     return found

@@ -65,6 +65,20 @@ class MaskingCurve(L.Callback):
         self.join = join
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        curves = self.curves(trainer, pl_module)
+        heads = self.masked_heads(trainer, pl_module, curves)
+        if trainer.is_global_zero:
+            found = totals(curves)
+            results = of_curves(curves, found, gates_of(pl_module).layout, chance=1 / _data(trainer).num_classes)
+            if self.join is not None:
+                results |= of_masked_heads(heads, self.join)
+            for name, result in results.items():
+                self.report.add(name, result)
+            for line in answer(found, heads):
+                log.info("%s", line)
+
+    def curves(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[Curve]:
+        """Every curve of ``specs`` as numbers, the same on every rank. A collective."""
         layout = gates_of(pl_module).layout
         data = _data(trainer)
         identity = identity_of(pl_module, data)
@@ -88,20 +102,9 @@ class MaskingCurve(L.Callback):
                 step=self.step,
                 costs=costs,
             )
-        heads = self._redundant_or_inert(trainer, pl_module, curves)
-        if trainer.is_global_zero:
-            found = totals(curves)
-            results = of_curves(curves, found, layout, chance=1 / data.num_classes)
-            if self.join is not None:
-                results |= of_masked_heads(heads, self.join)
-            for name, result in results.items():
-                self.report.add(name, result)
-            for line in answer(found, heads):
-                log.info("%s", line)
+        return curves
 
-    def _redundant_or_inert(
-        self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]
-    ) -> list[MaskedHead]:
+    def masked_heads(self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]) -> list[MaskedHead]:
         """What the heads that the searched curves mask are, by measures on the images that the paths were chosen on."""
         whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
         if self.join is None or not whole:

@@ -17,7 +17,7 @@ from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
 
 
@@ -43,6 +43,29 @@ def write_maps(
 
     chosen: positions in the test split. options: of ``faithfulness``.
     """
+    results, found = gallery(model, data, chosen, kinds, **options)
+    for name, result in results.items():
+        report.add(name, result)
+    from safetensors.torch import save
+
+    raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
+    write(report.folder / "maps.safetensors", save(raw))
+    report.close()
+    for name, one in _whole(kinds, found).items():
+        deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
+        print(
+            f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
+            f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
+        )
+
+
+def gallery(
+    model: nn.Module, data: ImageData, chosen: Sequence[int], kinds: Mapping[str, MapKind], **options: Any
+) -> tuple[dict[str, Result], dict[str, dict[str, Judged]]]:
+    """The results ``maps`` and ``<kind>_<image>``, and by kind the judged maps. Arguments: as of ``write_maps``.
+
+    UserError for no kind, and for positions that the test split has not.
+    """
     if not kinds:
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
     size = data.sizes["test"]
@@ -56,34 +79,27 @@ def write_maps(
     with torch.inference_mode():
         probability, predicted = model.eval()(images).double().softmax(1).cpu().max(1)
     names = data.class_names
-    whole: dict[str, Judged] = {}
+    results: dict[str, Result] = {}
+    every: dict[str, dict[str, Judged]] = {}
     rows: list[list[Any]] = []
-    raw: dict[str, Tensor] = {}
     facts = list(zip(chosen, batch.labels.tolist(), predicted.tolist(), probability.tolist(), strict=True))
     titles = [f"image {image}: {names[label]}\n→ {names[best]} {p:.2f}" for image, label, best, p in facts]
     for kind, make in kinds.items():
         found = judged(model, images, labels, make, **options)
-        raw |= {f"{kind}/{name}": one.maps.contiguous() for name, one in found.items()}
+        every[kind] = found
         for name, one in found.items():
             areas = torch.stack(one[1:], 1).tolist()
             for (image, label, best, p), numbers in zip(facts, areas, strict=True):
                 rows.append([image, names[label], names[best], p, kind, name, *numbers])
-        if not make.per_head:
-            whole |= found
-            continue
-        for number, image in enumerate(chosen):
-            report.add_figure(f"{kind}_{image}", figures.draw_heads(pictures[number], titles[number], found, number))
-    if whole:
-        report.add_figure("maps", figures.draw(pictures, titles, whole))
+        for number, image in enumerate(chosen if make.per_head else ()):
+            drawn = figures.draw_heads(pictures[number], titles[number], found, number)
+            results[f"{kind}_{image}"] = Result(figure=drawn)
     columns = ["image", "label", "predicted", "probability", "kind", "map", *Judged._fields[1:]]
-    report.add_table("maps", Table(columns, rows))
-    from safetensors.torch import save
+    whole = _whole(kinds, every)
+    overview = figures.draw(pictures, titles, whole) if whole else None
+    return {**results, "maps": Result(Table(columns, rows), overview)}, every
 
-    write(report.folder / "maps.safetensors", save(raw))
-    report.close()
-    for name, one in whole.items():
-        deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
-        print(
-            f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
-            f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
-        )
+
+def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
+    """Those that are one map per image."""
+    return {name: one for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()}

@@ -19,15 +19,16 @@ from torch import Tensor
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.places import Piece, places_of
 
-KINDS = ("cls", "registers", "self", "neighbours", "same_row", "same_column", "border", "high_norm")
+DIRECTIONS = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}  # of the key, seen from the query
+KINDS = ("cls", "registers", "self", "neighbours", *DIRECTIONS, "same_row", "same_column", "border", "high_norm")
 
 
 def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tensor]:
     """Per kind (1 or b, W, Q, K) bool: the key may be attended to and is of that kind to the query.
 
     cls: the class token. registers: the other prefix tokens (a distillation token too). self: the query. neighbours: up
-    to four, above, below, left and right. same_row, same_column: of the grid, without the query itself. border: on the
-    grid's rim. high_norm: see above. Where a model has none of a kind, the table is False throughout.
+    to four, and above, below, left, right: each of them. same_row, same_column: of the grid, without the query itself.
+    border: on the grid's rim. high_norm: see above. Where a model has none of a kind, the table is False throughout.
     """
     fixed = _fixed(piece.site, piece.attn.device)
     loud_bWK = _high_norm(piece, batch, threshold)
@@ -40,7 +41,9 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
     with torch.inference_mode(False):
         places = places_of(site, device)
         token, pairs, patches = places.token, places.pairs, places.patch_pairs
-        down, across = (places.cell[:, None] - places.cell[:, :, None]).abs().unbind(-1)
+        step_down, step_across = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)
+        down, across = step_down.abs(), step_across.abs()
+        directions = {n: patches & (step_down == y) & (step_across == x) for n, (y, x) in DIRECTIONS.items()}
         last = torch.tensor(site.token_grid, device=device) - 1
         rim_WK = ((places.cell == 0) | (places.cell == last)).any(-1) & places.patch
         first_WK = places.is_class if site.class_token else torch.zeros_like(places.patch)
@@ -50,6 +53,7 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
             "registers": pairs & register_WK[:, None],
             "self": pairs & torch.eye(token.shape[1], dtype=torch.bool, device=device),
             "neighbours": patches & (down + across == 1),
+            **directions,
             "same_row": patches & (down == 0) & (across > 0),
             "same_column": patches & (across == 0) & (down > 0),
             "border": pairs & rim_WK[:, None],

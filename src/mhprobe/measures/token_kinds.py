@@ -32,9 +32,10 @@ class TokenKinds(Measure):
     threshold: from how many standard deviations above the image's mean norm a token is of high norm.
 
     Columns, (A,) shares in [0, 1], larger means more attention: value; cls, registers, self, neighbours (all four
-    together), same_row, same_column, border, high_norm, from patch queries; cls_to_cls from the class token's own row;
-    uniform_<kind> the same for even attention, and uniform that of value. Kinds overlap. NaN for a kind that a model
-    does not have. Swin's rows are renormalised over the shift region: padding takes no share.
+    together), above, below, left, right (each of them), same_row, same_column, border, high_norm, from patch queries;
+    cls_to_cls from the class token's own row; uniform_<kind> the same for even attention, and uniform that of value.
+    Kinds overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over the shift region:
+    padding takes no share.
     """
 
     needs = frozenset({"attn", "stream"})

@@ -105,14 +105,10 @@ class Report:
         e.g. an epoch's or a control's results apart.
         """
         label = self.labels[name] = label or name.replace("_", " ")
-        paths = self.add_table(name + suffix, getattr(tables, kind)(self.layout, columns))
+        paths = []
+        for end, table in tables.of_measure(self.layout, kind, columns, axes).items():
+            paths += self.add_table(f"{name}{end}{suffix}", table)
         paths.append(write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode()))
-        if kind == "pairwise":
-            paths += self.add_table(f"{name}_blocks{suffix}", tables.pairwise_blocks(self.layout, columns))
-        for column, names in (axes or {}).items():
-            along = tables.pairwise_along if columns[column].dim() == 3 else tables.per_head_along
-            table = along(self.layout, columns[column], names)
-            paths += self.add_table(f"{name}_{column}{suffix}", table)
         paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label, axes))
         for other in also:
             paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label, axes))

@@ -119,6 +119,22 @@ def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Ta
     return Table(list(lists), [list(row) for row in zip(*(values.tolist() for values in lists.values()), strict=True)])
 
 
+def of_measure(
+    layout: HeadLayout, kind: str, columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Table]:
+    """All tables of a measure, by the end of their name: "" for its own, _blocks for pairs summed up, _<column>.
+
+    kind: the measure's. axes: for columns with one more axis behind the heads or pairs, the names along it.
+    """
+    found = {"": globals()[kind](layout, columns)}
+    if kind == "pairwise":
+        found["_blocks"] = pairwise_blocks(layout, columns)
+    for column, names in (axes or {}).items():
+        along = pairwise_along if columns[column].dim() == 3 else per_head_along
+        found[f"_{column}"] = along(layout, columns[column], names)
+    return found
+
+
 def from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Dicts of equal keys, which become the columns."""
     columns = list(rows[0]) if rows else []

@@ -6,7 +6,7 @@ A part that a command's configuration has no section for is left out: what a com
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,22 +289,57 @@ def _probe(cfg: Config, model: GatedClassifier, data: ImageData, report: Report)
 
 def _measures(cfg: Config, layout: HeadLayout) -> tuple[dict[str, Measure], list[UserError]]:
     """Made before the run, so that a wrong option is found before the training, not after it."""
-    built: dict[str, Measure] = {}
-    refused = []
-    for name, part in cfg["measure"].items():
+    made = measures(cfg["measure"], layout, "measure")
+    refused = [each for each in made.values() if isinstance(each, UserError)]
+    if refused and "optim" in cfg:
+        raise refused[0]
+    # otherwise said at the end: the others are computed
+    return {name: each for name, each in made.items() if isinstance(each, Measure)}, refused
+
+
+def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
+    """Each measure by its name; for one that does not fit the model, why. where: the parts' key."""
+    built: dict[str, Measure | UserError] = {}
+    for name, part in parts.items():
         try:
-            built[name] = explained(construct(part, f"measure.{name}"), f"measure.{name}")(layout)
+            built[name] = explained(construct(part, f"{where}.{name}"), f"{where}.{name}")(layout)
         except UserError as error:
-            if "optim" in cfg:
-                raise
-            refused.append(error)  # said at the end: the others are computed
-    return built, refused
+            built[name] = error
+    return built
 
 
 def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[MaskingCurve]:
-    if "masking" not in cfg or not cfg["masking"]["curves"]:
-        return
-    settings = cfg["masking"]
+    if "masking" in cfg and cfg["masking"]["curves"]:
+        yield masking_curve(cfg["masking"], Path(cfg["cache_dir"]), model, report)
+
+
+def curve_callbacks(
+    settings: Config | None, cache_dir: Path, model: GatedClassifier, report: Report
+) -> Callable[[Sequence[str]], MaskingCurve | None]:
+    """Makes the callback that draws the named curves, all with the same settings; None for no names.
+
+    UserError for a name that ``settings`` have no curve of.
+    """
+
+    def named(names: Sequence[str]) -> MaskingCurve | None:
+        curves = settings["curves"] if settings is not None else {}
+        if unknown := [name for name in names if name not in curves]:
+            raise UserError(f"curves: expected some of {', '.join(curves)}, got {unknown[0]}.")
+        if settings is None or not names:
+            return None
+        return masking_curve({**settings, "curves": {name: curves[name] for name in names}}, cache_dir, model, report)
+
+    return named
+
+
+def panels(figures: Config) -> dict[str, Callable[..., Any]]:
+    """By figure of a paper what draws it, for figures that name it."""
+    named = {f"paper.figures.{key}.panel": (key, part["panel"]) for key, part in figures.items() if part["panel"]}
+    return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
+
+
+def masking_curve(settings: Config, cache_dir: Path, model: GatedClassifier, report: Report) -> MaskingCurve:
+    """The callback that draws the curves of ``settings``, which are checked before anything runs."""
     specs = [_curve(name, part) for name, part in settings["curves"].items()]
     for spec in specs:
         spec.check(model.gates.layout)
@@ -314,7 +349,7 @@ def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[Ma
     options = {key: settings[key] for key in ("select_on", "steps", "step")}
     if settings["join"]:
         options["join"] = construct(settings["join"], "masking.join")
-    yield MaskingCurve(specs, report, Path(cfg["cache_dir"]) / "orders", **options)
+    return MaskingCurve(specs, report, cache_dir / "orders", **options)
 
 
 def _curve(name: str, part: dict[str, Any]) -> CurveSpec:

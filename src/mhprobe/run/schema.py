@@ -84,6 +84,27 @@ class Masking(_Section):
     curves: dict[str, Curve]
 
 
+class PaperFigure(_Section):
+    title: str
+    shows: str
+    look: str
+    differs: str | None = None
+    measure: list[str] = []
+    curves: list[str] = []
+    kinds: list[str] = []  # files of report/figures
+    options: dict[str, Any] = {}  # of these kinds
+    panel: dict[str, Any] | None = None  # what draws it instead
+    elsewhere: str | None = None  # why not here, and the command that makes it
+
+
+class Paper(_Section):
+    name: str
+    source: str
+    measure: dict[str, dict[str, Any]] = {}
+    masking: Masking | None = None
+    figures: dict[str, PaperFigure]
+
+
 class Faithfulness(_Section):
     baseline: Literal["mean", "blur"]
     steps: Annotated[int, Field(ge=1)]
@@ -159,6 +180,8 @@ class Config(_Section):
     maps: dict[str, dict[str, Any]] | None = None
     images: list[Annotated[int, Field(ge=0)]] = []
     faithfulness: Faithfulness | None = None
+    paper: Paper | None = None
+    figures: list[int | str] | None = None
     causal: Causal | None = None
     voita: Voita | None = None
     to: str | None = None

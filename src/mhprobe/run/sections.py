@@ -25,7 +25,7 @@ from mhprobe.run.jobs import claim
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 ENGINES = ("launcher", "sweeper")  # of Hydra: who runs the jobs of a sweep, and who chooses them
-ADDS = ("experiment", "callback")  # groups that add something to a command instead of choosing a part of it
+ADDS = ("experiment", "callback", "paper")  # groups that add something to a command instead of choosing a part of it
 
 
 def commands() -> list[str]:
@@ -90,7 +90,7 @@ def _check_installed(cfg: DictConfig) -> None:
 def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:
     for override in overrides:
         section = _key(override).split(".")[0]
-        if section in own or section in ADDS or section == "hydra":
+        if section in own or section in ("experiment", "callback", "hydra"):
             continue
         homes = [other for other in commands() if section in sections(other)]
         if homes:
@@ -103,6 +103,7 @@ def install() -> None:
     machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
     OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
     OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
+    OmegaConf.register_new_resolver("mhprobe.network", _network, replace=True)
 
 
 def data_of_weights(overrides: Sequence[str]) -> list[str]:
@@ -120,6 +121,16 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
 def _key(override: str) -> str:
     """The group that an override names: '+data@probe.also_on=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _network(*, _root_: DictConfig) -> str:
+    """A folder's name for the weights that are looked into: their file's, or that of the run that wrote them."""
+    weights = OmegaConf.select(_root_, "weights", default=None)
+    if weights in (None, "random"):
+        return "untrained"
+    path = Path(str(weights))
+    own = path.stem not in ("model", "pruned", "best", "last")
+    return path.stem if own else "_".join([*path.absolute().parts[-3:-1], path.stem])
 
 
 def _groups(command: str) -> str:

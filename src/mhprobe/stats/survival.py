@@ -42,6 +42,16 @@ class Thresholds:
 
 def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds | None = None) -> list[str]:
     """(A,) a label per head. columns: ``<table>.<column>`` of whatever tables there are; others are not looked at."""
+    rules = holds(columns, num_heads, thresholds)
+    known = _known(columns, num_heads)
+    return [
+        next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
+        for head in range(num_heads)
+    ]
+
+
+def holds(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds | None = None) -> dict[str, list[bool]]:
+    """By rule, for each head whether it holds; a head may have several. columns: as of ``labels``."""
     cut = thresholds or Thresholds()
     nothing = [math.nan] * num_heads
 
@@ -54,7 +64,7 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
 
     nearness = relative_to("uniform")
     # comparisons with NaN are False: a rule without its table never holds
-    rules = {
+    return {
         "positional": [value >= 1 for value in column("position.positional")],
         "CLS": [value >= cut.prefix for value in column("token_kinds.cls")],
         "registers": [value >= cut.prefix for value in column("token_kinds.registers")],
@@ -63,12 +73,12 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
         "global": [value >= cut.global_ for value in relative_to("whole")],
         "window": [value >= cut.global_ for value in nearness],
     }
-    evidence = [column(name) for name in USED if not name.startswith("attention_distance")]
-    known = [any(not math.isnan(values[head]) for values in (*evidence, nearness)) for head in range(num_heads)]
-    return [
-        next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
-        for head in range(num_heads)
-    ]
+
+
+def _known(columns: Mapping[str, Column], num_heads: int) -> list[bool]:
+    """Whether any table says something about the head."""
+    there = [columns[name] for name in USED if name in columns and name != "attention_distance.uniform"]
+    return [any(not math.isnan(values[head]) for values in there) for head in range(num_heads)]
 
 
 LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "window", "mixed", "unknown")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 
 def draw(
-    kind: str, layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names | None = None
+    kind: str,
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names | None = None,
+    **options: Any,
 ) -> Figure:
     """The figure of a measure's columns that ``report/figures/<kind>.py`` draws.
 
     label: what "value" is, with its unit. names: of columns with one more axis behind the heads or pairs, the names
-    along it.
+    along it. options: of this kind alone.
     """
-    return importlib.import_module(f"{__name__}.{kind}").draw(layout, columns, label, names or NAMELESS)
+    return importlib.import_module(f"{__name__}.{kind}").draw(layout, columns, label, names or NAMELESS, **options)

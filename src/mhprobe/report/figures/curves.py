@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mhprobe.masking.trace import Curve, first
 from mhprobe.report.figures.style import COLOURS, canvas, colour, place
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Over = Literal["heads", "steps"]  # what the x axis counts
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew
 
 CAPTION = (
@@ -21,8 +22,8 @@ CAPTION = (
 )
 
 
-def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -> Figure:
-    """Accuracy in per cent over the number of heads masked, all curves of a run, each with its 95 % band.
+def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
+    """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
     Drawn is the last split that occurs, the one to report; thin and without a band the split that a searched curve was
     chosen on. A ring: the first step that is significantly less accurate than the unmasked model (McNemar, Holm over
@@ -41,20 +42,22 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with canvas((6.1, tall)) as figure:
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
-        _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks)
+        _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
         for curve in shown:
-            _line(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), crowded=len(shown) > 6)
+            _line(
+                axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, crowded=len(shown) > 6
+            )
         _notes(axes, shown)
         if curves[0].step[0] == 0:
             unmasked = 100 * float(shown[0].points.accuracy[0])
             axes.axhline(unmasked, color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
-        bottom, top, right = _range(curves, num_heads)
+        bottom, top, right = _range(curves, num_heads, over)
         if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
         axes.set_xlim(-0.02 * right, 1.02 * right)
         axes.set_ylim(bottom, top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel(f"heads masked (of {num_heads})")
+        axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
         axes.set_ylabel(f"{split} accuracy (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
@@ -62,11 +65,11 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None) -
     return figure
 
 
-def _line(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], crowded: bool) -> None:
+def _line(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over: Over, crowded: bool) -> None:
     """One curve with its band and its ring; a single point with its interval."""
     shade, marker, dashes = look
     points = curve.points
-    heads, accuracy = points.heads.tolist(), (100 * points.accuracy).tolist()
+    heads, accuracy = _across(curve, over), (100 * points.accuracy).tolist()
     low, high = (100 * points.low).tolist(), (100 * points.high).tolist()
     if len(heads) == 1:
         below, above = accuracy[0] - low[0], high[0] - accuracy[0]
@@ -81,12 +84,12 @@ def _line(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], crowd
         axes.plot(heads[k], accuracy[k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
 
 
-def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]]) -> None:
+def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]], over: Over) -> None:
     """The same curves on the images that chose them."""
     for curve in curves:
         if len(curve.step) > 1:
             shade, _, dashes = looks[curve.name]
-            x, y = curve.points.heads.tolist(), (100 * curve.points.accuracy).tolist()
+            x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
             axes.plot(x, y, color=shade, linestyle=dashes, linewidth=0.5, label=f"_{curve.name}, {curve.split}")
     for split in dict.fromkeys(curve.split for curve in curves):
         axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {split}, chosen on it")
@@ -114,9 +117,14 @@ def _look(number: int) -> tuple[str, str, Any]:
     return *colour(number), DASHES[number // len(COLOURS) % len(DASHES)]
 
 
-def _range(curves: Sequence[Curve], num_heads: int) -> tuple[float, float, float]:
-    """Lowest and highest accuracy in per cent, and most heads, of the axes; all of both for points of a sweep."""
-    right = max(float(curve.points.heads.max()) for curve in curves)
+def _across(curve: Curve, over: Over) -> list[float]:
+    """Where the points stand on the x axis."""
+    return curve.points.heads.tolist() if over == "heads" else [float(step) for step in curve.step]
+
+
+def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, float, float]:
+    """Lowest and highest accuracy in per cent, and most heads or steps, of the axes; all for points of a sweep."""
+    right = max(max(_across(curve, over)) for curve in curves)
     if right == 0 or all(len(curve.step) == 1 for curve in curves):
         return -2, 102, num_heads
     low = 100 * min(float(curve.points.low.min()) for curve in curves)

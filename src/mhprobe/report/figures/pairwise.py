@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,15 +31,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Limits = Literal["shared", "each"] | Sequence[float]
+
 CAPTION = (
     "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
     "initialised network where it was probed: likeness that is no larger was not learned."
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """One head x head matrix per layer on a shared scale, or one over all heads where layers were compared too.
+def draw(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    limits: Limits = "shared",
+) -> Figure:
+    """One head x head matrix per layer, or one over all heads where layers were compared too.
 
+    limits: of the colours: "shared" by all matrices, "each" its own (its title says them), or (lowest, highest).
     A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
     colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high"; with "random_init", the
     mean of the untrained control.
@@ -57,31 +67,31 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         side = 1.35
     deep, per_row = panel_grid(len(panels))
     left, bottom, top, space = 0.55, 0.5, 0.35, 0.42
+    if limits == "each":  # titles of two lines
+        top, space = top + 0.12, space + 0.12
     wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
     chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
     control = control_of(columns)
+    own = limits == "each" and not across  # a matrix alone has its own limits anyway
     bar_at = left + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
 
     label = wrapped(label, bar_tall)
     with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
-        cmap, norm = scale(torch.cat([value.flatten(), chance]))
+        cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
         for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):
             row, column = divmod(number, per_row)
             heads = len(panel)
             axes = place(
                 figure, left + column * (side + space), bottom + tall - side - row * (side + space), side, side
             )
-            image = axes.imshow(panel.numpy(), cmap=cmap, norm=norm)
-            if heads <= 16:  # more would leave little but lines
-                cells(axes, heads, heads)
-            axes.set_title(title, pad=3)
+            image = axes.imshow(panel.numpy(), cmap=cmap, norm=scale(panel)[1] if own else norm)
+            axes.set_title(_with_limits(title, panel) if own else title, pad=3)
             if across:
                 _mark_blocks(axes, layout)
             else:
-                axes.set_xticks(ticks(heads, side / heads))
-                axes.set_yticks(ticks(heads, side / heads))
+                _mark_heads(axes, heads, side)
             noun = "block" if across else "head"
             if number + per_row >= len(panels):
                 axes.set_xlabel(noun)
@@ -90,10 +100,38 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom + (tall - bar_tall) / 2, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label(label)
-        if len(chance):
-            mark_chance(bar.ax, chance)
-        mark_control(bar.ax, control, chance)
+        if own:  # every matrix's limits stand above it
+            bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
+        else:
+            _mark_bar(bar.ax, chance, control)
     return figure
+
+
+def _mark_bar(axes: Axes, chance: Tensor, control: Tensor) -> None:
+    if len(chance):
+        mark_chance(axes, chance)
+    mark_control(axes, control, chance)
+
+
+def _mark_heads(axes: Axes, heads: int, side: float) -> None:
+    axes.set_xticks(ticks(heads, side / heads))
+    axes.set_yticks(ticks(heads, side / heads))
+    if heads <= 16:  # more would leave little but lines
+        cells(axes, heads, heads)
+
+
+def _colours(limits: Limits, values: Tensor) -> tuple[Any, Any]:
+    """Colour map and scale; with fixed limits those."""
+    cmap, norm = scale(values)
+    if not isinstance(limits, str):
+        norm.vmin, norm.vmax = limits
+    return cmap, norm
+
+
+def _with_limits(title: str, panel: Tensor) -> str:
+    """The block, and between what its colours lie."""
+    known = panel[panel.isfinite()]
+    return f"{title}\n{known.min():.2g} to {known.max():.2g}" if len(known) else title
 
 
 def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:

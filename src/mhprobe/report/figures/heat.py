@@ -1,0 +1,30 @@
+"""How concentrated the maps of rightly and of wrongly classified images are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mhprobe.report.figures.style import COLOURS, canvas, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "The share of images below each heat, for rightly and wrongly classified ones. Lines on each other: how hot a map "
+    "is says nothing about the answer. The rank test is in the title."
+)
+
+
+def draw(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
+    """right, wrong: the heat of each image. Two cumulative distributions."""
+    with canvas((4.2, 2.8)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.45, 1.95)
+        for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
+            if values:
+                axes.ecdf(values, color=COLOURS[number], label=f"{name} ({len(values)})")
+        axes.set_xlabel(label)
+        axes.set_ylabel("share of images below")
+        axes.set_title(title, loc="left")
+        axes.legend(loc="lower right")
+    return figure

@@ -1,0 +1,232 @@
+"""The figures of one paper: what they need is measured in one pass, and what is finished is not made again.
+
+A figure is an entry of conf/paper/<paper>.yaml: the measures and masking curves that it needs, by the names that the
+same file gives them, the kinds of figures that draw them or a panel of its own, and its caption.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from mhprobe import __version__, ranks
+from mhprobe.callbacks.curve import MaskingCurve, identity_of
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import Ablation
+from mhprobe.io.files import write
+from mhprobe.io.progress import progress
+from mhprobe.masking.cache import cache_key
+from mhprobe.measures.base import Measure
+from mhprobe.recording.measuring import measure
+from mhprobe.report.report import Report, Result
+from mhprobe.studies import page, stored
+from mhprobe.studies.panels.curves import masking_curves
+from mhprobe.studies.panels.material import Columns, Material, Panel
+from mhprobe.studies.panels.measured import measured
+
+FINISHED = "finished.json"  # figure -> what it was made from, and its files
+
+
+def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers: Sequence[str]) -> list[str]:
+    """The keys of the figures to make, in the paper's order. wanted: keys, or 3 for figure_3; None for all.
+
+    UserError for no paper, or a figure that it has not.
+    """
+    known = list(paper["figures"])
+    if not known:
+        raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
+    keys = known if wanted is None else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
+    if unknown := [key for key in keys if key not in known]:
+        raise UserError(f"figures: {paper['name']} has {', '.join(known)}, got {unknown[0]}.")
+    return [key for key in known if key in keys]
+
+
+class Figures(L.Callback):
+    """Makes the chosen figures at the end of the test; each is written when it is done.
+
+    paper: as checked by run/schema.py. chosen: keys of its figures. measures: by name. curves: a callback per masking
+    curve, by name. panels: by figure, for those that have one of their own.
+    Writes ``tables/<figure>_*.csv``, ``figures/<figure>_*.png``, ``measured/*.safetensors`` and ``finished.json``.
+    """
+
+    def __init__(
+        self,
+        paper: Mapping[str, Any],
+        chosen: Sequence[str],
+        report: Report,
+        measures: Mapping[str, Measure | UserError],
+        curves: Callable[[Sequence[str]], MaskingCurve | None],
+        panels: Mapping[str, Panel],
+        seed: int = 0,
+    ) -> None:
+        self.paper, self.chosen, self.report = paper, list(chosen), report
+        self.measures = {name: each for name, each in measures.items() if isinstance(each, Measure)}
+        self.unfit = {name: each for name, each in measures.items() if isinstance(each, UserError)}
+        self.curves, self.panels, self.seed = curves, panels, seed
+        self.refused: dict[str, UserError] = {}
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+        identity = {**identity_of(pl_module, data), "version": __version__, "seed": self.seed}
+        made = self.finished()
+        digests = {key: cache_key(**identity, figure=self._ingredients(key)) for key in self.chosen}
+        pending = [key for key in self.chosen if self._drawn(key) and not _is_made(made.get(key), digests[key])]
+        for key in [key for key in self.chosen if self._drawn(key) and key not in pending]:
+            self._say(trainer, f"{key}: there already")
+        columns = self._measure(trainer, pl_module, data, pending, identity)
+        for key in pending:
+            try:
+                results = self._panel(key)(self._material(key, columns, trainer, pl_module, data))
+            except UserError as error:  # a figure that cannot be made does not hold up the others
+                self.refused[key] = error
+                self._say(trainer, f"{key}: not made. {error}")
+                continue
+            if trainer.is_global_zero:
+                self._write(key, results, digests[key])
+                print(f"{key}: done", flush=True)
+
+    def finished(self) -> dict[str, Any]:
+        """What finished.json says, the same on every rank."""
+        file = self.report.folder / FINISHED
+        try:
+            return ranks.from_rank_zero(lambda: json.loads(file.read_text()) if file.exists() else {})
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} is damaged. Remove it: the figures are then made again.") from error
+
+    def write_page(self, model: L.LightningModule, data: ImageData) -> Path:
+        """``figures.md``: every figure of the paper in its order, with its caption. Returns the file."""
+        reasons = {key: str(error) for key, error in self.refused.items()}
+        text = page.text(self.paper, self.finished(), reasons, page.about(model, data))
+        return write(self.report.folder / "figures.md", text.encode())
+
+    def complain(self, asked: bool) -> None:
+        """UserError for a figure that could not be made though it was asked for by name."""
+        if asked and self.refused:
+            raise next(iter(self.refused.values()))
+
+    def _panel(self, key: str) -> Panel:
+        figure = self.paper["figures"][key]
+        if key in self.panels:
+            return self.panels[key]
+        if figure["curves"]:
+            return masking_curves
+        return functools.partial(measured, kinds=figure["kinds"], options=figure["options"])
+
+    def _drawn(self, key: str) -> bool:
+        """Whether this command makes the figure at all."""
+        return self.paper["figures"][key]["elsewhere"] is None
+
+    def _ingredients(self, key: str) -> dict[str, Any]:
+        """All of the configuration that the figure depends on."""
+        figure, masking = self.paper["figures"][key], self.paper["masking"]
+        words = ("title", "shows", "look", "differs")
+        return {
+            **{name: value for name, value in figure.items() if name not in words},
+            "measures": {name: self.paper["measure"][name] for name in figure["measure"]},
+            "masking": masking if figure["curves"] else None,
+        }
+
+    def _measure(
+        self, trainer: L.Trainer, module: L.LightningModule, data: ImageData, pending: Sequence[str], identity: Any
+    ) -> dict[str, Columns]:
+        """Columns of every measure that a pending figure needs; each is measured once, and kept for the next run."""
+        names = list(dict.fromkeys(name for key in pending for name in self.paper["figures"][key]["measure"]))
+        keys = {name: cache_key(**identity, measure=self.paper["measure"][name]) for name in names}
+        folder = self.report.folder / "measured"
+        fit = {name: self.measures[name] for name in names if name in self.measures}
+        found = ranks.from_rank_zero(lambda: stored.read_all(folder, {name: keys[name] for name in fit}))
+        for name, kept in found.items():
+            self.measures[name].axes = kept.axes
+        columns: dict[str, Columns] = {name: kept.columns for name, kept in found.items()}
+        missing = {name: each for name, each in fit.items() if name not in found}
+        for group in _passes(missing):
+            said, refused = self._pass(trainer, module, data, group)
+            self.unfit |= refused
+            columns |= said
+            if trainer.is_global_zero:
+                for name, values in said.items():
+                    stored.write(folder, name, keys[name], values, group[name].axes)
+        return columns
+
+    def _pass(
+        self, trainer: L.Trainer, module: L.LightningModule, data: ImageData, group: Mapping[str, Measure]
+    ) -> tuple[dict[str, Any], dict[str, UserError]]:
+        chooses = any(each.select_needs is not None for each in group.values())
+        total = data.sizes["test"] + (data.sizes["val"] if chooses else 0)
+        with progress(f"measuring {', '.join(group)}", total, show=trainer.is_global_zero) as done:
+            return measure(
+                module,
+                group,
+                batches=functools.partial(data.batches, "test", module.device),
+                select=functools.partial(data.batches, "val", module.device),
+                class_names=data.class_names,
+                done=lambda batch: done(int(batch.valid.sum())),
+            )
+
+    def _material(
+        self,
+        key: str,
+        columns: Mapping[str, Columns],
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        data: ImageData,
+    ) -> Material:
+        figure = self.paper["figures"][key]
+        for name in figure["measure"]:
+            if name not in columns:
+                raise self.unfit[name]
+        drawer = self.curves(figure["curves"])
+        curves = [] if drawer is None else drawer.curves(trainer, module)
+        return Material(
+            layout=gates_of(module).layout,
+            model=module,
+            data=data,
+            measures={name: self.measures[name] for name in figure["measure"]},
+            columns={name: columns[name] for name in figure["measure"]},
+            curves=curves,
+            specs=[] if drawer is None else drawer.specs,
+            heads=[] if drawer is None else drawer.masked_heads(trainer, module, curves),
+            join=None if drawer is None else drawer.join,
+            seed=self.seed,
+            first=trainer.is_global_zero,
+        )
+
+    def _write(self, key: str, results: Mapping[str, Result], digest: str) -> None:
+        files = [path for end, result in results.items() for path in self.report.add(f"{key}_{end}", result)]
+        inside = [str(path.relative_to(self.report.folder)) for path in files if path.name != "metrics.json"]
+        made = {**self.finished_here(), key: {"made_from": digest, "files": inside}}
+        write(self.report.folder / FINISHED, (json.dumps(made, indent=2) + "\n").encode())
+        captions = {file: page.caption(self.paper, key) for key, each in made.items() for file in each["files"]}
+        named = {Path(file).stem: text for file, text in captions.items() if file.endswith(".png")}
+        write(self.report.folder / "captions.json", (json.dumps(named, indent=2) + "\n").encode())
+
+    def finished_here(self) -> dict[str, Any]:
+        """The same on this rank alone."""
+        file = self.report.folder / FINISHED
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def _say(self, trainer: L.Trainer, line: str) -> None:
+        if trainer.is_global_zero:
+            print(line, flush=True)
+
+
+def _is_made(entry: Mapping[str, Any] | None, digest: str) -> bool:
+    return entry is not None and entry["made_from"] == digest
+
+
+def _passes(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
+    """Measures that look at one recorded pass together; those that mask heads, which take long, after them."""
+    masking = {
+        name: each
+        for name, each in measures.items()
+        if any(isinstance(need, Ablation) for need in {*each.needs, *(each.select_needs or ())})
+    }
+    looking = {name: each for name, each in measures.items() if name not in masking}
+    return [group for group in (looking, masking) if group]

@@ -1,0 +1,19 @@
+"""Pairs of heads summed up per block, as a table and drawn."""
+
+from __future__ import annotations
+
+from mhprobe.report import tables
+from mhprobe.report.figures import by_block as figure
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+
+
+def by_block(material: Material) -> dict[str, Result]:
+    """A result per pairwise measure of the figure."""
+    return {
+        name: Result(
+            tables.pairwise_blocks(material.layout, columns),
+            figure.draw(material.layout, columns, material.measures[name].label),
+        )
+        for name, columns in material.columns.items()
+    }

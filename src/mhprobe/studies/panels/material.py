@@ -1,0 +1,50 @@
+"""What a panel may use: what was measured and masked for one figure, and the model and its images themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import lightning as L
+from torch import Tensor
+
+from mhprobe.data.base import ImageData
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.curve import CurveSpec
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
+from mhprobe.masking.trace import Curve
+from mhprobe.measures.base import Measure
+from mhprobe.report.report import Result
+
+Columns = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Material:
+    """For one figure.
+
+    measures, columns: by the name that the paper's yaml gives them. curves: the masking curves, and specs: how they
+    are described. heads, join: whether the heads that could go are redundant or inert, where the yaml asks. seed: of
+    whatever a panel draws. trainer: to shard by rank and to say which rank this is.
+    """
+
+    layout: HeadLayout
+    model: L.LightningModule
+    data: ImageData
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    columns: Mapping[str, Columns] = field(default_factory=dict)
+    curves: Sequence[Curve] = ()
+    specs: Sequence[CurveSpec] = ()
+    heads: Sequence[MaskedHead] = ()
+    join: RedundantOrInert | None = None
+    seed: int = 0
+    first: bool = True  # whether this rank shows progress
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of guessing."""
+        return 1 / self.data.num_classes
+
+
+Panel = Callable[[Material], Mapping[str, Result]]
+"""Results by the end of their name. A collective: every rank calls it; only rank 0 writes what it gives."""

@@ -1,0 +1,50 @@
+"""Columns of measures in files, so that a study that is run again does not measure again.
+
+A file holds the tensors, and in its header the key of what they were measured on. A file that cannot be read, or is of
+something else, is as good as none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from mhprobe.io import files
+
+
+class Stored(NamedTuple):
+    """columns: as the measure gave them. axes: names along further axes of columns."""
+
+    columns: dict[str, Tensor]
+    axes: dict[str, list[str]]
+
+
+def write(folder: Path, name: str, key: str, columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[str]]) -> Path:
+    """``folder/<name>.safetensors``. key: of the model, the images and the measure's options."""
+    about = {"key": key, "order": json.dumps(list(columns)), "axes": json.dumps(axes)}
+    tensors = {column: values.contiguous().clone() for column, values in columns.items()}
+    return files.write(folder / f"{name}.safetensors", save(tensors, about))
+
+
+def read_all(folder: Path, keys: Mapping[str, str]) -> dict[str, Stored]:
+    """What is there of the named measures, under the right keys."""
+    found = {name: _read(folder / f"{name}.safetensors", key) for name, key in keys.items()}
+    return {name: stored for name, stored in found.items() if stored is not None}
+
+
+def _read(path: Path, key: str) -> Stored | None:
+    try:
+        with safe_open(str(path), "pt") as file:
+            about = file.metadata() or {}
+            if about.get("key") != key:
+                return None
+            columns = {name: file.get_tensor(name) for name in json.loads(about["order"])}
+            return Stored(columns, json.loads(about["axes"]))
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None

@@ -1,0 +1,114 @@
+"""What every paper of conf/paper promises: it says what to type, composes, and makes its figures."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import mhprobe.study
+import runs
+from mhprobe.errors import UserError
+from mhprobe.run.sections import CONF
+from mhprobe.studies.figures import chosen
+
+PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
+SMALL = {
+    "vit": ("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=2", "backbone.num_heads=2"),
+    "swin": (
+        *("+experiment=digits_vit", "backbone=swin", "backbone.img_size=8", "backbone.patch_size=1"),
+        *("backbone.embed_dim=12", "+backbone.window_size=4", "~backbone.depth", "~backbone.mlp_ratio"),
+        *("+backbone.depths=[1,2]", "backbone.num_heads=[2,3]"),
+    ),
+}
+FEW = ("data.limit_train=64", "data.limit_val=40", "data.limit_test=40", "trainer.accelerator=cpu")
+
+
+def settings(family, paper, folder, *more):
+    few = [*SMALL[family], *FEW, "trainer.precision=32-true", f"cache_dir={folder}", f"+paper={paper}"]
+    return runs.checked("study", *few, *more)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_its_header_says_what_it_is_and_what_to_type(name):
+    header = re.match(r"# @package paper\n(#.*\n)+", (CONF / "paper" / f"{name}.yaml").read_text()).group()
+    assert f"python -m mhprobe.study +paper={name} weights=" in header
+    assert f"docs/papers/{name}.md" in header
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_its_figures_name_what_is_there(name, tmp_path):
+    paper = settings("vit", name, tmp_path)["paper"]
+    assert paper["name"] == name
+    curves = paper["masking"]["curves"] if paper["masking"] else {}
+    used = {"measure": set(), "curves": set()}
+    for key, figure in paper["figures"].items():
+        assert set(figure["measure"]) <= set(paper["measure"]), key
+        assert set(figure["curves"]) <= set(curves), key
+        makes = figure["measure"] or figure["curves"] or figure["panel"]
+        assert bool(makes) != (figure["elsewhere"] is not None), key
+        used["measure"] |= set(figure["measure"])
+    assert used["measure"] == set(paper["measure"])  # nothing is measured for nobody
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SMALL)
+@pytest.mark.parametrize("name", PAPERS)
+def test_it_makes_its_figures(name, family, tmp_path, capsys):
+    cfg = settings(family, name, tmp_path)
+    folder = tmp_path / "run"
+    mhprobe.study.run(cfg, folder)
+    made = json.loads((folder / "finished.json").read_text())
+    page = (folder / "figures.md").read_text()
+    wanted = [key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None]
+    refused = {key: page.split(f"## {key.replace('_', ' ').capitalize()}:")[1] for key in wanted if key not in made}
+    assert all("Not made: " in text for text in refused.values())
+    assert len(made) >= 0.7 * len(wanted), refused
+    for entry in made.values():
+        assert any(file.endswith(".png") for file in entry["files"])
+        for file in entry["files"]:
+            assert (folder / file).stat().st_size > 0
+    for key in made:
+        assert cfg["paper"]["figures"][key]["look"] in page
+
+
+def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
+    first = (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns
+    assert list(json.loads((folder / "finished.json").read_text())) == ["figure_1"]
+
+    from mhprobe.measures.svcca import SVCCA
+
+    def measured(*args):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(SVCCA, "update", measured)
+    capsys.readouterr()
+    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1,2]"), folder)  # both of the same pass
+    assert "figure_1: there already" in capsys.readouterr().out
+    assert (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns == first
+    assert (folder / "figures" / "figure_2_svcca_pairwise.png").is_file()
+
+    with pytest.raises(AssertionError, match="measured again"):
+        mhprobe.study.run(
+            settings("vit", "byun_kim", tmp_path, "figures=[1]", "paper.measure.svcca.variance=0.9"), folder
+        )
+
+
+def test_a_figure_that_cannot_be_made_is_an_error_where_it_was_asked_for(tmp_path):
+    few = ["figures=[1]", "data.limit_test=1", "paper.measure.svcca.null_draws=-1"]
+    with pytest.raises(UserError, match="null_draws"):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, *few), tmp_path / "run")
+    assert "Not made: " in (tmp_path / "run" / "figures.md").read_text()
+
+
+def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
+    paper = {"name": "p", "figures": {"figure_1": {}, "table_1": {}, "figure_3": {}}}
+    assert chosen(paper, None, []) == ["figure_1", "table_1", "figure_3"]
+    assert chosen(paper, [3, "table_1"], []) == ["table_1", "figure_3"]
+    with pytest.raises(UserError, match="p has figure_1, table_1, figure_3, got figure_2"):
+        chosen(paper, [2], [])
+    with pytest.raises(UserError, match=r"\+paper=<name>, one of a, b"):
+        chosen({"name": "none", "figures": {}}, None, ["a", "b"])
