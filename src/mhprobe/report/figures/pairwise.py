@@ -58,13 +58,9 @@ def draw(
     value.fill_diagonal_(torch.nan)
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
         return few_heads.draw(layout, columns, label, names)
-    blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
-    across = value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks)
-    if across:
-        panels, titles, side = [value], [""], 5.0
-    else:
-        panels, titles = blocks, [site_title(layout, i) for i in range(len(layout.sites))]
-        side = 1.35
+    panels, titles = _panels(layout, value)
+    across = panels[0] is value
+    side = 5.0 if across else 1.35
     deep, per_row = panel_grid(len(panels))
     left, bottom, top, space = 0.55, 0.5, 0.35, 0.42
     if limits == "each":  # titles of two lines
@@ -82,16 +78,11 @@ def draw(
         cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
         for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):
             row, column = divmod(number, per_row)
-            heads = len(panel)
-            axes = place(
-                figure, left + column * (side + space), bottom + tall - side - row * (side + space), side, side
-            )
+            y = bottom + tall - side - row * (side + space)
+            axes = place(figure, left + column * (side + space), y, side, side)
             image = axes.imshow(panel.numpy(), cmap=cmap, norm=scale(panel)[1] if own else norm)
             axes.set_title(_with_limits(title, panel) if own else title, pad=3)
-            if across:
-                _mark_blocks(axes, layout)
-            else:
-                _mark_heads(axes, heads, side)
+            _mark_blocks(axes, layout) if across else _mark_heads(axes, len(panel), side)
             noun = "block" if across else "head"
             if number + per_row >= len(panels):
                 axes.set_xlabel(noun)
@@ -105,6 +96,14 @@ def draw(
         else:
             _mark_bar(bar.ax, chance, control)
     return figure
+
+
+def _panels(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str]]:
+    """The matrices and their titles: ``value`` itself where layers were compared too."""
+    blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
+    if value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks):
+        return [value], [""]
+    return blocks, [site_title(layout, i) for i in range(len(layout.sites))]
 
 
 def _mark_bar(axes: Axes, chance: Tensor, control: Tensor) -> None:
