@@ -29,7 +29,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     builders.test(trainer, model, data, report)
     builders.finish(cfg, trainer, model, data, report)
     if trainer.is_global_zero:
-        print(f"captions: {figures.write_page(model, data)}")
+        figures.write_page(model, data)
     figures.complain(asked=cfg["figures"] is not None)
 
 

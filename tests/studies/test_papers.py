@@ -55,7 +55,7 @@ def test_its_figures_name_what_is_there(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SMALL)
 @pytest.mark.parametrize("name", PAPERS)
-def test_it_makes_its_figures(name, family, tmp_path, capsys):
+def test_it_makes_its_figures(name, family, tmp_path):
     cfg = settings(family, name, tmp_path)
     folder = tmp_path / "run"
     mhprobe.study.run(cfg, folder)
@@ -73,7 +73,7 @@ def test_it_makes_its_figures(name, family, tmp_path, capsys):
         assert cfg["paper"]["figures"][key]["look"] in page
 
 
-def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capsys, monkeypatch):
+def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, caplog, monkeypatch):
     folder = tmp_path / "run"
     mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
     first = (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns
@@ -85,9 +85,9 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, caps
         raise AssertionError("measured again")
 
     monkeypatch.setattr(SVCCA, "update", measured)
-    capsys.readouterr()
-    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1,2]"), folder)  # both of the same pass
-    assert "figure_1: there already" in capsys.readouterr().out
+    with caplog.at_level("INFO"):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1,2]"), folder)  # both of the same pass
+    assert "figure_1: there already" in caplog.text and "figure_2: done" in caplog.text
     assert (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns == first
     assert (folder / "figures" / "figure_2_svcca_pairwise.png").is_file()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from mhprobe.studies import page, stored
 from mhprobe.studies.panels.curves import masking_curves
 from mhprobe.studies.panels.material import Columns, Material, Panel
 from mhprobe.studies.panels.measured import measured
+
+log = logging.getLogger(__name__)
 
 FINISHED = "finished.json"  # figure -> what it was made from, and its files
 
@@ -90,7 +93,7 @@ class Figures(L.Callback):
                 continue
             if trainer.is_global_zero:
                 self._write(key, results, digests[key])
-                print(f"{key}: done", flush=True)
+                log.info("%s: done", key)
 
     def finished(self) -> dict[str, Any]:
         """What finished.json says, the same on every rank."""
@@ -214,7 +217,7 @@ class Figures(L.Callback):
 
     def _say(self, trainer: L.Trainer, line: str) -> None:
         if trainer.is_global_zero:
-            print(line, flush=True)
+            log.info("%s", line)
 
 
 def _is_made(entry: Mapping[str, Any] | None, digest: str) -> bool:

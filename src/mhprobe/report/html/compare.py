@@ -14,7 +14,7 @@ from typing import Any
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.report.html import atlas, curves, words
-from mhprobe.report.html.folder import Run, column, read_run
+from mhprobe.report.html.folder import Run, column, read_run, settings
 from mhprobe.report.html.page import facts, render
 
 Estimate = tuple[float, float, float]  # a value and its interval
@@ -25,7 +25,7 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
     runs = [read_run(folder) for folder in folders]
     if len(runs) < 2:
         raise UserError("report: a comparison needs two or more runs.")
-    names = _names(runs)
+    names = unique_names(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     tables = [
@@ -57,7 +57,7 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     )
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def unique_names(runs: Sequence[Run]) -> list[str]:
     """Short and unique: the run's own, or a number before it."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [f"{i + 1}: {name}" for i, name in enumerate(names)]
@@ -192,19 +192,13 @@ def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mappin
 
 
 def _settings(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    flat = [dict(_flat("", run.config)) for run in runs]
+    flat = [settings(run) for run in runs]
     keys = sorted(set().union(*flat))
     return [
         {"setting": key, **{name: settings.get(key, "") for name, settings in zip(names, flat, strict=True)}}
         for key in keys
         if len({settings.get(key, "") for settings in flat}) > 1
     ]
-
-
-def _flat(where: str, part: Any) -> list[tuple[str, str]]:
-    if isinstance(part, Mapping) and part:
-        return [pair for key, value in part.items() for pair in _flat(f"{where}.{key}" if where else str(key), value)]
-    return [(where, str(part))]
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -93,6 +93,17 @@ def read_table(path: Path) -> Table:
     return Table([columns[at] for at in shown], [[_value(row[at]) for at in shown] for row in rows])
 
 
+def settings(run: Run) -> dict[str, str]:
+    """The configuration, flat: ``optim.lr`` -> ``0.001``."""
+    return dict(_flat("", run.config))
+
+
+def _flat(where: str, part: Any) -> list[tuple[str, str]]:
+    if isinstance(part, Mapping) and part:
+        return [pair for key, value in part.items() for pair in _flat(f"{where}.{key}" if where else str(key), value)]
+    return [(where, str(part))]
+
+
 def column(table: Table, name: str) -> list[Any]:
     """One column's cells."""
     at = table.columns.index(name)

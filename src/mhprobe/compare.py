@@ -1,0 +1,41 @@
+"""python -m mhprobe.compare RUN [RUN ...]: runs in one table and one figure, with the spread over seeds (no training).
+
+RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``groups``, ``curves`` and ``agreement``
+(of the heads), and comparison.html, which shows two or more runs side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mhprobe.errors import UserError
+
+
+def main() -> int:
+    """Prints a line per group and where the rest is; a mistake in one line, exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m mhprobe.compare", description=(__doc__ or "").partition(": ")[2])
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
+    parser.add_argument("--out", type=Path, default=Path("comparison"), help="the folder to write into")
+    parser.add_argument("--over", nargs="+", default=["seed"], metavar="SETTING", help="what runs of a group differ in")
+    given = parser.parse_args()
+    from mhprobe.report.html import write_comparison
+    from mhprobe.report.report import Report
+    from mhprobe.report.several import expand, lines, several
+
+    try:
+        results = several(given.runs, given.over)
+        report = Report(given.out)
+        for name, result in results.items():
+            report.add(name, result)
+        page = write_comparison(expand(given.runs), given.out / "comparison.html")
+    except UserError as error:
+        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(*lines(results), f"tables and figures: {given.out}", page, sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Masking curves of several runs: the mean of each group with its band, a panel per curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mhprobe.report.figures.style import canvas, colour, panel_grid, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Masking curves of several runs. A line is the mean of runs that differ in their seed, its band Student's 95 % "
+    "interval over these runs; of a single run it is the interval over images."
+)
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """rows: group, curve, split, heads_masked, runs, accuracy, low, high. The test split where there is one."""
+    splits = {row["split"] for row in rows}
+    shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
+    curves = list(dict.fromkeys(row["curve"] for row in shown))
+    groups = list(dict.fromkeys(row["group"] for row in shown))
+    deep, per_row = panel_grid(len(curves))
+    side, gap, left, bottom = 1.6, 0.28, 0.6, 0.55 + 0.17 * len(groups)
+    top = bottom + deep * side + (deep - 1) * (gap + 0.2) + 0.25
+    with canvas((max(3.6, left + per_row * (side + gap)), top)) as figure:
+        for number, curve in enumerate(curves):
+            row_at, column = divmod(number, per_row)
+            y = top - 0.25 - side - row_at * (side + gap + 0.2)
+            axes = place(figure, left + column * (side + gap), y, side, side)
+            for index, group in enumerate(groups):
+                own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
+                shade, marker = colour(index)
+                heads = [row["heads_masked"] for row in own]
+                axes.plot(heads, [100 * row["accuracy"] for row in own], marker, ls="-", ms=2, color=shade)
+                band = [row for row in own if row["low"] not in ("", None)]
+                low, high = ([100 * row[name] for row in band] for name in ("low", "high"))
+                axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
+            axes.set_title(curve, pad=3)
+            axes.set_ylim(-2, 102)
+            axes.set_yticks([0, 50, 100], None if column == 0 else [""] * 3)
+            axes.set_xlabel("heads masked" if number + per_row >= len(curves) else "")
+            axes.set_ylabel(f"{shown[0]['split']} accuracy (%)" if column == 0 else "")
+        names = [name if len(name) <= 60 else name[:59] + "…" for name in groups]
+        figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
+    return figure

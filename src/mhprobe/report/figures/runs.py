@@ -1,0 +1,48 @@
+"""Accuracy of several runs: a dot per run with its interval over images, and per group the mean with its spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mhprobe.report.figures.style import COLOURS, canvas, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mhprobe.report.tables import Table
+
+CAPTION = (
+    "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean of "
+    "runs that differ in their seed, its bar Student's 95 % interval over these runs: what another seed would give."
+)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
+    """rows: run, group, accuracy, low, high. groups: group, accuracy, low, high ("" where there is one run)."""
+    names = list(dict.fromkeys(row["group"] for row in rows))
+    most = max(sum(row["group"] == name for row in rows) for name in names)
+    step = max(0.34, 0.13 * (most + 1))
+    tall = step * len(names) + 0.1
+    left = 0.3 + 0.062 * min(46, max(map(len, names)))
+    spread = {} if groups is None else {row[0]: dict(zip(groups.columns, row, strict=True)) for row in groups.rows}
+    with canvas((left + 3.4, tall + 0.85)) as figure:
+        axes = place(figure, left, 0.5, 3.2, tall)
+        for number, name in enumerate(names):
+            own = [row for row in rows if row["group"] == name]
+            for place_of, row in enumerate(own):
+                y = number - 0.3 + 0.45 * (place_of + 0.5) / len(own)
+                axes.hlines(y, 100 * row["low"], 100 * row["high"], color="#56B4E9", linewidth=1.2)
+                text = "a run, 95 % over images" if number == place_of == 0 else ""
+                axes.plot(100 * row["accuracy"], y, "o", color=COLOURS[0], markersize=3, label=text)
+            group = spread.get(name)
+            if group is not None and group["low"] != "":
+                y = number + 0.3
+                axes.hlines(y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6)
+                axes.plot(100 * group["accuracy"], y, "D", color=COLOURS[1], markersize=4, label="mean, 95 % over runs")
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_yticks(range(len(names)), [name if len(name) <= 46 else name[:45] + "…" for name in names])
+        axes.set_xlabel("test accuracy (%)")
+        handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
+        axes.legend(handles.values(), handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    return figure

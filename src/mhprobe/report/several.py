@@ -1,0 +1,184 @@
+"""Several runs in one table and one figure: accuracy, masking curves, and how well runs agree about heads.
+
+Runs whose settings are the same but for those of ``over`` (the seed) are a group. A group has a mean over its runs with
+Student's 95 % interval: what another run would give. Beside it stands the interval over images of single runs, which is
+what another set of images would give.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.masking.trace import t_interval
+from mhprobe.report.figures import run_agreement, run_curves
+from mhprobe.report.figures import runs as runs_figure
+from mhprobe.report.html import atlas, curves, words
+from mhprobe.report.html.compare import unique_names
+from mhprobe.report.html.folder import Run, read_run, settings
+from mhprobe.report.report import Result
+from mhprobe.report.tables import from_rows
+from mhprobe.stats.agreement import agreement
+
+STEP = "masking.step"  # runs that differ in it hold points of the same curve
+
+
+class One(NamedTuple):
+    """A run among others. own: the settings that differ between the runs. group: those of them that are no ``over``."""
+
+    name: str
+    run: Run
+    own: dict[str, str]
+    group: str
+
+
+def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
+    """The results ``runs``, ``curves`` and ``agreement``. over: settings by the end of their names.
+
+    folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
+    """
+    found = [read_run(folder) for folder in expand(folders)]
+    if len(found) < 2:
+        raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
+    ones = told_apart(found, over)
+    results = {"runs": _runs(ones), "groups": _groups(ones), "curves": _curves(ones), "agreement": _agreement(ones)}
+    return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
+
+
+def lines(results: Mapping[str, Result]) -> list[str]:
+    """What the groups' accuracies are, a line each, for a terminal."""
+    table = results["groups"].table if "groups" in results else None
+    said = []
+    for row in table.rows if table is not None else ():
+        group, runs, mean, _, low, high, half = row
+        over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
+        said.append(f"{group}: test accuracy {100 * mean:.2f} %{over}, over images of a run +- {100 * half:.2f}")
+    return said
+
+
+def expand(folders: Iterable[Path]) -> list[Path]:
+    """Folders of runs; one that is none is taken for a sweep's, with its jobs in the order of their numbers."""
+    found: list[Path] = []
+    for folder in folders:
+        jobs = [path.parent for path in Path(folder).glob("*/metrics.json")]
+        jobs.sort(key=lambda job: (len(job.name), job.name))
+        is_run = not jobs or (Path(folder) / "metrics.json").exists()
+        found += [Path(folder)] if is_run else jobs
+    return found
+
+
+def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
+    """Every run with a name, and what tells it from the others."""
+    every = [settings(run) for run in runs]
+    keys = sorted(key for key in set().union(*every) if len({each.get(key, "") for each in every}) > 1)
+    shown = [key for key in keys if not key.startswith(("hydra", "out", "cache_dir"))]
+    by = [key for key in shown if key.split(".")[-1] not in over and key not in over]
+    return [
+        One(
+            name,
+            run,
+            {key: each.get(key, "") for key in shown},
+            ", ".join(f"{key}={each.get(key, '')}" for key in by if key != STEP) or "all runs",
+        )
+        for name, run, each in zip(unique_names(runs), runs, every, strict=True)
+    ]
+
+
+def _runs(ones: Sequence[One]) -> Result:
+    """A row per run, and the figure of all of them."""
+    known = [(one, found) for one in ones if (found := words.accuracy(one.run)) is not None]
+    rows = [
+        {
+            **{"run": one.name, "group": one.group, **one.own},
+            **dict(zip(("accuracy", "low", "high", "images"), found, strict=True)),
+        }
+        for one, found in known
+    ]
+    if not rows:
+        return Result()
+    return Result(from_rows(rows), runs_figure.draw(rows, _groups(ones).table))
+
+
+def _groups(ones: Sequence[One]) -> Result:
+    """A row per group: mean and spread over its runs, and beside it the interval over images of its single runs."""
+    rows = []
+    for group, members in _by(ones, lambda one: one.group).items():
+        found = [each for one in members if (each := words.accuracy(one.run)) is not None]
+        if found:
+            shares = [each[0] for each in found]
+            mean, deviation, low, high = _spread(shares)
+            half = statistics.fmean((each[2] - each[1]) / 2 for each in found)
+            rows.append(
+                {
+                    **{"group": group, "runs": len(found), "accuracy": mean, "deviation": deviation},
+                    **{"low": low, "high": high, "half_width_over_images": half},
+                }
+            )
+    return Result(from_rows(rows)) if rows else Result()
+
+
+def _curves(ones: Sequence[One]) -> Result:
+    """A row per group, curve, split and number of heads masked."""
+    seen: dict[tuple[str, str, str, float], dict[str, tuple[Any, ...]]] = {}
+    for one in ones:
+        series = ", ".join(f"{key}={value}" for key, value in one.own.items() if key != STEP)
+        for line in curves.lines(one.run):
+            for point in line["points"]:
+                key = (one.group, line["curve"], line["split"], float(point["heads_masked"]))
+                seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])
+    rows = []
+    for (group, curve, split, heads), points in sorted(seen.items()):
+        mean, deviation, low, high = _spread([each[0] for each in points.values()])
+        if len(points) == 1:  # what is left is the interval over images
+            ((_, low, high),) = points.values()
+        rows.append(
+            {
+                **{"group": group, "curve": curve, "split": split, "heads_masked": heads, "runs": len(points)},
+                **{"accuracy": mean, "deviation": deviation, "low": low, "high": high},
+            }
+        )
+    return Result(from_rows(rows), run_curves.draw(rows)) if rows else Result()
+
+
+def _agreement(ones: Sequence[One], k: int = 10) -> Result:
+    """A row per measure and two runs of the same layout: do they rank the heads alike?"""
+    found = [{each["key"]: each for each in atlas.measures(one.run)} for one in ones]
+    rows = []
+    for (a, first), (b, second) in itertools.combinations(zip(ones, found, strict=True), 2):
+        if atlas.heads(a.run) != atlas.heads(b.run):
+            continue
+        for key in [key for key in first if key in second]:
+            values = {one.name: _values(each[key]) for one, each in ((a, first), (b, second))}
+            alike = agreement(values, k)
+            numbers = (matrix[0, 1].item() for matrix in (alike.spearman, alike.overlap, alike.chance))
+            numbered = dict(zip(("spearman", "overlap", "chance"), numbers, strict=True))
+            rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbered, "k": alike.k})
+    return Result(from_rows(rows), run_agreement.draw(rows)) if rows else Result()
+
+
+def _values(measure: Mapping[str, Any]) -> torch.Tensor:
+    columns = measure["columns"]
+    values = columns.get("value") or next(iter(columns.values()))
+    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float | str, float | str, float | str]:
+    """Mean, standard deviation and Student's 95 % interval over runs; "" for what one run cannot tell."""
+    if len(values) < 2:
+        return values[0], "", "", ""
+    column = torch.tensor(values, dtype=torch.float64)[:, None]
+    mean, low, high = (each.item() for each in t_interval(column))
+    return mean, statistics.stdev(values), low, high
+
+
+def _by(ones: Sequence[One], key: Callable[[One], str]) -> dict[str, list[One]]:
+    groups: dict[str, list[One]] = {}
+    for one in ones:
+        groups.setdefault(key(one), []).append(one)
+    return groups

@@ -1,0 +1,114 @@
+"""Several runs in one table: spread over seeds beside the interval over images, points of a sweep joined."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import statistics
+import sys
+
+import pytest
+from scipy.stats import t
+
+import mhprobe.compare
+from mhprobe.errors import UserError
+from mhprobe.report.several import expand, several
+from report_html.conftest import make_run
+
+
+def seeded(folder, seed, accuracy, **settings):
+    """A run's folder with this accuracy of 1,000 images."""
+    make_run(folder, seed)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps({**metrics, "test/accuracy": accuracy, "test/images": 1000}))
+    config = "\n".join(f"{key}: {value}" for key, value in {"seed": seed, **settings}.items())
+    (folder / "config").mkdir(exist_ok=True)
+    (folder / "config" / "config.yaml").write_text(config + "\n")
+    return folder
+
+
+def rows(result):
+    return [dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two learning rates with three seeds each."""
+    accuracies = {0.1: (0.70, 0.72, 0.77), 0.2: (0.60, 0.60, 0.60)}
+    for number, (lr, seed) in enumerate((lr, seed) for lr in accuracies for seed in range(3)):
+        seeded(tmp_path / "sweep" / str(number), seed, accuracies[lr][seed], lr=lr)
+    return tmp_path / "sweep"
+
+
+def test_seeds_become_a_group_with_students_interval(sweep):
+    found = several([sweep])
+    first, second = rows(found["groups"])
+    values = (0.70, 0.72, 0.77)
+    half = t.ppf(0.975, 2) * statistics.stdev(values) / math.sqrt(3)
+    assert (first["group"], first["runs"]) == ("lr=0.1", 3)
+    assert first["accuracy"] == pytest.approx(statistics.fmean(values))
+    assert first["deviation"] == pytest.approx(statistics.stdev(values))
+    assert first["high"] - first["accuracy"] == pytest.approx(half)
+    assert second["high"] == pytest.approx(second["low"]) == pytest.approx(0.6)  # equal runs have no spread ...
+    assert second["half_width_over_images"] == pytest.approx(0.0303, abs=2e-4)  # ... and images still have one
+    assert [row["seed"] for row in rows(found["runs"])] == ["0", "1", "2"] * 2
+
+
+def test_other_settings_can_be_summed_over(sweep):
+    (group,) = rows(several([sweep], over=["seed", "lr"])["groups"])
+    assert (group["group"], group["runs"]) == ("all runs", 6)
+
+
+def test_curves_have_the_mean_over_seeds(sweep):
+    found = rows(several([sweep])["curves"])
+    one = next(
+        r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
+    )
+    assert one["runs"] == 3 and one["accuracy"] == pytest.approx(0.6)
+
+
+def test_points_of_a_sweep_over_steps_are_one_curve(tmp_path):
+    for step in range(3):
+        folder = seeded(tmp_path / "sweep" / str(step), 0, 0.7)
+        (folder / "config" / "config.yaml").write_text(f"seed: 0\nmasking:\n  step: {step}\n")
+        table = folder / "tables" / "masking_curves.csv"
+        with table.open(newline="") as file:
+            columns, *lines = list(csv.reader(file))
+        kept = [line for line in lines if line[columns.index("step")] == str(step)]
+        with table.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([columns, *kept])
+    found = [r for r in rows(several([tmp_path / "sweep"])["curves"]) if (r["curve"], r["split"]) == ("wise", "test")]
+    assert [(r["group"], r["heads_masked"], r["accuracy"], r["runs"]) for r in found] == [
+        ("all runs", 0.0, 0.9, 1),
+        ("all runs", 1.0, 0.88, 1),
+        ("all runs", 2.0, 0.87, 1),
+    ]
+
+
+def test_a_run_agrees_with_itself_about_every_head(tmp_path):
+    run = seeded(tmp_path / "a", 0, 0.7)
+    shutil.copytree(run, tmp_path / "b")
+    found = rows(several([run, tmp_path / "b"])["agreement"])
+    assert found and {row["spearman"] for row in found} == {1.0} and {row["overlap"] for row in found} == {1.0}
+
+
+def test_one_run_is_refused_and_a_sweeps_jobs_come_by_number(tmp_path, sweep):
+    with pytest.raises(UserError, match="two or more runs, got 1"):
+        several([sweep / "0"])
+    for number in (2, 10):
+        seeded(tmp_path / "many" / str(number), number, 0.5)
+    assert [path.name for path in expand([tmp_path / "many", sweep / "3"])] == ["2", "10", "3"]
+
+
+def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare", str(sweep), "--out", str(tmp_path / "c")])
+    assert mhprobe.compare.main() == 0
+    for name in ("runs", "curves", "agreement"):
+        assert (tmp_path / "c" / "tables" / f"{name}.csv").is_file()
+        assert (tmp_path / "c" / "figures" / f"{name}.png").is_file()
+    assert (tmp_path / "c" / "comparison.html").is_file() and "lr=0.1" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "nothing"), str(sweep)])
+    assert mhprobe.compare.main() == 2
+    assert capsys.readouterr().err.count("\n") == 1
