@@ -58,11 +58,7 @@ def holds(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds 
     def column(name: str) -> Column:
         return columns.get(name, nothing)
 
-    def relative_to(reference: str) -> list[float]:
-        even = column(f"attention_distance.{reference}")
-        return [d / e if e else math.nan for d, e in zip(column("attention_distance.value"), even, strict=True)]
-
-    nearness = relative_to("uniform")
+    nearness = _nearness(columns, num_heads, "uniform")
     # comparisons with NaN are False: a rule without its table never holds
     return {
         "positional": [value >= 1 for value in column("position.positional")],
@@ -70,15 +66,23 @@ def holds(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds 
         "registers": [value >= cut.prefix for value in column("token_kinds.registers")],
         "diffuse": [value >= cut.diffuse for value in column("entropy.share")],
         "local": [value <= cut.local for value in nearness],
-        "global": [value >= cut.global_ for value in relative_to("whole")],
+        "global": [value >= cut.global_ for value in _nearness(columns, num_heads, "whole")],
         "window": [value >= cut.global_ for value in nearness],
     }
 
 
 def _known(columns: Mapping[str, Column], num_heads: int) -> list[bool]:
     """Whether any table says something about the head."""
-    there = [columns[name] for name in USED if name in columns and name != "attention_distance.uniform"]
+    there = [columns[name] for name in USED if name in columns and not name.startswith("attention_distance")]
+    there += [_nearness(columns, num_heads, reference) for reference in ("uniform", "whole")]
     return [any(not math.isnan(values[head]) for values in there) for head in range(num_heads)]
+
+
+def _nearness(columns: Mapping[str, Column], num_heads: int, reference: str) -> list[float]:
+    """(A,) the attention distance as a share of that of even attention, in the window or over the whole image."""
+    nothing = [math.nan] * num_heads
+    own, even = (columns.get(f"attention_distance.{name}", nothing) for name in ("value", reference))
+    return [d / e if e else math.nan for d, e in zip(own, even, strict=True)]
 
 
 LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "window", "mixed", "unknown")

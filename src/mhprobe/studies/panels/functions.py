@@ -1,8 +1,7 @@
 """What each head does, several functions allowed (after Voita et al. 2019, section 5).
 
 The rules of stats/survival.py, and "rare": the head's argmax key is the rarest patch at least ``rare`` times as often
-as chance makes it. On windowed sites distances are compared with even attention inside the window, so "global" is
-called "window-wide" there.
+as chance makes it.
 
 Shapes: A heads of all sites.
 """
@@ -10,7 +9,6 @@ Shapes: A heads of all sites.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mhprobe.report import tables
 from mhprobe.report.figures import functions as figure
@@ -29,7 +27,7 @@ def functions(material: Material, rare: float = 2.0) -> dict[str, Result]:
         if values.shape == (layout.num_heads,)
     }
     found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads).items()}
-    found = _by_window(found, torch.tensor([site.windows is not None for _, _, site in layout]))
+    found["window"] &= ~found["global"]  # without windows the two are the same
     if "rarity" in material.columns:
         of = material.columns["rarity"]
         found["rare"] = of["value"] >= rare * of["chance"]
@@ -37,9 +35,3 @@ def functions(material: Material, rare: float = 2.0) -> dict[str, Result]:
     numbers = {f"threshold_{name.rstrip('_')}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
     return {"functions": Result(table, figure.draw(layout, found))}
-
-
-def _by_window(found: dict[str, Tensor], windowed_A: Tensor) -> dict[str, Tensor]:
-    """``global`` of windowed sites under a name of its own; a model has one kind of sites or the other."""
-    wide = found.pop("global")
-    return {**found, ("window-wide" if bool(windowed_A.all()) else "global"): wide}
