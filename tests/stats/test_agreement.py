@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from mhprobe.stats.agreement import agreement, pearson, spearman
+from mhprobe.stats.agreement import agreement, pearson, spearman, spearman_interval
 
 
 def drawn(heads: int, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -67,3 +67,16 @@ def test_what_is_constant_or_too_few_has_no_correlation():
     assert same.r == pytest.approx(1) and not same.low < 0.999
     few = pearson(torch.tensor([1.0, 2, 4]), torch.tensor([1.0, 3, 2]))
     assert math.isnan(few.low) and not math.isnan(few.r)
+
+
+def test_the_interval_of_a_rank_correlation_covers_the_true_one():
+    generator = torch.Generator().manual_seed(0)
+    inside = 0
+    for _ in range(400):
+        x = torch.randn(40, generator=generator, dtype=torch.float64)
+        y = 0.6 * x + 0.8 * torch.randn(40, generator=generator, dtype=torch.float64)
+        low, high = spearman_interval(spearman(x, y), 40)
+        inside += low < 6 / math.pi * math.asin(0.6 / 2) < high  # the rank correlation of a normal law with r = 0.6
+    assert inside / 400 == pytest.approx(0.95, abs=3 * (0.05 * 0.95 / 400) ** 0.5)
+    assert all(math.isnan(end) for end in spearman_interval(0.5, 3))
+    assert spearman_interval(1.0, 10) == (1.0, 1.0)

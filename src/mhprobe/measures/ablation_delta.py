@@ -2,7 +2,7 @@
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2, ablate one head at a time. Here all heads are tested on the
 same images, so differences are paired: exact McNemar for accuracy with Holm's correction over all heads, Newcombe's
-interval, and a normal interval for the loss.
+interval, and a bootstrap over the same images for the loss.
 
 Shapes: B images, A heads of all sites, C classes.
 """
@@ -18,7 +18,8 @@ from mhprobe import ranks
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.outcomes import labels_of, outcomes_of
-from mhprobe.stats.significance import Z95, holm, mcnemar, paired_difference, standard_error
+from mhprobe.measures.resampling import add_resamples, declare_resamples, resampled_interval
+from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error
 
 
 class AblationDelta(Measure):
@@ -69,6 +70,7 @@ class AblationDelta(Measure):
             self.add_state(name, torch.zeros(heads, dtype=torch.long))
         for name in ("rise", "square"):
             self.add_state(name, torch.zeros(heads, dtype=torch.float64))
+        declare_resamples(self, heads)
         # only logits tell how many classes there are: these grow once, at the first batch
         self.add_state("class_images", torch.zeros(0, dtype=torch.long))
         self.add_state("class_drop", torch.zeros(heads, 0, dtype=torch.long))
@@ -87,6 +89,7 @@ class AblationDelta(Measure):
         rise_AB = loss_AB - loss
         self.rise += rise_AB.sum(1)
         self.square += rise_AB.square().sum(1)
+        add_resamples(self, batch, rise_AB)
         labels = labels_of(batch)
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))
         self.class_drop.index_add_(1, labels, lost_AB.long() - won_AB.long())
@@ -96,12 +99,13 @@ class AblationDelta(Measure):
         images = self.images
         rise, error = self.rise / images, standard_error(self.rise, self.square, images)
         drop_low, drop_high = paired_difference(self.kept, self.lost, self.won, images)
+        low, high = resampled_interval(self)
         p = mcnemar(self.lost, self.won)
         return {
             "value": rise,
             "standard_error": error,
-            "low": rise - Z95 * error,
-            "high": rise + Z95 * error,
+            "low": low,
+            "high": high,
             "drop": (self.lost - self.won).double() / images,
             "drop_low": drop_low,
             "drop_high": drop_high,

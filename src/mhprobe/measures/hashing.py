@@ -15,7 +15,7 @@ from mhprobe.heads import HeadBatch
 
 def numbers_in(batch: HeadBatch) -> Tensor:
     """(valid images,) int64: by their pixels, or by what heads made of them where there are no pixels."""
-    seen = batch.images if batch.images is not None else (*batch.z, *(batch.attn or ()))[0]
+    seen = batch.images if batch.images is not None else (*batch.z, *(batch.attn or ()), batch.logits)[0]
     return image_numbers(seen[batch.valid])
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.outcomes import outcomes_of
-from mhprobe.stats.significance import Z95, mcnemar, paired_difference, standard_error, wilson
+from mhprobe.measures.resampling import add_resamples, declare_resamples, resampled_interval
+from mhprobe.stats.significance import mcnemar, paired_difference, standard_error, wilson
 
 
 class OneHead(Measure):
@@ -24,7 +25,7 @@ class OneHead(Measure):
 
     Columns, (A,) where nothing else is said:
         value: mean log-likelihood of the label with the head alone - with the whole layer, in nats; 0: it does as
-        well, larger: it suffices better; standard_error; low, high: 95 % normal interval, paired over images;
+        well, larger: it suffices better; standard_error; low, high: 95 % interval by bootstrap over images, paired;
         accuracy: with the head alone, in [0, 1]; accuracy_low, accuracy_high: Wilson's 95 % interval;
         validation: accuracy on the selection images, NaN where none were shown;
         chosen: 1 for the head of its layer that was best on them (ties: the lowest loss, then the first), else 0;
@@ -59,6 +60,7 @@ class OneHead(Measure):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
         for name in ("fall", "square", "seen_loss"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        declare_resamples(self, layout.num_heads)
         self.add_state("seen", torch.zeros((), dtype=torch.long))
 
     def select(self, batch: HeadBatch) -> None:
@@ -79,6 +81,7 @@ class OneHead(Measure):
         self.won += (~right & right_AB).sum(1)
         self.fall += (loss - loss_AB).sum(1)
         self.square += (loss - loss_AB).square().sum(1)
+        add_resamples(self, batch, loss - loss_AB)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -86,12 +89,13 @@ class OneHead(Measure):
         fall, error = self.fall / images, standard_error(self.fall, self.square, images)
         accuracy_low, accuracy_high = wilson(right, images)
         drop_low, drop_high = paired_difference(self.kept, self.lost, self.won, images)
+        low, high = resampled_interval(self)
         seen = bool(self.seen)
         return {
             "value": fall,
             "standard_error": error,
-            "low": fall - Z95 * error,
-            "high": fall + Z95 * error,
+            "low": low,
+            "high": high,
             "accuracy": right.double() / images,
             "accuracy_low": accuracy_low,
             "accuracy_high": accuracy_high,

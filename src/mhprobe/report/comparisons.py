@@ -34,12 +34,12 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
         return Result()
     found = agreement(values, k)
     other = agreement({name: control[name] for name in found.names}, k) if set(values) <= set(control) else None
-    columns = ["measure_a", "measure_b", "spearman", "overlap", "chance", "k"]
+    columns = ["measure_a", "measure_b", "spearman", "spearman_low", "spearman_high", "overlap", "chance", "k"]
     columns += ["spearman_random_init", "overlap_random_init"] if other is not None else []
     rows = []
     for i, a in enumerate(found.names):
         for j, b in enumerate(found.names[:i]):
-            matrices = [found.spearman, found.overlap, found.chance]
+            matrices = [found.spearman, found.low, found.high, found.overlap, found.chance]
             row = [b, a, *(matrix[i, j].item() for matrix in matrices), found.k]
             rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
     return Result(Table(columns, rows), agreement_figure.draw(found, other))

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mhprobe.stats.significance import Z95
+
 
 class Pearson(NamedTuple):
     """r over ``heads`` heads, with Fisher's 95 % interval; NaN where it is not defined."""
@@ -25,7 +27,8 @@ class Pearson(NamedTuple):
 class Agreement(NamedTuple):
     """spearman: (M, M) rank correlations; overlap: (M, M) share of the k heads with the largest value in common.
 
-    chance: (M, M) the overlap that two random rankings are expected to have.
+    chance: (M, M) the overlap that two random rankings are expected to have. low, high: (M, M) 95 % interval of
+    spearman.
     """
 
     names: tuple[str, ...]
@@ -33,6 +36,8 @@ class Agreement(NamedTuple):
     spearman: Tensor
     overlap: Tensor
     chance: Tensor
+    low: Tensor
+    high: Tensor
 
 
 def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
@@ -42,15 +47,16 @@ def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
     """
     names = tuple(values)
     k = max(1, min(k, min((len(v) for v in values.values()), default=2) // 2))
-    rho, overlap, chance = torch.full((3, len(names), len(names)), torch.nan, dtype=torch.float64)
+    rho, overlap, chance, low, high = torch.full((5, len(names), len(names)), torch.nan, dtype=torch.float64)
     for i, a in enumerate(values.values()):
         for j, b in enumerate(values.values()):
             x, y = _both(a, b)
             rho[i, j] = spearman(x, y)
+            low[i, j], high[i, j] = spearman_interval(float(rho[i, j]), len(x))
             if len(x) >= k:
                 overlap[i, j] = len(set(_top(x, k)) & set(_top(y, k))) / k
                 chance[i, j] = k / len(x)
-    return Agreement(names, k, rho, overlap, chance)
+    return Agreement(names, k, rho, overlap, chance, low, high)
 
 
 def pearson(a: Tensor, b: Tensor) -> Pearson:
@@ -71,6 +77,19 @@ def spearman(x: Tensor, y: Tensor) -> float:
     from scipy.stats import spearmanr
 
     return float(spearmanr(x.numpy(), y.numpy()).statistic) if _vary(x, y) else math.nan
+
+
+def spearman_interval(rho: float, heads: int) -> tuple[float, float]:
+    """95 % interval of a rank correlation over heads, taken as independent: Fisher's z with Bonett & Wright's error.
+
+    Bonett & Wright, 2000, Psychometrika 65:23. NaN for fewer than four heads; a perfect agreement has no width.
+    """
+    if math.isnan(rho) or heads < 4:
+        return math.nan, math.nan
+    if abs(rho) > 1 - 1e-12:
+        return rho, rho
+    half = Z95 * math.sqrt((1 + rho**2 / 2) / (heads - 3))
+    return math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)
 
 
 def _vary(x: Tensor, y: Tensor) -> bool:
