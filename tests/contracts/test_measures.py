@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import pickle
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Block, Direct, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream
 
+DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 17  # odd, and more than the width of a head
 
@@ -166,6 +168,14 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     for column, names in measure.axes.items():
         assert columns[column].shape in ((heads, len(names)), (heads, heads, len(names)))
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
+    # what a value is read against is in the docs, and nothing else is
+    own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
+    section = DOCS.read_text().partition("## What each number is read against")[2].partition("\n## ")[0]
+    (said,) = re.findall(rf"^\| \[{yaml.stem}\]\(#{yaml.stem}\) \| (.+) \|$", section, re.M)
+    named = set(re.findall(r"`(\w+)`", said)) | ({"low"} if "interval" in said else set())
+    references = own & {"null", "chance", "uniform"}
+    assert references == named & {"null", "chance", "uniform"} and named <= own
+    assert said != "none" or not references
 
 
 def test_batch_size_does_not_matter(yaml, case):

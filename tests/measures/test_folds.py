@@ -111,6 +111,22 @@ def test_the_null_falls_with_the_images_and_not_with_the_tokens():
     assert rows[1] < 0.8 * rows[0]
 
 
+@pytest.mark.parametrize("null", ["images", "rolled", "rows"])
+def test_without_the_class_token_it_is_as_if_there_were_none(measure, null):
+    kind, _ = measure
+    z = outputs(20)
+    z[:, 0] *= 10  # it is another sort of row
+    got = columns(kind, z, size=20, tokens="patches", null=null, null_draws=2)
+    bare = HeadLayout((HeadSite("a", 0, 0, 2, D, grid=GRID),))
+    # images are dealt by their first heads' outputs here, which hold the class token: by rows, and values, all the same
+    without = columns(kind, z[:, 1:], bare, size=20, null=null, null_draws=2)
+    assert int(got["rows"][0]) == 20 * (TOKENS - 1)
+    torch.testing.assert_close(got["value"], without["value"])
+    if null == "rows":
+        torch.testing.assert_close(got["null"], without["null"])
+    assert abs(got["value"][0, 1] - columns(kind, z, size=20)["value"][0, 1]) > 0.01
+
+
 def test_it_is_seeded_and_does_not_depend_on_how_images_come():
     z = outputs(40)
     got = columns(SVCCA, z)

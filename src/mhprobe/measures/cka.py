@@ -63,7 +63,7 @@ class CKA(PairMeasure):
             return
         for number, sites in enumerate(self.groups):
             width = self.layout.sites[sites[0]].head_dim
-            for x_NC in rows_of(batch, sites).split(_CHUNK):
+            for x_NC in rows_of(batch, sites, self.skipped[number]).split(_CHUNK):
                 x_NC = x_NC.double()
                 size_NH = x_NC.square().unflatten(1, (-1, width)).sum(2)
                 getattr(self, f"cubic_{number}").addmm_(x_NC.mT, size_NH)

@@ -28,6 +28,7 @@ from mhprobe.measures.folds import Folds, Null, check_rolled, fold_sums
 from mhprobe.measures.moments import Parts, SecondMoments
 
 Pairs = Literal["layer", "stage", "all"]
+Tokens = Literal["all", "patches"]
 
 _DUPLICATE = 0.99999
 
@@ -49,6 +50,7 @@ class PairMeasure(Measure):
 
     pairs: which heads are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token,
         so the sites of a group need the same number of tokens.
+    tokens: rows are "all" tokens, or the "patches" without class token and registers, which many heads treat alike.
     null: what is called unrelated. "images": the same two heads, the one on other images than the other, position by
         position; what position alone shares counts as chance. "rolled": the one's grid is rolled as well, by a random
         offset; images - rolled is what position shares. "rows": independent rows, as if the tokens of an image had
@@ -72,6 +74,7 @@ class PairMeasure(Measure):
         self,
         layout: HeadLayout,
         pairs: Pairs = "layer",
+        tokens: Tokens = "all",
         null: Null = "images",
         null_draws: int = 10,
         seed: int = 0,
@@ -80,6 +83,7 @@ class PairMeasure(Measure):
     ) -> None:
         super().__init__(layout, **kwargs)
         check_null(self.name, null, null_draws, folds)
+        one_of(self.name, "tokens", tokens, Tokens)
         if null != "images":
             self.label = f"{self.label}; null={null}"
         self.pairs = pairs
@@ -88,7 +92,10 @@ class PairMeasure(Measure):
         self.seed = seed
         self.folds = folds
         self.groups = groups(self.name, layout, pairs)
-        self.tokens: list[int | None] = [token_count(layout.sites[sites[0]]) for sites in self.groups]
+        # of each group, how many tokens in front are left out, and how many rows an image has
+        self.skipped = [layout.sites[sites[0]].prefix_tokens if tokens == "patches" else 0 for sites in self.groups]
+        counts = [token_count(layout.sites[sites[0]]) for sites in self.groups]
+        self.image_rows = [None if n is None else n - skip for n, skip in zip(counts, self.skipped, strict=True)]
         for number, sites in enumerate(self.groups):
             # as far as the layout tells, refuse now and not after an epoch
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
@@ -97,7 +104,7 @@ class PairMeasure(Measure):
             self.add_state(f"rows_{number}", zeros.rows)
             self.add_state(f"total_{number}", zeros.total)
             self.add_state(f"outer_{number}", zeros.outer)
-            self._declare_folds(number, self.tokens[number])
+            self._declare_folds(number, self.image_rows[number])
 
     @abstractmethod
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
@@ -117,18 +124,18 @@ class PairMeasure(Measure):
     def update(self, batch: HeadBatch) -> None:
         for number, sites in enumerate(self.groups):
             self._check_aligned(sites, [batch.z[s].shape[1] for s in sites])
-            self._declare_folds(number, batch.z[sites[0]].shape[1])
+            self._declare_folds(number, batch.z[sites[0]].shape[1] - self.skipped[number])
         if not batch.valid.any():
             return
         for number, sites in enumerate(self.groups):
-            self.moments(number).merge(batch.derive(_moments, sites))
+            self.moments(number).merge(batch.derive(_moments, sites, self.skipped[number]))
             if self.null != "rows":
-                self._deal(number, batch.derive(_fold_sums, sites, self.folds))
+                self._deal(number, batch.derive(_fold_sums, sites, self.skipped[number], self.folds))
         self.images += batch.valid.sum()
 
     def before_sync(self) -> None:
         """A rank that saw no batch learns from the others how many tokens there are."""
-        for other in ranks.gather(self.tokens):
+        for other in ranks.gather(self.image_rows):
             for number, tokens in enumerate(other):
                 self._declare_folds(number, tokens)
 
@@ -136,7 +143,7 @@ class PairMeasure(Measure):
         """Sums per fold, as soon as it is known how many tokens there are."""
         if self.null == "rows" or tokens is None or f"folds_{group}" in self._defaults:
             return
-        self.tokens[group] = tokens
+        self.image_rows[group] = tokens
         zeros = Folds.zeros(self.folds, tokens, self._channels(self.groups[group]), self.device)
         self.add_state(f"fold_images_{group}", zeros.count)
         self.add_state(f"folds_{group}", zeros.total)
@@ -188,10 +195,11 @@ class PairMeasure(Measure):
         folds = Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
         if not folds.deranged:
             return {name: part * torch.nan for name, part in _as_null(self.permuted(group, heads, heads)).items()}
-        rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
+        site = self.layout.sites[self.groups[group][0]]
+        kept = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
         drawn = [
             self.permuted(group, heads, dataclasses.replace(heads, covariance=cross.view_as(heads.covariance)))
-            for cross in folds.crosses(self.null_draws, self.seed, rolled)
+            for cross in folds.crosses(self.null_draws, self.seed, kept if self.null == "rolled" else None)
         ]
         value_HHN = torch.stack([each["value"] for each in drawn], -1)
         means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
@@ -241,17 +249,17 @@ def token_count(site: HeadSite) -> int | None:
     return None if site.grid is None else site.prefix_tokens + math.prod(site.grid)
 
 
-def rows_of(batch: HeadBatch, sites: tuple[int, ...]) -> Tensor:
-    """(N, C) outputs of the heads of ``sites`` side by side, one row per token of a valid image."""
-    return torch.cat([batch.z[s][batch.valid].flatten(2) for s in sites], -1).flatten(0, 1)
+def rows_of(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
+    """(N, C) outputs of the heads of ``sites`` side by side, one row per token of a valid image but the first ones."""
+    return torch.cat([batch.z[s][batch.valid, skip:].flatten(2) for s in sites], -1).flatten(0, 1)
 
 
-def _moments(batch: HeadBatch, sites: tuple[int, ...]) -> SecondMoments:
-    return SecondMoments.of(rows_of(batch, sites))
+def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> SecondMoments:
+    return SecondMoments.of(rows_of(batch, sites, skip))
 
 
-def _fold_sums(batch: HeadBatch, sites: tuple[int, ...], folds: int) -> Folds:
-    return fold_sums(batch, folds, torch.cat([batch.z[s].flatten(2) for s in sites], -1))
+def _fold_sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> Folds:
+    return fold_sums(batch, folds, torch.cat([batch.z[s][:, skip:].flatten(2) for s in sites], -1))
 
 
 def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
