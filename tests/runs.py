@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class Result:
     out: str
     err: str
     folder: Path | None = None  # the newest run's
+    cpu: float = 0.0  # seconds of processor time, of ``answers`` only
 
     @property
     def answer(self) -> str:
@@ -120,6 +122,22 @@ def run(task: str, *overrides: str, cwd: Path) -> Result:
     return finish(start(task, *overrides, cwd=cwd), cwd)
 
 
+def python(code: str, cwd: Path) -> Result:
+    """``python -c code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment(), text=True, capture_output=True, timeout=TIMEOUT
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def wait(done: Callable[[], bool]) -> None:
+    """Until ``done``, looking often; fails after as long as a command may take."""
+    deadline = time.monotonic() + TIMEOUT
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def newest(cwd: Path) -> Path | None:
     """The folder of the run that started last in ``cwd``; its name is the time."""
     runs = sorted((path.parent for path in cwd.glob("outputs/*/*/config")), key=lambda path: path.stat().st_mtime_ns)
@@ -127,12 +145,17 @@ def newest(cwd: Path) -> Path | None:
 
 
 class Command(NamedTuple):
-    """``python -m mhprobe.<task> <overrides>``, sending itself ``signal`` right after checkpoint number ``save``."""
+    """``python -m mhprobe.<task> <overrides>``, sending itself ``signal`` at a moment that is none of the clock.
+
+    After checkpoint number ``save``, at batch number ``batch`` of images, or after ``cpu`` seconds of work.
+    """
 
     task: str
     overrides: Sequence[str]
     signal: int = 0
     save: int = 0
+    batch: int = 0
+    cpu: float = 0.0
 
 
 # Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
@@ -142,30 +165,39 @@ import hydra, mhprobe.run.cli, mhprobe.run.quiet
 mhprobe.run.quiet.quiet()
 import mhprobe.run.builders
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
+from mhprobe.data.base import ImageData
 
-def send_after(number, save):
-    count, whole = itertools.count(1), AtomicCheckpointIO.save_checkpoint
-    def save_checkpoint(self, *args, **kwargs):
-        whole(self, *args, **kwargs)
-        if next(count) == save:
+def send_after(owner, name, number, calls):
+    count, whole = itertools.count(1), getattr(owner, name)
+    def counted(self, *args, **kwargs):
+        result = whole(self, *args, **kwargs)
+        if next(count) == calls:
             os.kill(os.getpid(), number)
-    AtomicCheckpointIO.save_checkpoint = save_checkpoint
+        return result
+    setattr(owner, name, counted)
 
-for task, overrides, number, save in json.loads(sys.argv[1]):
+for task, overrides, number, save, batch, cpu in json.loads(sys.argv[1]):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
             signal.alarm(240)  # a mistake that is not seen would train for hours
-            if number:
-                send_after(number, save)
+            if save:
+                send_after(AtomicCheckpointIO, "save_checkpoint", number, save)
+            if batch:
+                send_after(ImageData, "transform", number, batch)
+            if cpu:
+                if number != signal.SIGKILL:  # the timer's own signal ends a process as kill -9 does: nothing runs
+                    signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
+                signal.setitimer(signal.ITIMER_PROF, cpu)
             sys.argv = [f"python -m mhprobe.{task}", *overrides]
             mhprobe.run.cli.main(task)
             sys.exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _, status, used = os.wait4(child, 0)
         out.seek(0), err.seek(0)
-        print(json.dumps([code, out.read(), err.read()]))
+        ended = os.waitstatus_to_exitcode(status)
+        print(json.dumps([ended, out.read(), err.read(), None, used.ru_utime + used.ru_stime]))
 """
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run import builders
+    from mhprobe.run import batch_size, builders
     from mhprobe.run.resume import resume
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
+    cfg = batch_size.settled(cfg, model, data, report)
     callbacks = builders.callbacks(cfg, model, data, report)
     trainer = builders.trainer(cfg, callbacks, report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))

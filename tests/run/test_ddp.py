@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -103,20 +102,13 @@ def test_ranks_end_with_whoever_started_them_and_leave_no_job(tmp_path):
     command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "trainer.max_epochs=100000", "hydra.run.dir=killed"]
     process = runs.start("train", *command, cwd=tmp_path)
     last = tmp_path / "killed" / "checkpoints" / "last.ckpt"
-    wait(lambda: last.exists() or process.poll() is not None)
+    runs.wait(lambda: last.exists() or process.poll() is not None)
     ranks = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(ranks) >= 2
     process.kill()
     process.communicate()
-    wait(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks))
+    runs.wait(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks))
     assert not (tmp_path / "killed" / "job.yaml").exists()
-
-
-def wait(done) -> None:
-    deadline = time.monotonic() + runs.TIMEOUT
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @slow
@@ -124,7 +116,7 @@ def test_training_on_two_processes_survives_sigterm_and_goes_on(tmp_path):
     command = [*runs.TINY, *TWO, "masking=none", "measure=[]", "data.batch_size=12", "checkpoint.every_n_steps=1"]
     process = runs.start("train", *command, "trainer.max_epochs=1000", "hydra.run.dir=stopped", cwd=tmp_path)
     last = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
-    wait(lambda: last.exists() or process.poll() is not None)
+    runs.wait(lambda: last.exists() or process.poll() is not None)
     process.send_signal(signal.SIGTERM)
     stopped = runs.finish(process, tmp_path)
     assert stopped.code == 143, stopped.err

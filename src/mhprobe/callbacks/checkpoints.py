@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
+from mhprobe.stopping import handle, stop
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -98,42 +98,50 @@ class Best(ModelCheckpoint):
 
 
 class SaveOnTerminate(L.Callback):
-    """On SIGTERM finish the step, save ``last.ckpt`` on all ranks together, and exit with code 143.
+    """On SIGTERM or Ctrl-C finish the step, save ``last.ckpt`` on all ranks together, and stop.
 
     The handler only sets a flag: saving inside it deadlocks while a peer is in its backward pass. After an epoch's
-    last step the validation comes first, and the checkpoint is the epoch's own.
+    last step the validation comes first, and the checkpoint is the epoch's own. A second signal does not wait.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "last.ckpt"
-        self.terminated = False
+        self.told = 0  # the signal's number
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        def handler(_signal: int, _frame: FrameType | None) -> None:
-            self.terminated = True
+        def handler(number: int, _frame: FrameType | None) -> None:
+            if self.told:
+                stop(number)
+            self.told = number
 
-        signal.signal(signal.SIGTERM, handler)
+        handle(handler)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.is_last_batch and self._any_rank_terminated(trainer):
+        if not trainer.is_last_batch and (number := self._told_to_any_rank(trainer)):
             trainer.save_checkpoint(self.path)
-            raise SystemExit(143)
+            stop(number)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._any_rank_terminated(trainer):  # during the last step or the validation of the epoch before
-            raise SystemExit(143)
+        if number := self._told_to_any_rank(trainer):  # during the last step or the validation of the epoch before
+            stop(number)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.on_train_epoch_start(trainer, pl_module)
 
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Lightning's handler only notes the signal, for training to see; in a test nothing would ever look
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _any_rank_terminated(self, trainer: L.Trainer) -> bool:
+    def _told_to_any_rank(self, trainer: L.Trainer) -> int:
         if trainer.world_size == 1:
-            return self.terminated
-        flag = torch.tensor(float(self.terminated), device=trainer.strategy.root_device)
-        return bool(trainer.strategy.reduce(flag, reduce_op="sum"))
+            return self.told
+        number = torch.tensor(float(self.told), device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(number, reduce_op="max"))
+
+
+class StopAtOnce(L.Callback):
+    """On SIGTERM or Ctrl-C end a test: there is nothing to save.
+
+    Lightning's own handler would only take a note, which nobody reads in a test, and wait for the other ranks.
+    """
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        handle(stop)

@@ -42,16 +42,25 @@ class CachedSplit:
 
     @functools.cached_property
     def images(self) -> np.ndarray:
-        return np.load(self.folder / f"{self.split}-images.npy", mmap_mode="r")
+        return self._array("images", mmap_mode="r")
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        return np.load(self.folder / f"{self.split}-labels.npy")
+        return self._array("labels")
 
     @functools.cached_property
     def objects(self) -> np.ndarray | None:
-        path = self.folder / f"{self.split}-objects.npy"
-        return np.load(path, mmap_mode="r") if path.exists() else None
+        there = (self.folder / f"{self.split}-objects.npy").exists()
+        return self._array("objects", mmap_mode="r") if there else None
+
+    def _array(self, name: str, **how: Any) -> np.ndarray:
+        try:
+            return np.load(self.folder / f"{self.split}-{name}.npy", **how)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cache_dir: {self.folder} is no longer there, or was cut off, while a run reads it ({error}). Start "
+                f"it again: the images are decoded again."
+            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # a worker process maps the file itself; pickling the map would copy every image

@@ -54,6 +54,7 @@ class MaskCache:
         self.file = Path(folder) / f"{key}.scores"
         self.known: dict[bytes, tuple[int, int]] = {}  # question -> where its answer is in the file, how long
         self.read = 0  # the file up to here is in ``known``
+        self.inode = 0  # of that file
         self.warned = False
 
     def load(self, masks: Tensor, images: Tensor | None, num_images: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,15 +102,21 @@ class MaskCache:
                 os.close(handle)
         except OSError as error:
             # scores are still right without it: no reason to lose a search
-            log.warning("cannot write %s (%s): what is evaluated is not kept.", self.file, error.strerror or error)
+            if not self.warned:
+                log.warning("cannot write %s (%s): what is evaluated is not kept.", self.file, error.strerror or error)
+            self.warned = True
 
     def _scan(self) -> None:
         """Take in what was appended since the last time."""
         try:
             with self.file.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self.inode or about.st_size < self.read:  # removed, replaced or cut off meanwhile
+                    self.known, self.read, self.inode = {}, 0, about.st_ino
                 file.seek(self.read)
                 data = file.read()
-        except OSError:  # not there yet; what cannot be read is evaluated again
+        except OSError:  # not there yet, or no longer; what cannot be read is evaluated again
+            self.known, self.read = {}, 0
             return
         at = 0
         while at + _HEAD.size <= len(data):

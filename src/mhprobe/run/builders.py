@@ -20,7 +20,7 @@ from torch import nn
 
 from mhprobe.backbones import attach, build, input_spec
 from mhprobe.backbones.timm_models import registered
-from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, best_and_last
+from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
 from mhprobe.callbacks.finite import StopAtNonFinite
 from mhprobe.callbacks.gates import GateHistory
@@ -53,7 +53,11 @@ Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
 def data(cfg: Config) -> ImageData:
     """The images, decoded and split. The first part of every run: from here on it is quiet."""
     quiet()
-    return _prepared(cfg["data"], "data")
+    if cfg["data"].get("batch_size") != "auto":
+        return _prepared(cfg["data"], "data")
+    if cfg["command"] != "train":
+        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg['command']} a number.")
+    return _prepared({**cfg["data"], "batch_size": 1}, "data")  # until run.batch_size has found it
 
 
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
@@ -119,7 +123,7 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
     try:
         return L.Trainer(
             **settings,
-            callbacks=callbacks,
+            callbacks=[*callbacks, StopAtOnce()],
             logger=report.loggers,  # type: ignore[arg-type]
             plugins=[AtomicCheckpointIO()],
             default_root_dir=report.folder,

@@ -1,11 +1,12 @@
 """The command line: Hydra composes, one of the tasks runs, and the user's mistakes are answered in one line.
 
-Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first); anything else is a bug
-and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
+Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first, see mhprobe.stopping);
+anything else is a bug and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -13,20 +14,16 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
 from mhprobe.run import jobs, sections
 from mhprobe.run.moved import MOVED
 from mhprobe.run.sections import CONF, options
+from mhprobe.stopping import Stopped, listen, stop
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-class Interrupted(BaseException):
-    """Ctrl-C. Not KeyboardInterrupt, which Lightning would answer by itself, with exit code 1 and no word."""
 
 
 def main(command: str) -> None:
@@ -38,8 +35,7 @@ def main(command: str) -> None:
 
     sections.install()
     sys.argv = ["verbose=true" if word == "-v" else word for word in sys.argv]
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _terminate)
+    listen(lambda number: _stopped(command, number))
     started: list[Path] = []
     mistakes: list[UserError] = []
 
@@ -62,8 +58,11 @@ def main(command: str) -> None:
             raise
         where = error.filename or "the run's folder"
         fail(f"out: {where} cannot be written ({error.strerror or error}). Choose another folder with out=<folder>.")
-    except (Interrupted, KeyboardInterrupt):
-        say("interrupted; go on with ckpt_path=last" if command == "train" else "interrupted")
+    except Stopped as stopped:
+        sys.exit(stopped.code)
+    except KeyboardInterrupt:  # a launcher's own
+        with contextlib.suppress(Stopped):
+            stop(signal.SIGINT)
         sys.exit(130)
     if mistakes:
         sys.exit(2)
@@ -85,10 +84,9 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
             run(command, cfg, folder)
     except UserError as error:  # not through Hydra, which adds lines of its own
         say(str(error))
+        mistakes.append(error)
         if sweeping:
             jobs.note(folder, 2, str(error))
-        else:
-            mistakes.append(error)
     except Exception as error:
         if not sweeping:
             raise
@@ -100,12 +98,17 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
         jobs.note(folder, 1, f"exit code {stop.code}")
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Interrupted
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(143)
+def _stopped(command: str, number: int) -> None:
+    """One line: which signal it was, and what of the command was kept."""
+    what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
+    own = sections.sections(command)
+    if "ckpt_path" in own:
+        kept = "go on with ckpt_path=last"
+    elif "masking" in own:
+        kept = "the same command goes on from the masks it has evaluated"
+    else:
+        kept = "the same command begins again"
+    os.write(2, f"mhprobe: {what}; {kept}\n".encode())  # print could meet itself: the signal may have come within one
 
 
 def say(message: str) -> None:

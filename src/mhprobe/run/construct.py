@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -11,7 +11,8 @@ from hydra.utils import instantiate
 from mhprobe.errors import UserError
 from mhprobe.run.moved import TARGETS
 
-WRONG = (TypeError, ImportError, ValueError, ArithmeticError)  # what constructors say to a key or value they don't know
+# what constructors say to a key or value they don't know, where they do not look at it themselves
+WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)
 
 
 def construct(part: Any, where: str, **extra: Any) -> Any:
@@ -28,8 +29,19 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             if before in str(error):
                 raise UserError(f"{where}._target_: {before} is now {now}.") from error
         if isinstance(cause, WRONG):
-            raise UserError(f"{where}: {_said(cause)}") from error
+            given = " ".join(_given(part))
+            given = given if len(given) < 300 else f"{given[:300]} ..."
+            raise UserError(f"{where}: {_said(cause)} (given {given})") from error
         raise
+
+
+def _given(part: Any, before: str = "") -> Iterator[str]:
+    """``key=value`` of everything in a part: the complaint of somebody's constructor need not name what it is about."""
+    for key, value in part.items() if isinstance(part, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _given(value, f"{before}{key}.")
+        elif not str(key).startswith("_"):
+            yield f"{before}{key}={value}"
 
 
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:

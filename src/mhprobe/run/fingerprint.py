@@ -37,6 +37,7 @@ def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -
     from mhprobe import __version__
 
     parts = {name: _without(cfg[name], INDIFFERENT.get(name, set())) for name in ("data", "optim", "gates", "trainer")}
+    parts["gates"]["mask"] = _digest(cfg["gates"].get("mask"))
     parts["trainer"] = {key: value for key, value in parts["trainer"].items() if not key.startswith("enable_")}
     return dict(
         _flat(
@@ -132,11 +133,11 @@ def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]
             yield f"{before}{key}", list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _digest(weights: str | None) -> str | None:
-    """Of the file that the run starts from, wherever it lies."""
+def _digest(file: str | None) -> str | None:
+    """Of a file that the run starts from, wherever it lies."""
     import hashlib
 
-    if weights is None or not Path(weights).is_file():
-        return weights
-    with Path(weights).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    if file is None or not Path(file).is_file():
+        return file
+    with Path(file).open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

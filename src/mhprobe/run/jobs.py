@@ -55,14 +55,26 @@ def _first_free(wanted: str) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep ``folder`` for this process; UserError if another run is writing there. One rank keeps it for all."""
+    """Keep ``folder`` for this process; UserError if another run is writing there. One rank keeps it for all.
+
+    UserError at the end if the folder is no longer the one that was kept: what was written before is gone.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
             _lock(handle, folder)
         yield
+        if not _same(handle, folder):
+            raise UserError(f"{folder} was removed or replaced while the run wrote there: its results are not whole.")
     finally:
         os.close(handle)
+
+
+def _same(handle: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(folder))
+    except OSError:
+        return False
 
 
 def _lock(handle: int, folder: Path) -> None:
@@ -78,7 +90,8 @@ def _lock(handle: int, folder: Path) -> None:
 
 def note(folder: Path, code: int, message: str) -> None:
     """Leave word of a job that failed for the end of its sweep."""
-    (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
+    with contextlib.suppress(OSError):  # a full disk may be what it is about
+        (folder / FAILED).write_text(json.dumps({"code": code, "message": message}))
 
 
 def lost(folder: Path, overrides: Sequence[str], message: str) -> None:

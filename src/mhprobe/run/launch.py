@@ -27,8 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
 from mhprobe.io.progress import screen
-from mhprobe.run.memory import explained
 from mhprobe.run.quiet import quiet
+from mhprobe.run.shortage import explained
+from mhprobe.stopping import Stopped, handle, listen, stop
 
 JOB, NOTES = (
     "MHPROBE_JOB",
@@ -113,7 +114,9 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said below
+    # what failed is said below; the one of the agent has a level of its own
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     job = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     if job.trainer.devices in ("auto", -1, "-1"):
         job.trainer.devices = processes
@@ -138,9 +141,7 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
             with _environment(told):
                 elastic_launch(config, sys.executable)("-m", "mhprobe.run.launch", task, str(folder))
         except SignalException as stopped:  # the ranks had their time to save
-            if stopped.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            sys.exit(128 + stopped.sigval)
+            stop(stopped.sigval)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             sys.exit(_failed(codes, Path(notes)))
@@ -161,7 +162,10 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
             return 128 - code
     last_words = sorted(notes.glob("rank_*.txt"), key=lambda path: path.stat().st_mtime_ns)
     if last_words:  # the first to fail is the one that matters: it broke the collectives of the others
-        print(last_words[0].read_text(), file=sys.stderr)
+        said = last_words[0].read_text()
+        if said.isdecimal():  # it did not fail, it was told to stop
+            stop(int(said))
+        print(said, file=sys.stderr)
     code = next(iter(codes.values()))
     return code if code > 0 else 128 - code
 
@@ -188,11 +192,20 @@ def _rank(task: str, folder: Path) -> None:
         with contextlib.suppress(FileExistsError), (notes / MISTAKE).open("x") as file:
             file.write(str(error))
         sys.exit(2)
+    except Stopped as stopped:
+        sys.exit(stopped.code)
     except Exception:
         if (notes / MISTAKE).exists():  # a rank that left has broken this one's collective
             sys.exit(2)
-        (notes / f"rank_{os.environ.get('RANK', '0')}.txt").write_text(traceback.format_exc())
+        _last_words(traceback.format_exc())
         sys.exit(1)
+
+
+def _last_words(text: object) -> None:
+    """What this rank has to say at its end: a traceback, or the number of the signal that it got."""
+    path = Path(os.environ[NOTES]) / f"rank_{os.environ.get('RANK', '0')}.txt"
+    with contextlib.suppress(FileExistsError, FileNotFoundError), path.open("x") as file:
+        file.write(str(text))
 
 
 def _end_with(parent: int) -> None:
@@ -205,5 +218,9 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    listen(_last_words)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    _rank(sys.argv[1], Path(sys.argv[2]))
+    try:
+        _rank(sys.argv[1], Path(sys.argv[2]))
+    finally:
+        handle(signal.SIG_IGN)  # a rank that is ending cannot be told to

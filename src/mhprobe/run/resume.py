@@ -31,6 +31,15 @@ def resume(cfg: dict[str, Any], folder: Path, trainer: L.Trainer) -> Path | None
     return path
 
 
+def begun(cfg: dict[str, Any], folder: Path) -> bool:
+    """Whether a part of a study has the checkpoint that ``ckpt_path`` asks for; with ``last`` it need not."""
+    return cfg["ckpt_path"] is not None and (cfg["ckpt_path"] != "last" or bool(earlier(_runs(cfg), folder)))
+
+
+def _runs(cfg: dict[str, Any]) -> Path:
+    return Path(cfg["out"]) / cfg["name"]
+
+
 def _named(asked: str) -> Path:
     if "://" in asked:
         raise UserError(f"ckpt_path: {asked} is remote, where pickled code could hide; download it first.")
@@ -41,7 +50,7 @@ def _named(asked: str) -> Path:
 
 def _last(cfg: dict[str, Any], folder: Path, ours: Facts) -> tuple[Path, list[str]]:
     """The newest of this run's checkpoints, and what is different; what keeps the newest from being one is said."""
-    runs = Path(cfg["out"]) / cfg["name"]
+    runs = _runs(cfg)
     refusals = []
     for path in earlier(runs, folder):
         try:

@@ -65,14 +65,19 @@ def run(cfg: Config, folder: Path) -> None:
 
 
 def fit(cfg: Config, folder: Path) -> dict[str, float]:
-    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``. Returns the metrics."""
+    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``. Returns the metrics.
+
+    A study that was stopped goes on from the checkpoints of its parts (``ckpt_path=last``); a part that has none yet
+    begins.
+    """
     from mhprobe.run import builders
+    from mhprobe.run.resume import begun, resume
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report), report)
-    trainer.fit(model, datamodule=data)
+    trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer) if begun(cfg, folder) else None)
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
     report.close()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.run.memory import explained
+from mhprobe.run.shortage import explained
 
 CFG = {"data": {"batch_size": 128, "eval_batch_size": 500}}
 

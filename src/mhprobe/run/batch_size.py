@@ -1,0 +1,78 @@
+"""data.batch_size=auto: the largest training batch that the device takes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import tempfile
+from pathlib import Path
+
+import torch
+
+from mhprobe.classifier import GatedClassifier
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.report.report import Report
+from mhprobe.run import builders
+from mhprobe.run.shortage import no_memory
+
+AUTO = "auto"
+
+
+def settled(cfg: builders.Config, model: GatedClassifier, data: ImageData, report: Report) -> builders.Config:
+    """``cfg`` with a number for ``data.batch_size``, which ``data`` has from now on; metrics.json says it too."""
+    if cfg["data"]["batch_size"] != AUTO:
+        return cfg
+    if cfg["ckpt_path"] is not None:
+        raise UserError(
+            "data.batch_size=auto: a run that goes on keeps its batches; give the number that it found, "
+            "train/batch_size in its metrics.json."
+        )
+    trainer = builders.trainer(cfg, [], report)
+    if trainer.strategy.root_device.type == "cpu" or trainer.world_size > 1:
+        raise UserError(
+            "data.batch_size=auto: fills the memory of one GPU, in one process (on a CPU the system would end the run "
+            "instead). Give a number; for several processes, the one that a single one finds."
+        )
+    found = largest(cfg, model, data)
+    report.add_metrics({"train/batch_size": found})
+    print(f"data.batch_size=auto: {found} images fit; optim.lr is still {cfg['optim']['lr']}")
+    return {**cfg, "data": {**cfg["data"], "batch_size": found}}
+
+
+def largest(cfg: builders.Config, model: GatedClassifier, data: ImageData) -> int:
+    """The largest batch, at most all training images, that a training step of this run fits with. ``data`` has it then.
+
+    Doubled until memory ends, then halved in between. A step is the run's own: precision, optimizer, accumulation.
+    Lightning's tuner also tries batches with more images than there are, and ends at one where not even one fits.
+    """
+    most = data.sizes["train"]
+    fits, fails = 0, most + 1
+    while fails - fits > 1:
+        size = min(2 * fits or 1, most) if fails > most else (fits + fails) // 2
+        data.batch_size = size
+        if _step_fits(cfg, copy.deepcopy(model), data):
+            fits = size
+        else:
+            fails = size
+    if not fits:
+        raise UserError("data.batch_size=auto: out of memory with a single image. Use a smaller model or image size.")
+    data.batch_size = fits
+    return fits
+
+
+def _step_fits(cfg: builders.Config, model: GatedClassifier, data: ImageData) -> bool:
+    """Two of them: the optimizer has its memory from the second on."""
+    short = {"max_steps": 2, "limit_val_batches": 0, "enable_progress_bar": False, "enable_checkpointing": False}
+    with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
+        trainer = builders.trainer({**cfg, "trainer": {**cfg["trainer"], **short}}, [], Report(Path(folder)))
+        try:
+            trainer.fit(model, datamodule=data)
+        except (RuntimeError, MemoryError) as error:
+            if not no_memory(error):
+                raise
+            return False
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+    return True

@@ -1,0 +1,44 @@
+"""What a machine can run out of: memory, and room on a disk. One line says which setting to change."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mhprobe.errors import UserError
+
+# of a disk, whoever was writing or reading: full, over quota, read-only, broken, or no longer there
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV}
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether a device or the machine had no memory left: torch's OutOfMemoryError, or a CPU's, which has no type."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(part in str(error) for part in ("out of memory", "can't allocate memory"))
+    )
+
+
+@contextlib.contextmanager
+def explained(cfg: Mapping[str, Any]) -> Iterator[None]:
+    """A shortage as one line that names settings of ``cfg``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not no_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
+        sizes = [f"data.{key}={cfg['data'].get(key)}" for key in ("batch_size", "eval_batch_size")]
+        raise UserError(
+            f"out of memory ({reason}). Lower {sizes[0]} (training) or "
+            f"{sizes[1]} (tests and probes); trainer.accumulate_grad_batches keeps the size of a step."
+        ) from error
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise UserError(
+            f"{error.filename or 'a file of the run'}: {error.strerror}. Make room or choose other folders: "
+            f"out={cfg.get('out')}, cache_dir={cfg.get('cache_dir')}."
+        ) from error

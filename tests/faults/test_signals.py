@@ -1,0 +1,114 @@
+"""Whoever tells a command to stop gets one line and the exit code of the signal; what is finished is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import runs
+from mhprobe import stopping
+from mhprobe.run.sections import commands, sections
+from runs import Command
+
+pytestmark = pytest.mark.slow
+
+# at which batch of images: in the midst of what the command is there for, behind the test of the whole model
+BATCH = {"train": 12, "probe": 5, "mask": 5, "prune": 3, "maps": 1, "studies.causal": 5, "studies.voita": 5}
+MORE = {
+    "prune": ("prune=order", "prune/order=fisher", "prune.remove=2"),
+    "studies.voita": ("+experiment=digits_voita", "voita.heads=[3]"),
+    "maps": ("images=[0,1]",),
+}
+# who only fetches shows no image to a network
+WALKS = [
+    name for name in commands() if "optim" in sections(name) or "weights" in OmegaConf.missing_keys(runs.composed(name))
+]
+SIGNALS = {signal.SIGINT: ("interrupted; ", 130), signal.SIGTERM: ("stopped (SIGTERM); ", 143)}
+
+
+@pytest.fixture(scope="module")
+def stopped(trained, tmp_path_factory):
+    """How every command ends that is told to stop, by (command, signal)."""
+    cwd = tmp_path_factory.mktemp("stopped")
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    told = {
+        (name, number): Command(name, overrides(name, weights), number, batch=BATCH.get(name, 3))
+        for name in WALKS
+        for number in SIGNALS
+    }
+    return cwd, dict(zip(told, runs.answers(list(told.values()), cwd), strict=True))
+
+
+def overrides(name: str, weights: str) -> list[str]:
+    tiny = runs.TINY[1:] if any("+experiment" in part for part in MORE.get(name, ())) else runs.TINY
+    return [*tiny, *MORE.get(name, ()), *([] if name == "train" else [weights]), "data.eval_batch_size=16"]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("name", WALKS)
+def test_a_command_that_is_told_to_stop_says_one_line_and_why_it_ended(stopped, name, number):
+    cwd, ends = stopped
+    result, (words, code) = ends[name, number], SIGNALS[number]
+    assert result.code == code, result.err
+    (line,) = [line for line in result.err.splitlines() if line.strip()]
+    assert line.startswith(f"mhprobe: {words}") and len(line) > len(f"mhprobe: {words}")
+    assert not list(cwd.rglob("*.tmp")) and not list(cwd.rglob("*.partial"))  # nothing half written
+
+
+TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+MASK = ("+experiment=digits_vit", "trainer.accelerator=cpu", "search=exact", "data.limit_test=200")
+
+
+@pytest.mark.parametrize("whom", ["0", "1", "all"])
+def test_one_rank_or_all_that_are_told_to_stop_end_the_run_with_one_line(tmp_path, whom):
+    """A search of minutes, told to stop once it has evaluated something."""
+    process = runs.start("mask", *MASK, *TWO, "weights=random", cwd=tmp_path)
+    runs.wait(lambda: any(tmp_path.rglob("*.scores")) or process.poll() is not None)
+    ranks = ranks_of(process.pid)
+    assert set(ranks) == {"0", "1"}
+    for pid in [process.pid, *ranks.values()] if whom == "all" else [ranks[whom]]:
+        os.kill(pid, signal.SIGTERM)
+    result = runs.finish(process, tmp_path)
+    assert result.code == 143, result.err
+    lines = [line for line in result.err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("mhprobe: stopped (SIGTERM); "), result.err
+    assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks.values())
+
+
+def test_a_rank_that_dies_is_named_in_one_line(tmp_path):
+    process = runs.start("mask", *MASK, *TWO, "weights=random", cwd=tmp_path)
+    runs.wait(lambda: any(tmp_path.rglob("*.scores")) or process.poll() is not None)
+    os.kill(ranks_of(process.pid)["1"], signal.SIGKILL)
+    result = runs.finish(process, tmp_path)
+    assert result.code == 137, result.err
+    (line,) = [line for line in result.err.splitlines() if line.strip()]
+    assert "rank 1" in line and "SIGKILL" in line
+
+
+def ranks_of(parent: int) -> dict[str, int]:
+    """RANK -> process, of the ranks that a command has started."""
+    found = {}
+    for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        told = dict(part.split("=", 1) for part in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in part)
+        if "RANK" in told:
+            found[told["RANK"]] = int(pid)
+    return found
+
+
+def test_a_process_that_swallows_the_exception_ends_all_the_same(tmp_path):
+    """As a destructor or a library may do that the signal happens to come into."""
+    code = (
+        "import os, signal, time; from mhprobe import stopping; stopping.GRACE = 0.2; stopping.listen(print)\n"
+        "try: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "except BaseException: time.sleep(200)"
+    )
+    result = runs.python(code, cwd=tmp_path)
+    assert result.code == 143
+
+
+def test_the_grace_is_within_what_is_promised():
+    assert stopping.GRACE < 10
