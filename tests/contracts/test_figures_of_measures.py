@@ -22,6 +22,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
+pytestmark = pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")  # twelve are few
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 12
 SIGNATURE = ["layout", "columns", "label", "names"]

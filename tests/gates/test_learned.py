@@ -333,6 +333,21 @@ def test_the_lagrangian_without_multipliers_that_rise_stays_open():
 # the binary decision
 
 
+@pytest.mark.parametrize("ends", [(-0.1, 1.1), (-0.3, 1.05)])
+def test_voitas_rule_keeps_gates_that_are_likelier_one_than_zero(ends):
+    """Counted in draws of the distribution itself, on both sides of the place where the two are even."""
+    law = HardConcrete(gamma=ends[0], zeta=ends[1])
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.empty(200_000, dtype=torch.float64).uniform_(1e-6, 1 - 1e-6, generator=generator).logit()
+    for log_alpha in (-0.6, -0.2, 0.2, 0.6):
+        drawn = law.sample(torch.tensor(log_alpha, dtype=torch.float64), noise)
+        ones, zeros = (drawn == 1).double().mean().item(), (drawn == 0).double().mean().item()
+        assert abs(ones - zeros) > 0.01  # far above the noise of so many draws
+        assert (law.p_open(torch.tensor(log_alpha)).item() > law.even) == (ones > zeros)
+        assert law.p_one(torch.tensor(log_alpha)).item() == pytest.approx(ones, abs=0.005)
+    assert HardConcrete().even == pytest.approx(0.688, abs=1e-3)
+
+
 def test_kept_is_by_threshold_or_by_number_with_ties_to_the_lower_index():
     gates = with_gates(tiny_vit())
     set_log_alpha(gates, [1.0, -3.0, 1.0, 0.0, -2.0, 1.0])

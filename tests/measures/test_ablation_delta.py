@@ -46,7 +46,9 @@ def test_counts_and_shares_by_hand():
     assert got["lost"].tolist() == [1, 0, 3] and got["won"].tolist() == [0, 1, 1]
     assert got["drop"].tolist() == [0.25, -0.25, 0.5]
     torch.testing.assert_close(got["by_class"], torch.tensor([[1 / 3, 0], [-1 / 3, 0], [1 / 3, 1]]).double())
-    assert measure.axes == {"by_class": ["class 0", "class 1"]}
+    assert measure.axes == {key: ["class 0", "class 1"] for key in ("by_class", "class_p_holm", "class_accuracy")}
+    assert got["class_accuracy"].tolist() == [[pytest.approx(2 / 3), 1.0]] * 3
+    assert (got["class_p_holm"] == 1).all()  # one or three images that change say nothing
     expected = [stats.binomtest(b, b + c).pvalue for b, c in ((1, 1 - 1), (0, 1), (3, 1))]
     assert got["p"].tolist() == pytest.approx(expected)
     assert (got["p_holm"] >= got["p"]).all()
@@ -60,7 +62,18 @@ def test_names_of_classes_are_the_data_sets_where_they_are_known():
     measure = AblationDelta(LAYOUT)
     measure.class_names = ("cat", "dog")
     measure.update(batch(measure, [1, 1], [[1, 1]] * 3, [0, 1]))
-    assert measure.axes == {"by_class": ["cat", "dog"]}
+    assert measure.axes["by_class"] == ["cat", "dog"]
+
+
+def test_a_class_that_a_head_carries_is_found_among_all_cells():
+    """Ten of ten images of class 0 go wrong without head 1: p = 2 / 2^10, times six cells."""
+    measure = AblationDelta(LAYOUT)
+    labels = [0] * 10 + [1] * 10
+    whole = [1] * 10 + [-1] * 10  # all right
+    measure.update(batch(measure, whole, [whole, [-1] * 20, whole], labels))
+    p = measure.columns()["class_p_holm"]
+    assert p[1, 0].item() == pytest.approx(6 * 2 / 2**10)
+    assert (p.flatten()[[0, 1, 3, 4, 5]] == 1).all()
 
 
 def test_a_class_without_images_has_no_number():

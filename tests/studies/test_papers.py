@@ -52,6 +52,14 @@ def test_its_figures_name_what_is_there(name, tmp_path):
     assert used["measure"] == set(paper["measure"])  # nothing is measured for nobody
 
 
+def test_michels_scores_are_normalised_as_his_are(tmp_path):
+    paper = settings("vit", "michel", tmp_path)["paper"]
+    assert paper["masking"]["curves"]["importance"]["order"]["measure"]["normalize"] == "layer_l2"
+    assert paper["measure"]["gate_importance"]["normalize"] == "layer_l2"
+    settling = runs.composed("train", "+experiment=digits_vit", "+callback=settling").callback.settling
+    assert settling.measure.normalize == "layer_l2"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SMALL)
 @pytest.mark.parametrize("name", PAPERS)

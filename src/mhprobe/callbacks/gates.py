@@ -26,7 +26,7 @@ class GateHistory(L.Callback):
     keep, threshold: the binary decision, as in ``HeadGates.kept``.
     """
 
-    def __init__(self, report: Report, keep: int | None = None, threshold: float = 0.5) -> None:
+    def __init__(self, report: Report, keep: int | None = None, threshold: float | str = 0.5) -> None:
         self.report = report
         self.keep, self.threshold = keep, threshold
         self.steps: list[int] = []
@@ -60,7 +60,9 @@ class GateHistory(L.Callback):
         layout = gates_of(pl_module).layout
         names = [f"{site.name}.{head}" for _, head, site in layout]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
-        figure = gate_history.draw(layout, self.steps, torch.tensor(self.amounts), self.threshold)
+        figure = gate_history.draw(
+            layout, self.steps, torch.tensor(self.amounts), gates_of(pl_module).threshold(self.threshold)
+        )
         self.report.add("gate_history", Result(tables.Table(["step", "open", *names], rows), figure))
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

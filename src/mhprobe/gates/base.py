@@ -91,7 +91,16 @@ class HeadGates(nn.Module):
         return self.values.abs()
 
     @torch.no_grad()
-    def kept(self, keep: int | None = None, threshold: float = 0.5) -> Tensor:
+    def threshold(self, rule: float | str) -> float:
+        """The amount above which a head is kept: a number, or "likelier" for Voita's rule. UserError without one."""
+        if isinstance(rule, str):
+            raise UserError(
+                f"gates.threshold: {rule!r} compares the chances of a gate that is exactly 0 and exactly 1, which only "
+                f"hard-concrete gates have. Give a number."
+            )
+        return rule
+
+    def kept(self, keep: int | None = None, threshold: float | str = 0.5) -> Tensor:
         """(A,) bool, the binary decision: the ``keep`` heads of largest amount, or those above ``threshold``.
 
         Ties go to the lower index. UserError if a gate is not finite, or the model has not ``keep`` heads.
@@ -104,7 +113,7 @@ class HeadGates(nn.Module):
                 f"expected a finite one. Lower gates.lr and train again."
             )
         if keep is None:
-            return amount > threshold
+            return amount > self.threshold(threshold)
         nearest_target(keep, self.layout.num_heads, "gates.keep")
         return lowest(-amount, keep)
 

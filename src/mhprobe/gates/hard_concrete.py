@@ -48,6 +48,16 @@ class HardConcrete:
         """P(gate > 0)."""
         return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
 
+    def p_one(self, log_alpha: Tensor) -> Tensor:
+        """P(gate = 1)."""
+        return torch.sigmoid(log_alpha - self.beta * math.log((1 - self.gamma) / (self.zeta - 1)))
+
+    @property
+    def even(self) -> float:
+        """P(gate > 0) where a gate of exactly 1 is as likely as one of exactly 0."""
+        log_alpha = self.beta / 2 * (math.log((1 - self.gamma) / (self.zeta - 1)) + math.log(-self.gamma / self.zeta))
+        return float(self.p_open(torch.tensor(log_alpha, dtype=torch.float64)))
+
     def evaluated(self, log_alpha: Tensor) -> Tensor:
         """The gate without noise, for evaluation."""
         return self._stretched(torch.sigmoid(log_alpha))
@@ -120,6 +130,10 @@ class HardConcreteGates(HeadGates):
     def amount(self) -> Tensor:
         """(A,) P(gate > 0); its sum is the expected number of open heads."""
         return torch.where(self.relaxed, self.distribution.p_open(self.log_alpha), 1.0) * (self.values != 0)
+
+    def threshold(self, rule: float | str) -> float:
+        """A number, or "likelier": kept where the gate is likelier exactly 1 than exactly 0 (Voita et al. 2019)."""
+        return self.distribution.even if rule == "likelier" else super().threshold(rule)
 
     @torch.no_grad()
     def project(self) -> None:

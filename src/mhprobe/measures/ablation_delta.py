@@ -32,7 +32,8 @@ class AblationDelta(Measure):
         drop: accuracy unmasked - masked, a share in [-1, 1], with drop_low and drop_high (95 %); lost, won: images that
         only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
         accuracy: () of the unmasked model; images: ();
-        by_class (A, C): drop within each class, NaN where a class has no image.
+        by_class (A, C): drop within each class, NaN where a class has no image; class_p_holm (A, C): exact McNemar
+        within the class, Holm over all heads and classes; class_accuracy (A, C): of the unmasked model, equal rows.
 
     >>> import math, torch
     >>> from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite
@@ -59,7 +60,9 @@ class AblationDelta(Measure):
     rise: Tensor  # (A,) sum of loss without it - loss with it
     square: Tensor  # (A,) sum of its squares
     class_images: Tensor  # (C,)
-    class_drop: Tensor  # (A, C) images lost - won
+    class_right: Tensor  # (C,) right with all heads
+    class_lost: Tensor  # (A, C) right with the head only
+    class_won: Tensor  # (A, C) right without it only
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -73,7 +76,9 @@ class AblationDelta(Measure):
         declare_resamples(self, heads)
         # only logits tell how many classes there are: these grow once, at the first batch
         self.add_state("class_images", torch.zeros(0, dtype=torch.long))
-        self.add_state("class_drop", torch.zeros(heads, 0, dtype=torch.long))
+        self.add_state("class_right", torch.zeros(0, dtype=torch.long))
+        for name in ("class_lost", "class_won"):
+            self.add_state(name, torch.zeros(heads, 0, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         if not len(self.class_images):
@@ -92,7 +97,9 @@ class AblationDelta(Measure):
         add_resamples(self, batch, rise_AB)
         labels = labels_of(batch)
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))
-        self.class_drop.index_add_(1, labels, lost_AB.long() - won_AB.long())
+        self.class_right += torch.bincount(labels[right], minlength=len(self.class_images))
+        self.class_lost.index_add_(1, labels, lost_AB.long())
+        self.class_won.index_add_(1, labels, won_AB.long())
         self.images += len(labels)
 
     def finish(self) -> dict[str, Tensor]:
@@ -115,7 +122,9 @@ class AblationDelta(Measure):
             "p_holm": holm(p),
             "accuracy": (self.kept + self.lost)[0].double() / images,
             "images": images.clone(),
-            "by_class": mean_of(self.class_drop, self.class_images),
+            "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
+            "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),
+            "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape).clone(),
         }
 
     def before_sync(self) -> None:
@@ -126,5 +135,8 @@ class AblationDelta(Measure):
     def _grow(self, classes: int) -> None:
         with torch.inference_mode(False):
             self.class_images = self.class_images.new_zeros(classes)
-            self.class_drop = self.class_drop.new_zeros(self.layout.num_heads, classes)
-        self.axes = {"by_class": [*self.class_names] or [f"class {number}" for number in range(classes)]}
+            self.class_right = self.class_right.new_zeros(classes)
+            self.class_lost = self.class_lost.new_zeros(self.layout.num_heads, classes)
+            self.class_won = self.class_won.new_zeros(self.layout.num_heads, classes)
+        names = [*self.class_names] or [f"class {number}" for number in range(classes)]
+        self.axes = dict.fromkeys(("by_class", "class_p_holm", "class_accuracy"), names)

@@ -33,7 +33,7 @@ class Gates(_Section):
     lr: Annotated[float, Field(gt=0)]
     frozen: Literal["nothing", "backbone", "weights"]
     keep: int | None
-    threshold: Annotated[float, Field(gt=0, lt=1)]
+    threshold: Annotated[float, Field(gt=0, lt=1)] | Literal["likelier"]
     mask: str | None
 
 

@@ -28,7 +28,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     deep = -(-len(kinds) // per_row)
     wide, tall, gap, down, left, bottom = 1.35, 0.95, 0.42, 0.42, 0.6, 0.75
     top = bottom + deep * tall + (deep - 1) * down + 0.25
-    with canvas((left + per_row * (wide + gap), top)) as figure:
+    with canvas((max(3.2, left + per_row * (wide + gap)), top)) as figure:
         for number, kind in enumerate(kinds):
             row, column = divmod(number, per_row)
             axes = place(figure, left + column * (wide + gap), top - 0.25 - tall - row * (tall + down), wide, tall)

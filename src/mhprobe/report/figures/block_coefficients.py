@@ -1,0 +1,60 @@
+"""Canonical correlations between blocks against their index: a panel per stage, and one across stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.style import NAMELESS, Names, canvas, place
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "How many directions two blocks share, and how well: a line per pair of blocks, light for neighbours and dark for "
+    "blocks far apart. The dotted line is chance. Blocks add to one stream, so neighbours are alike anyway."
+)
+
+
+def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """From "rho" and "null_rho" (S, S, R)."""
+    stages: dict[str, list[int]] = {}
+    for number, site in enumerate(layout.sites):
+        stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(number)
+    panels = dict(stages)
+    if len(stages) > 1:
+        panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
+    panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
+    wide, tall, gap, left = 1.7, 1.5, 0.25, 0.55
+    with canvas((max(3.0, left + len(panels) * (wide + gap)), tall + 0.85)) as figure:
+        for column, (name, numbers) in enumerate(panels.items()):
+            axes = place(figure, left + column * (wide + gap), 0.5, wide, tall)
+            _panel(axes, numbers, columns)
+            axes.set_title(name, pad=3)
+            axes.set_ylim(0, 1.02)
+            axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
+            axes.set_xlabel("coefficient")
+            axes.set_ylabel("correlation" if column == 0 else "")
+    return figure
+
+
+def _panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor]) -> None:
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis_r"]
+    levels = []
+    for i, a in enumerate(numbers):
+        for j, b in enumerate(numbers[i + 1 :], i + 1):
+            rho = columns["rho"][a, b]
+            rho = rho[rho.isfinite()]
+            far = (j - i) / max(1, len(numbers) - 1)
+            axes.plot(range(1, len(rho) + 1), rho.tolist(), color=shades(0.15 + 0.85 * far), linewidth=0.9)
+            levels.append(columns["null_rho"][a, b])
+    level = torch.stack(levels).nanmean(0)
+    level = level[level.isfinite()]
+    axes.plot(range(1, len(level) + 1), level.tolist(), ":", color="black", linewidth=1.2)

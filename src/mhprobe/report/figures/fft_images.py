@@ -1,0 +1,48 @@
+"""Feature maps and their Fourier images before and after each block's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mhprobe.report.figures.style import canvas, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "One image's feature map (mean over channels) before and after a block's attention, and below the mean Fourier "
+    "images, frequency 0 in the middle. A darker rim after attention: it took high frequencies away (a low-pass)."
+)
+ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
+
+
+def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], most: int = 8) -> Figure:
+    """maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen."""
+    count = min(most, len(blocks))
+    chosen = sorted({round(i * (len(blocks) - 1) / max(1, count - 1)) for i in range(count)})
+    side, gap, left = 0.8, 0.1, 0.95
+    with canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
+        for column, number in enumerate(chosen):
+            before, after = fourier[number] - fourier[number].amax((1, 2), keepdim=True)
+            images = [*maps[number], before, after, after - before]
+            for row, image in enumerate(images):
+                y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
+                axes = place(figure, left + column * (side + gap), y, side, side)
+                limits = {}
+                if row in (2, 3):  # both on one scale
+                    limits = {"vmin": float(min(before.min(), after.min())), "vmax": 0.0}
+                elif row == 4:
+                    reach = max(float(image.abs().max()), 1e-9)
+                    limits = {"vmin": -reach, "vmax": reach}
+                axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", **limits)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.spines[:].set_visible(False)
+                if row == 0:
+                    axes.set_title(f"block {blocks[number]}", pad=3)
+                if column == 0:
+                    axes.set_ylabel(ROWS[row], rotation=0, ha="right", va="center")
+    return figure

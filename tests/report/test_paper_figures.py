@@ -1,0 +1,136 @@
+"""Figures that papers ask for and no measure by itself: they say what they are given, and clip nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mhprobe
+from drawn import assert_nothing_is_clipped
+from mhprobe.report.figures import (
+    accuracy_without,
+    by_block,
+    drop_histogram,
+    fft_images,
+    functions,
+    groups_of_pairs,
+    heat,
+    kinds_by_layer,
+    kinds_of_layers,
+    masked_at_each_step,
+    noise,
+    pairwise,
+    run_agreement,
+    run_curves,
+    slopes_by_layer,
+    sorted_heads,
+)
+from models import tiny_swin, tiny_vit
+
+
+@pytest.fixture(params=[tiny_vit, tiny_swin], ids=["vit", "swin"])
+def layout(request):
+    return mhprobe.attach(request.param()).layout
+
+
+def per_head(layout, *names):
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.rand(layout.num_heads, generator=generator, dtype=torch.float64) for name in names}
+
+
+def texts(figure):
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_accuracy_without_a_head_is_written_and_framed_where_it_is_sure(layout):
+    columns = {**per_head(layout, "drop"), "accuracy": torch.tensor(0.5).double()}
+    columns["drop"] *= 0.1
+    columns["p_holm"] = torch.ones(layout.num_heads)
+    columns["p_holm"][1] = 0.001
+    figure = accuracy_without.draw(layout, columns, "unused")
+    assert f"{50 - 100 * columns['drop'][0]:.1f}" in texts(figure)
+    assert sum(len(axes.patches) for axes in figure.axes) == 1
+    assert_nothing_is_clipped(figure)
+
+
+def test_the_histogram_counts_every_head(layout):
+    columns = {"drop": per_head(layout, "drop")["drop"] - 0.3, "p_holm": torch.linspace(0, 1, layout.num_heads)}
+    figure = drop_histogram.draw(layout, columns, "unused")
+    assert sum(patch.get_height() for patch in figure.axes[0].patches) == layout.num_heads
+    assert_nothing_is_clipped(figure)
+
+
+def test_kinds_have_a_panel_each_and_those_that_are_not_there_none(layout):
+    columns = per_head(layout, "value", "cls", "left", "uniform_cls", "uniform_left")
+    columns["cls"] *= torch.nan
+    figure = kinds_by_layer.draw(layout, columns, "unused")
+    assert [axes.get_title() for axes in figure.axes] == ["left"]
+    assert_nothing_is_clipped(figure)
+
+
+def test_slopes_are_lines_of_kinds_and_not_of_sums(layout):
+    names = ("gradient_special", "gradient_cls", "gradient_left")
+    figure = slopes_by_layer.draw(layout, per_head(layout, *names), "unused")
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["class token", "left"]
+    assert_nothing_is_clipped(figure)
+
+
+def test_blocks_have_their_range_and_chance(layout):
+    heads = layout.num_heads
+    value = torch.arange(heads * heads, dtype=torch.float64).view(heads, heads)
+    assert_nothing_is_clipped(by_block.draw(layout, {"value": value, "null": value / 2}, "similarity"))
+
+
+@pytest.mark.parametrize("limits", ["shared", "each", [0.0, 1.0]])
+def test_limits_of_colours_are_shared_own_or_given(layout, limits):
+    heads = layout.num_heads
+    value = torch.full((heads, heads), torch.nan, dtype=torch.float64)
+    for site in range(len(layout.sites)):
+        span = layout.span(site)
+        value[span, span] = 0.2 + 0.1 * site + 0.05 * torch.rand(value[span, span].shape, dtype=torch.float64)
+    figure = pairwise.draw(layout, {"value": value}, "similarity", limits=limits)
+    norms = {(image.norm.vmin, image.norm.vmax) for axes in figure.axes for image in axes.get_images()}
+    assert len(norms) == (len(layout.sites) if limits == "each" else 1)
+    if not isinstance(limits, str):
+        assert norms == {(0.0, 1.0)}
+    assert_nothing_is_clipped(figure)
+
+
+def test_what_is_masked_is_a_grid_per_step(layout):
+    masks = torch.tril(torch.ones(layout.num_heads + 1, layout.num_heads, dtype=torch.bool), diagonal=-1)
+    figure = masked_at_each_step.draw(layout, {"one by one": masks, "at once": masks[[0, -1]]}, most=4)
+    assert len(figure.axes) == 4 + 1
+    assert_nothing_is_clipped(figure)
+
+
+def test_heads_are_sorted_by_the_first_value(layout):
+    values = per_head(layout, "relevance", "confidence")
+    figure = sorted_heads.draw(layout, values)
+    first = figure.axes[0].get_images()[0].get_array()
+    for row, site in zip(first, layout.sites, strict=True):
+        kept = row[: site.num_heads].tolist()
+        assert kept == sorted(kept, reverse=True)
+    assert_nothing_is_clipped(figure)
+
+
+def test_the_others_clip_nothing(layout):
+    heads = layout.num_heads
+    marks = {f"function {n}": torch.arange(heads) % (n + 2) == 0 for n in range(7)}
+    assert_nothing_is_clipped(functions.draw(layout, marks))
+    assert_nothing_is_clipped(heat.draw([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))
+    share = {"low": 0.4, "high": 0.6, "accuracy": 0.5}
+    rows = [{"kind": kind, "share": s, "heads": 3, **share} for kind in ("early", "late") for s in (0.0, 1.0)]
+    assert_nothing_is_clipped(kinds_of_layers.draw(rows, 0.1))
+    pairs = {"pairs": 3, "mean": 0.4, "low": 0.2, "high": 0.6, "null": 0.1}
+    grouped = [{"curve": c, "group_a": "before", "group_b": b, **pairs} for c in ("a", "b") for b in ("before", "at")]
+    assert_nothing_is_clipped(groups_of_pairs.draw(grouped))
+    bands = [
+        {"low": k / 3, "high": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
+        for k in range(3)
+    ]
+    assert_nothing_is_clipped(noise.draw([bands[0], *bands], 0.5, 0.1))
+    maps = [torch.rand(2, 4, 4) for _ in range(3)]
+    assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps))
+    points = [{"group": g, "curve": "c", "split": "test", "heads_masked": h, **share} for g in "ab" for h in (0, 3)]
+    assert_nothing_is_clipped(run_curves.draw(points))
+    assert_nothing_is_clipped(run_agreement.draw([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))
