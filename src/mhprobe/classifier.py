@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from timm.optim.muon import Muon
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, family_of
@@ -16,6 +17,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout
 from mhprobe.scoring.tally import Tally
+from mhprobe.weights.teacher import distillation
 
 
 class GatedClassifier(L.LightningModule):
@@ -23,11 +25,15 @@ class GatedClassifier(L.LightningModule):
 
     description: what rebuilds the backbone (see mhprobe.weights.checkpoint), kept in every checkpoint beside plain timm
         keys (``backbone.*``) and the gates (``gates.*``).
-    lr, weight_decay: AdamW. layer_decay: factor on the learning rate per layer below the head (fine-tuning), None
-        for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
+    algorithm: "adamw", or timm's "muon": orthogonalised momentum for matrices and convolutions, AdamW for the rest, at
+        the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
+    lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the head (fine-tuning),
+        None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
     make_gates: makes the gates from (model, layout); fixed ones by default. Those that are learned are trained at
         ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run done) -> () in nats; parameters of
         its own are multipliers, which are maximised.
+    teacher: (B, 3, height, width) images -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then
+        teacher_weight of the distance to them at ``temperature``, and the rest of it that to the labels.
     frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), or all "weights".
     """
 
@@ -36,12 +42,16 @@ class GatedClassifier(L.LightningModule):
         backbone: nn.Module,
         description: dict[str, Any],
         *,
+        algorithm: Literal["adamw", "muon"] = "adamw",
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         layer_decay: float | None = None,
         warmup_epochs: float = 1.0,
         min_lr: float = 0.01,
         label_smoothing: float = 0.0,
+        teacher: Callable[[Tensor], Tensor] | None = None,
+        teacher_weight: float = 0.5,
+        temperature: float = 2.0,
         make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
         penalty: nn.Module | None = None,
         gate_lr: float = 1e-2,
@@ -58,8 +68,11 @@ class GatedClassifier(L.LightningModule):
         if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
             raise UserError(f"gates.frozen: with frozen={frozen} and fixed gates nothing is left to train.")
         self.description = description
-        self.lr, self.weight_decay, self.layer_decay = lr, weight_decay, layer_decay
+        if algorithm == "muon" and penalty is not None and list(penalty.parameters()):
+            raise UserError("optim.algorithm: muon cannot maximise the multipliers of this gates.penalty; use adamw.")
+        self.algorithm, self.lr, self.weight_decay, self.layer_decay = algorithm, lr, weight_decay, layer_decay
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
+        self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature
         self.results: dict[str, float] = {}  # the last epoch's numbers in full precision; what is logged is float32
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
@@ -68,7 +81,12 @@ class GatedClassifier(L.LightningModule):
         return self.backbone(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(self(batch.images).float(), batch.labels if batch.targets is None else batch.targets)
+        logits = self(batch.images).float()
+        loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
+        if self.teacher is not None:
+            distance = distillation(logits, self.teacher(batch.images), self.temperature)
+            self.log("train/distance_to_teacher", distance.detach())
+            loss = (1 - self.teacher_weight) * loss + self.teacher_weight * distance
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss if self.penalty is None else loss + self._price()
 
@@ -125,7 +143,8 @@ class GatedClassifier(L.LightningModule):
             groups.append({"params": gates, "lr": self.gate_lr, "weight_decay": 0.0})
         if self.penalty is not None and (multipliers := list(self.penalty.parameters())):
             groups.append({"params": multipliers, "lr": self.penalty.lr, "weight_decay": 0.0, "maximize": True})
-        optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=self.lr)
+        make: Any = torch.optim.AdamW if self.algorithm == "adamw" else Muon
+        optimizer = make([group for group in groups if group["params"]], lr=self.lr)
 
         steps = self.total_steps = self._steps()
         warmup = round(self.warmup_epochs * steps / self.trainer.max_epochs) if self.trainer.max_epochs else 0

@@ -156,3 +156,16 @@ def test_reseeding_the_cpu_draws_what_torch_would_and_prepares_no_other_device(m
             assert torch.equal(torch.rand(5), expected)
         reseed(13)
         assert not torch.equal(torch.rand(5), expected)
+
+
+def test_rand_augment_draws_for_each_image_apart_and_leaves_the_global_generator_alone():
+    augment, batch = Augment(rand_augment=2, magnitude=15), make_batch(12)
+    before = torch.get_rng_state()
+    whole = augment.distort(batch, 0, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    rows = [7, 2, 5]
+    assert torch.equal(augment.distort(take(batch, rows), 0, 3).images, whole.images[rows])
+    changed = (whole.images != batch.images).flatten(1).any(1)
+    assert whole.images.dtype == torch.uint8 and changed.sum() > 6  # identity is one of 14 operations
+    for other in (augment.distort(batch, 0, 4), augment.distort(batch, 1, 3)):
+        assert not torch.equal(other.images, whole.images)

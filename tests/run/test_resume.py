@@ -21,6 +21,7 @@ RANDOM = [
     *("masking=none", "measure=[]", "data.batch_size=24", "checkpoint.every_n_steps=1"),
     *("+backbone.drop_path_rate=0.3", "+backbone.proj_drop_rate=0.1"),
     *("data.augment.crop_padding=1", "data.augment.flip=true", "data.augment.mixup=0.2"),
+    *("data.augment.rand_augment=1", "optim.ema=0.9"),
 ]
 SAVES = ["step 1", "step 2", "step 3", "best 1", "epoch 1", "step 5", "step 6", "step 7"]  # in the order they come
 

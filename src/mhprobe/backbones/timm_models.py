@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from mhprobe.backbones.conv_stem import conv_stem as stem_of
 from mhprobe.errors import UserError
 
 SIZES = {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
 
 
 def build(
-    name: str, pretrained: bool = False, num_classes: int = 10, fused_attn: bool | None = None, **kwargs: Any
+    name: str,
+    pretrained: bool = False,
+    num_classes: int = 10,
+    fused_attn: bool | None = None,
+    conv_stem: Sequence[int] | None = None,
+    **kwargs: Any,
 ) -> nn.Module:
     """``timm.create_model`` with clear errors.
 
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
+    conv_stem: channels of convolutions that take the place of the patch projection (mhprobe.backbones.conv_stem).
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm
@@ -26,6 +34,8 @@ def build(
     if not elsewhere and not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]) or "see timm.list_models()"
         raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; close: {close}.")
+    if conv_stem is not None:
+        kwargs["embed_layer"] = stem_of(conv_stem)
     for key in SIZES & set(kwargs):
         if type(kwargs[key]) is int and kwargs[key] < 1:
             raise UserError(f"backbone.{key}: expected at least 1, got {kwargs[key]}.")

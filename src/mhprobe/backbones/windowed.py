@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, other_forward
+from mhprobe.backbones.parts import NoHeads, other_forward, pixels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -27,7 +27,7 @@ class Windowed(Family):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        number, patch = -1, model.patch_embed.patch_size
+        number, patch = -1, pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
         for stage, layer in enumerate(model.layers):
             for i, block in enumerate(layer.blocks):
                 name = f"layers.{stage}.blocks.{i}.attn"

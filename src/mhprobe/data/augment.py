@@ -20,7 +20,7 @@ from mhprobe.data.draws import draw, fold, reseed
 from mhprobe.errors import UserError
 
 # one stream per kind of draw; a new augmentation takes the next number, so that it changes no other
-_DOWN, _RIGHT, _FLIP, _MIX = range(4)
+_DOWN, _RIGHT, _FLIP, _MIX, _RAND = range(5)
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,20 @@ class Augment:
 
     crop_padding: pixels of reflected border within which a crop of the original size is placed at random.
     flip: mirror half of the images left to right. Wrong where left and right mean something (digits, text).
+    rand_augment: so many of torchvision's RandAugment operations on each image, 0 for off; magnitude: how strong they
+        are, 0 to 30. Image by image: it costs more than all the others together.
     mixup, cutmix: the Beta distribution's parameter, 0 for off; with both, each batch takes one of them at random.
     """
 
     crop_padding: int = 0
     flip: bool = False
+    rand_augment: int = 0
+    magnitude: int = 9
     mixup: float = 0.0
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("crop_padding", "mixup", "cutmix"):
+        for name in ("crop_padding", "rand_augment", "magnitude", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.augment.{name}: expected 0 or more, got {getattr(self, name)}.")
 
@@ -66,6 +70,20 @@ class Augment:
         pixel = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)
         moved = images.flatten(2).gather(2, pixel[:, None].expand(-1, images.shape[1], -1))
         return batch._replace(images=moved.view_as(images))
+
+    def distort(self, batch: Batch, seed: int, epoch: int) -> Batch:
+        """Images after RandAugment (Cubuk et al., 2020, arXiv 1909.13719), same shape, uint8; each has its own draw."""
+        if not self.rand_augment:
+            return batch
+        from torchvision.transforms import v2
+
+        transform = v2.RandAugment(self.rand_augment, self.magnitude)
+        images = batch.images.clone()
+        with torch.random.fork_rng(devices=[]):
+            for row, number in enumerate(draw(fold(seed, epoch, _RAND), batch.index, 1 << 62).tolist()):
+                reseed(number)
+                images[row] = transform(images[row])
+        return batch._replace(images=images)
 
     def mix(self, batch: Batch, num_classes: int, seed: int, epoch: int) -> Batch:
         """Each image blended with its neighbour in the batch, with (B, C) soft targets; float images.

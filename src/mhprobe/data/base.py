@@ -177,7 +177,7 @@ class ImageData(L.LightningDataModule):
         """uint8 images -> what the model eats, on the batch's device; augmented if ``train``."""
         spec = self.spec or InputSpec(self.stored_size)
         if train:
-            batch = self.augment.crop_flip(batch, self.seed, epoch)
+            batch = self.augment.distort(self.augment.crop_flip(batch, self.seed, epoch), self.seed, epoch)
         objects = None if train or batch.objects is None else resized(batch.objects, spec.size)
         batch = batch._replace(images=normalise(batch.images, spec.size, spec.mean, spec.std), objects=objects)
         return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch

@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as FabricMisconfiguration
-from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.callbacks import EMAWeightAveraging, LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -45,6 +45,7 @@ from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
+from mhprobe.weights.teacher import Teacher
 
 Config = dict[str, Any]  # what run.schema.check returns
 Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
@@ -75,13 +76,21 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         penalty=construct(gates["penalty"], "gates.penalty") if gates["penalty"] else None,
         gate_lr=gates["lr"],
         frozen=gates["frozen"],
-        **cfg.get("optim", {}),
+        **optim(cfg, data),
     )
     if gates["mask"]:
         made.gates.close(~read_kept(gates["mask"], made.gates.layout))
     if cfg.get("compile"):
         backbone.compile()
     return made
+
+
+def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
+    """What ``optim`` says, as the classifier takes it, with the teacher loaded: ``data`` knows the student's input."""
+    settings = {key: value for key, value in cfg.get("optim", {}).items() if key != "ema"}
+    if settings.get("teacher") is not None:
+        settings["teacher"] = Teacher(settings["teacher"], data.class_names, data.spec or InputSpec(data.stored_size))
+    return settings
 
 
 def has_weights(cfg: Config) -> bool:
@@ -265,6 +274,8 @@ def _of_training(cfg: Config, model: GatedClassifier, data: ImageData, checkpoin
     yield SeedEachStep(cfg["seed"])
     yield SameRun(facts(cfg, model.description, data.training_fingerprint))
     yield StopAtNonFinite()
+    if cfg["optim"]["ema"] is not None:  # before whoever saves a checkpoint: it holds the average
+        yield EMAWeightAveraging(decay=cfg["optim"]["ema"])
     yield from best_and_last(checkpoints, cfg.get("checkpoint", {}).get("every_n_steps"))
     yield SaveOnTerminate(checkpoints)
 

@@ -39,6 +39,7 @@ def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -
     parts = {name: _without(cfg[name], INDIFFERENT.get(name, set())) for name in ("data", "optim", "gates", "trainer")}
     parts["gates"]["mask"] = _digest(cfg["gates"].get("mask"))
     parts["trainer"] = {key: value for key, value in parts["trainer"].items() if not key.startswith("enable_")}
+    parts["optim"] = {**parts["optim"], "teacher": _digest(parts["optim"].get("teacher"))}
     return dict(
         _flat(
             {
@@ -134,7 +135,7 @@ def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]
 
 
 def _digest(file: str | None) -> str | None:
-    """Of a file that the run starts from, wherever it lies."""
+    """Of a file that makes the run, wherever it lies."""
     import hashlib
 
     if file is None or not Path(file).is_file():

@@ -65,11 +65,12 @@ def retraining(
     """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
     settings = cfg["prune"]
     cfg = {**cfg, "trainer": {**cfg["trainer"], "max_epochs": settings["tune_epochs"]}, "measure": None}
+    optim = builders.optim(cfg, data)
 
     def train(pruned: nn.Module, kept: dict[str, list[int]], number: int) -> nn.Module:
         about = pruned_description(description, kept, settings["proj_bias"], folded_gates(dense))
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
-        model = GatedClassifier(pruned, about, **cfg["optim"])
+        model = GatedClassifier(pruned, about, **optim)
         trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
         trainer.fit(model, datamodule=data)
         builders.best(model, checkpoints)

@@ -19,12 +19,17 @@ class _Section(BaseModel):
 
 
 class Optim(_Section):
+    algorithm: Literal["adamw", "muon"]
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)]
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None
     warmup_epochs: Annotated[float, Field(ge=0)]
     min_lr: Annotated[float, Field(ge=0, le=1)]
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    ema: Annotated[float, Field(gt=0, lt=1)] | None
+    teacher: str | None
+    teacher_weight: Annotated[float, Field(ge=0, le=1)]
+    temperature: Annotated[float, Field(gt=0)]
 
 
 class Gates(_Section):

@@ -28,15 +28,23 @@ from mhprobe.errors import UserError
 LARGEST = 2**16  # no size, width or depth of a model is larger; a forged one must not eat the memory
 OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build itself; loading never fetches weights
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Input(BaseModel):
     """What the model wants to see: size (height, width) in pixels, mean and std per channel."""
 
     model_config = ConfigDict(strict=True)
-    size: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
+    size: Annotated[list[Size], Field(min_length=2, max_length=2)]
     mean: Annotated[list[Finite], Field(min_length=3, max_length=3)]
     std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
+
+
+class Stem(BaseModel):
+    """What a backbone may hold that timm's models do not take, see mhprobe.backbones.conv_stem."""
+
+    model_config = ConfigDict(strict=True)
+    conv_stem: Annotated[list[Size], Field(min_length=1, max_length=16)] | None = None
 
 
 class Description(BaseModel):
@@ -58,6 +66,7 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
     """``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
     try:
         Description.model_validate(found)
+        Stem.model_validate(found["backbone"])
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -67,7 +76,7 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
         ) from None
     name = _name(found["backbone"], where)
     for key, value in found["backbone"].items():
-        if key not in OURS:
+        if key not in (*OURS, *Stem.model_fields):
             check_setting(name, key, value, where)
     if found.get("timm") not in (None, for_timm(found)):
         raise UserError(f"weights: {where}: `timm` says another model than `backbone`. It is damaged or forged.")

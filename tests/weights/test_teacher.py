@@ -1,0 +1,133 @@
+"""Learning from a teacher: what the loss is, and what a teacher is not (trained, saved, counted)."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy import special
+
+import mhprobe.prune
+import runs
+from mhprobe.data.augment import normalise
+from mhprobe.data.base import InputSpec
+from mhprobe.errors import UserError
+from mhprobe.run import builders
+from mhprobe.run.fingerprint import facts
+from mhprobe.weights.checkpoint import save_weights
+from mhprobe.weights.teacher import Teacher, distillation, renormalised
+
+SMALL = ("data.limit_train=24", "data.batch_size=12")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Weights that nothing has trained, of a run of ``runs.TINY``."""
+    folder = tmp_path_factory.mktemp("teacher")
+    model, _ = network(folder, "seed=3")
+    path = folder / "teacher.safetensors"
+    save_weights(model.backbone, path, model.description)
+    return path
+
+
+def network(folder, *overrides):
+    """A classifier that can be stepped by hand, and its first batch of training images."""
+    cfg = runs.config("train", folder, *SMALL, *overrides)
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data).train()
+    model.log = lambda *args, **kwargs: None
+    return model, data.transform(next(iter(data.train_dataloader())), train=True)
+
+
+def test_the_distance_is_that_of_the_textbook():
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 7, 5, generator=generator, dtype=torch.float64)
+    p, q = (special.softmax(logits.numpy() / 3.0, axis=1) for logits in (teacher, student))
+    expected = 9.0 * np.mean(np.sum(special.rel_entr(p, q), axis=1))
+    assert float(distillation(student, teacher, 3.0)) == pytest.approx(expected, rel=1e-12)
+    assert float(distillation(teacher, student, 3.0)) != pytest.approx(expected, rel=1e-3)  # it has a direction
+
+
+def test_who_learns_from_itself_with_weight_one_has_no_loss(file, tmp_path):
+    own = [f"weights={file}", f"optim.teacher={file}", "optim.teacher_weight=1"]
+    model, batch = network(tmp_path, *own)
+    loss = model.training_step(batch, 0)
+    loss.backward()
+    assert abs(loss.item()) < 1e-6  # float32: the two softmaxes are the same numbers
+    assert max(float(p.grad.abs().max()) for p in model.backbone.parameters() if p.grad is not None) < 1e-6
+    other, batch = network(tmp_path, "seed=5", *own[1:])
+    assert other.training_step(batch, 0).item() > 1e-3
+
+
+def test_the_weight_is_a_share_of_the_loss(file, tmp_path):
+    losses = [
+        model.training_step(batch, 0).item()
+        for share in (0, 0.25, 1)
+        for model, batch in [network(tmp_path, f"optim.teacher={file}", f"optim.teacher_weight={share}")]
+    ]
+    plain, batch = network(tmp_path)
+    assert losses[0] == plain.training_step(batch, 0).item()
+    assert losses[1] == pytest.approx(0.75 * losses[0] + 0.25 * losses[2], rel=1e-6)
+
+
+def test_a_teacher_is_frozen_in_eval_mode_and_in_no_checkpoint(file, tmp_path):
+    model, batch = network(tmp_path, f"optim.teacher={file}")
+    plain, _ = network(tmp_path)
+    before = {key: value.clone() for key, value in model.teacher.model.state_dict().items()}
+    model.training_step(batch, 0).backward()
+    assert not any(module.training for module in model.teacher.model.modules())
+    assert all(p.grad is None and not p.requires_grad for p in model.teacher.model.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in model.teacher.model.state_dict().items())
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert len(list(model.parameters())) == len(list(plain.parameters()))
+
+
+def test_it_sees_the_images_as_it_was_trained_to_see_them():
+    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    ours = InputSpec((8, 8), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    theirs = InputSpec((8, 8), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    seen = renormalised(normalise(pixels, ours.size, ours.mean, ours.std), ours, theirs)
+    # float32: a few roundings of numbers up to 3
+    torch.testing.assert_close(seen, normalise(pixels, theirs.size, theirs.mean, theirs.std), rtol=0, atol=2e-6)
+    larger = InputSpec((12, 12), theirs.mean, theirs.std)
+    seen = renormalised(normalise(pixels, ours.size, ours.mean, ours.std), ours, larger)
+    torch.testing.assert_close(seen, normalise(pixels, larger.size, larger.mean, larger.std), rtol=0, atol=1e-5)
+
+
+def test_a_teacher_of_other_classes_is_refused(file):
+    with pytest.raises(UserError, match=r"optim.teacher: .*0, 1, 2"):
+        Teacher(file, ["cat", "dog"], InputSpec((8, 8)))
+
+
+def test_a_missing_teacher_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no file"):
+        network(tmp_path, "optim.teacher=nowhere.safetensors")
+
+
+def test_another_teacher_is_another_run_wherever_the_file_lies(file, tmp_path):
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(file.read_bytes())
+    changed = tmp_path / "changed.safetensors"
+    changed.write_bytes(file.read_bytes() + b"0")
+
+    def of(path):
+        return facts(runs.config("train", tmp_path, f"optim.teacher={path}"), {"backbone": {}}, "images")
+
+    assert of(file) == of(copy)
+    assert of(file)["optim.teacher"] != of(changed)["optim.teacher"]
+
+
+@pytest.mark.slow
+def test_what_was_pruned_is_tuned_with_the_whole_network_as_teacher(trained, tmp_path):
+    weights = trained.folder / "model.safetensors"
+    cfg = runs.config(
+        "prune", tmp_path, f"weights={weights}", f"optim.teacher={weights}", "optim.teacher_weight=1", "prune=order",
+        *("prune.remove=2", "prune.tune_epochs=1", "trainer.log_every_n_steps=1", *SMALL),
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    mhprobe.prune.run(cfg, folder)
+    logged = [row["train/distance_to_teacher"] for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))]
+    assert any(value and float(value) > 0 for value in logged)
+    assert json.loads((folder / "pruned.json").read_text())["made"]["test/accuracy"] >= 0
