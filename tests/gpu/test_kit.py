@@ -1,0 +1,39 @@
+"""The kit for a machine with a GPU, shrunk: every stage runs where there is none, and is not done twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import runs
+
+ROOT = Path(__file__).parents[2]
+
+
+def kit(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "run", str(folder), *stages, "--tiny"],
+        cwd=ROOT, env=runs.environment(), text=True, capture_output=True, timeout=550,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_stage_but_the_tests_runs_shrunk_and_is_skipped_when_it_is_done(tmp_path, cifar):
+    shutil.make_archive(str(tmp_path / "cifar10"), "tar", cifar)
+    names = ["train_vit", "train_swin", "tuning_speed", "measuring_time", "searching_time", "pruned_speed"]
+    done = kit(tmp_path, *names)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in names:
+        found = json.loads((tmp_path / "results" / f"{name}.json").read_text())
+        assert found["stage"] == name and found["found"] and found["conditions"]["torch"]
+    assert "train_vit: done before" in kit(tmp_path, "train_vit").stdout
+
+
+def test_a_stage_that_is_not_there_is_named(tmp_path):
+    done = kit(tmp_path, "train_everything")
+    assert done.returncode != 0 and "no stage train_everything" in done.stderr
