@@ -152,12 +152,12 @@ def _step(kit: Kit, kind: str, compiled: bool, what: str) -> dict[str, float]:
     if what == "mhprobe":
         classifier = GatedClassifier(model, {"backbone": {}}).to(kit.device)
         classifier.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-        loss_of, parameters = lambda: classifier.training_step(batch, 0), list(classifier.parameters())
+        loss_of = functools.partial(classifier.training_step, batch, 0)
     else:
-        loss_of, parameters = (
-            lambda: nn.functional.cross_entropy(model(batch.images), batch.labels),
-            list(model.parameters()),
-        )
+
+        def loss_of() -> Tensor:
+            return nn.functional.cross_entropy(model(batch.images), batch.labels)
+
     if compiled:
         model.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
