@@ -18,7 +18,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mhprobe
 from mhprobe.classifier import GatedClassifier
