@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fast fuzz bench bench-full models constraints licences clean
+.PHONY: demo test docs fast fuzz bench bench-full models constraints licences clean
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -28,6 +28,11 @@ bench-full: .venv/installed-test
 models: .venv/installed
 	$(BIN)/python -m mhprobe.models > models.tmp && mv models.tmp docs/models.md
 
+# the site, in site/; its example is the newest demo of this checkout
+docs: .venv/installed-docs
+	ls outputs/digits_vit/*/report.html >/dev/null 2>&1 || $(MAKE) demo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # damage to every kind of file; make fuzz FUZZ=5000
 FUZZ ?= 500
 fuzz: .venv/installed-test
@@ -45,9 +50,13 @@ licences: .venv/installed-test
 	$(BIN)/python -m pip install -q -e .
 	touch $@
 
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install -q -e ".[docs]"
+	touch $@
+
 .venv/installed-test: .venv/installed
 	$(BIN)/python -m pip install -q -e ".[test]"
 	touch $@
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv dist build site

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mhprobe.errors import UserError as UserError
     from mhprobe.recording.record import record as record
     from mhprobe.surgery.removal import prune_heads as prune_heads
+    from mhprobe.weights.hub import push_to_hub as push_to_hub
     from mhprobe.weights.pruned import load_pruned as load_pruned
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOME = {
     "masking_curve": "api",
     "measure": "api",
     "prune_heads": "surgery.removal",
+    "push_to_hub": "weights.hub",
     "record": "recording.record",
 }
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "measure",
     "measures",
     "prune_heads",
+    "push_to_hub",
     "record",
 ]
 

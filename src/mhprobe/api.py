@@ -158,6 +158,7 @@ def masking_curve(
 def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Module:
     """The timm model in a .safetensors + .json pair or a training checkpoint of ours, in eval mode.
 
+    path: the file, the folder of a run (its pruned model, where it has one), or ``hf-hub:owner/name[@revision]``.
     name: of timm's, for weights of another training (.safetensors, .pth, .ckpt with a state dict under any usual key
         and prefix): they are put into that model. settings: its sizes, as for ``timm.create_model``; the number of
         classes is the file's.
@@ -166,12 +167,13 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
     """
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
+    from mhprobe.weights.hub import found
 
     if name is not None:
         return model_from(path, name, **settings)
     if settings:
         raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
-    return load_weights(path)[0]
+    return load_weights(found(path))[0]
 
 
 def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:

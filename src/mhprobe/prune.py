@@ -35,8 +35,8 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         kept=gates_kept(load_weights(cfg["weights"])[1]) if builders.has_weights(cfg) else None,
         made={"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]},
     )
-    report.close()
     finish_report(folder, cfg["command"], model.gates.layout)
+    report.close()
     show(folder)
 
 

@@ -70,19 +70,32 @@ def log_everything(logger: RunLogger, folder: Path) -> None:
     report.add_measure("gate_importance", "per_head", {"value": torch.arange(6.0)})
     report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"])
     report.add_metrics({"test/accuracy": 0.875})
+    for name in ("report.html", "model.safetensors", "model.json"):
+        (folder / name).write_text(f"<p>{name}</p>")
     report.close()
 
 
 def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = tmp_path / "digits_vit" / "2026-01-01"
-    log_everything(RunLogger(folder, job_type="train", tags=["t"]), folder)
+    (folder / "config").mkdir(parents=True)
+    (folder / "config" / "overrides.yaml").write_text("- seed=3\n")
+    logger = RunLogger(folder, job_type="train", tags=["t"], model_aliases=["best"])
+    for step, accuracy in enumerate([0.4, 0.9, 0.6]):
+        logger.log_metrics({"val/accuracy": accuracy}, step=step)
+    log_everything(logger, folder)
     assert said(caplog) == []
 
     found = records(folder)
     (run,) = (record["run"] for record in found if record["type"] == "run")
     assert (run["project"], run["run_group"], run["job_type"]) == ("mhprobe", "digits_vit", "train")
-    assert run["display_name"] == "digits_vit/2026-01-01" and run["tags"] == ["t"]
+    assert run["display_name"] == "digits_vit/2026-01-01" and run["tags"] == ["t"] and "seed=3" in run["notes"]
+    artifacts = {record["artifact"]["name"]: record["artifact"] for record in found if record["type"] == "artifact"}
+    assert artifacts["digits_vit-report"]["type"] == "report"
+    assert artifacts["digits_vit-model"]["type"] == "model" and "best" in artifacts["digits_vit-model"]["aliases"]
+    rules = {record["metric"].get("name"): record["metric"] for record in found if record["type"] == "metric"}
+    assert rules["val/accuracy"]["summary"] == {"max": True}
+    assert rules["masking/head_max/test/accuracy"]["summary"] == {"none": True}
     summary = {}
     for record in found:
         if record["type"] == "summary":
@@ -90,6 +103,12 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
     assert summary["test/accuracy"] == 0.875
 
     steps = history(folder)
+    (page,) = (step["report.path"] for step in steps if "report.path" in step)
+    (media,) = folder.glob(f"wandb/*run-*/files/{page}")
+    assert "<p>report.html</p>" in media.read_text()
+    (chart,) = folder.glob("wandb/*run-*/files/media/table/charts/masking_curves*.json")
+    lines = json.loads(chart.read_text())
+    assert lines["columns"] == ["step", "lineKey", "lineVal"] and len(lines["data"]) == 8
     assert any(step.get("train/loss") == 0.5 and step["trainer/global_step"] == 3 for step in steps)
     for name in ("gate_importance", "masking_curves"):
         (image,) = (step for step in steps if f"figures/{name}.path" in step)

@@ -23,6 +23,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         backbone = model.backbone.to(trainer.strategy.root_device)
         write_maps(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
         finish_report(folder, cfg["command"], model.gates.layout)
+        report.close()
         show(folder)
 
 

@@ -59,6 +59,7 @@ class Report:
         self.loggers = list(loggers)
         self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
         self.labels: dict[str, str] = {}
+        self.about = ""  # model, data and number of images, for the small print of figures
 
     @property
     def layout(self) -> HeadLayout:
@@ -140,7 +141,7 @@ class Report:
 
     def add_figure(self, name: str, figure: Any) -> list[Path]:
         """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure."""
-        paths = style.save(figure, self.folder / "figures" / name)
+        paths = style.save(figure, self.folder / "figures" / name, self.about)
         for dashboard in self.dashboards:
             dashboard.add_figure(name, paths[0])
         return paths

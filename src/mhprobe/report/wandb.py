@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class RunLogger(WandbLogger):
 
     folder: of the run; ``folder/wandb`` holds W&B's files. group: of the runs of one study or sweep; by default the
     folder's parent, which is the experiment's, or the sweep's. job_type: e.g. train or mask, to filter by.
+    model_aliases: upload the run's weights as artifacts under these names, e.g. [best]; None uploads none.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RunLogger(WandbLogger):
         group: str | None = None,
         job_type: str | None = None,
         tags: Sequence[str] = (),
+        model_aliases: Sequence[str] | None = None,
         init_timeout: float = 20,
         finish_timeout: float = 60,
     ) -> None:
@@ -55,7 +58,9 @@ class RunLogger(WandbLogger):
                 group=group or folder.parent.name,
                 job_type=job_type,
                 tags=list(tags),
+                notes=_said(folder),
             )
+        self.folder, self.model_aliases = Path(folder), model_aliases
         super().__init__(save_dir=str(folder), project=project, experiment=run)
         self._takes_tables, self._complained = True, False
 
@@ -83,16 +88,55 @@ class RunLogger(WandbLogger):
             for heads, accuracy, loss, *_ in zip(*(part.tolist() for part in curve.points), strict=True)
         ]
         for name in dict.fromkeys(name for point in points for name in point if name != CURVE_AXIS):
-            self._send(self.experiment.define_metric, name, CURVE_AXIS)
+            # a summary would hold the last point, where all heads are off
+            self._send(lambda name=name: self.experiment.define_metric(name, CURVE_AXIS, summary="none"))
         for point in points:
             self._send(self.experiment.log, point)
+        self._chart("masking_curves", [curve for curve in curves if curve.split == "test"] or curves)
+
+    def _chart(self, name: str, curves: Sequence[Curve]) -> None:
+        """All curves of this run in one native chart."""
+        if not self._takes_tables or not curves:
+            return
+        drawn = [(curve.name, *(part.tolist() for part in curve.points[:2])) for curve in curves]
+        chart = wandb.plot.line_series(
+            xs=[heads for _, heads, _ in drawn],
+            ys=[accuracies for _, _, accuracies in drawn],
+            keys=[name for name, _, _ in drawn],
+            title="accuracy as heads are masked",
+            xname="heads masked",
+        )
+        self._takes_tables = self._send(self.experiment.log, {f"charts/{name}": chart})
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         self._send(self.experiment.summary.update, dict(metrics))
 
     def finish(self) -> None:
         """Send what is left, for at most ``finish_timeout`` seconds; it stays on disk in any case."""
+        if wandb.run is not None:
+            self._send(self._share_page)
+            self._send(self._share_weights)
         self._send(self.experiment.finish)
+
+    def _share_page(self) -> None:
+        """report.html, to look at in the run and to download."""
+        page = self.folder / "report.html"
+        if page.is_file():
+            self.experiment.log({"report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
+            self._share("report", [page], None)
+
+    def _share_weights(self) -> None:
+        for stem in ("model", "pruned"):
+            files = [self.folder / f"{stem}{suffix}" for suffix in (".safetensors", ".json")]
+            if self.model_aliases is not None and all(file.is_file() for file in files):
+                self._share("model", files, list(self.model_aliases), stem)
+
+    def _share(self, kind: str, files: Sequence[Path], aliases: list[str] | None, name: str = "report") -> None:
+        experiment = re.sub(r"[^\w.-]+", "_", self.folder.resolve().parent.name)
+        artifact = wandb.Artifact(f"{experiment}-{name}", kind)
+        for file in files:
+            artifact.add_file(str(file))
+        self.experiment.log_artifact(artifact, aliases=aliases)
 
     def _send(self, call: Callable[..., Any], *args: Any) -> bool:
         """Whether it worked. A dashboard is no reason to lose a run, whatever it raises; it is said once."""
@@ -127,8 +171,17 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     # Lightning logs its step as a value; W&B's own counter would count calls
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    run.define_metric(CURVE_AXIS)
+    run.define_metric(CURVE_AXIS, summary="none")
+    # of a training the best is of interest, not the last
+    run.define_metric("val/accuracy", step_metric="trainer/global_step", summary="max")
+    run.define_metric("val/loss", step_metric="trainer/global_step", summary="min")
     return run
+
+
+def _said(folder: Path) -> str | None:
+    """What was typed, for the run's notes: it tells the jobs of a sweep apart."""
+    file = folder / "config" / "overrides.yaml"
+    return file.read_text() if file.is_file() else None
 
 
 def _first_line(error: Exception) -> str:

@@ -101,10 +101,16 @@ def has_weights(cfg: Config) -> bool:
 def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Writes into ``folder`` and tells the loggers."""
     rank_zero_only.rank = _rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
-    loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in cfg["logger"].items()]
+    parts = {name: {**part, **_task(part, cfg["command"])} for name, part in cfg["logger"].items()}
+    loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in parts.items()]
     for logger in loggers:
         logger.log_hyperparams(cfg)
     return Report(folder, layout, loggers)
+
+
+def _task(logger: dict[str, Any], command: str) -> dict[str, str]:
+    """The command's name, for a logger that files runs by what they did."""
+    return {"job_type": command} if "job_type" in logger and logger["job_type"] is None else {}
 
 
 def callbacks(
@@ -155,6 +161,8 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, with all that the callbacks do at the end of a test."""
+    name = model.description["backbone"]["name"]
+    report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images"
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         report.add_metrics({**model.results, "test/images": data.sizes["test"]})
@@ -196,8 +204,8 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     """Finish the report and say where it is; then complain about measures that could not be computed."""
     if not trainer.is_global_zero:
         return
-    report.close()
     finish_report(report.folder, cfg["command"], model.gates.layout)
+    report.close()  # dashboards take the page along
     show(report.folder)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Probe) and callback.refused:

@@ -46,20 +46,28 @@ Names = Mapping[str, Sequence[str]]
 """Of columns with one more axis behind the heads or pairs: the names along it."""
 NAMELESS: Names = MappingProxyType({})
 NOT_COMPARED = "0.85"
+OUTLIER = 20  # times the median: what is further up takes a linear scale for itself
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes."""
+def save(figure: Figure, stem: Path, about: str = "") -> list[Path]:
+    """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
+
+    about: what it is of (model, data, how many images), in small print below it: figures leave their folder.
+    """
     from matplotlib import rc_context
 
+    box = None
+    if about:
+        figure.text(0.99, 0, about, ha="right", va="top", fontsize=5.5, color="0.45")
+        box = "tight"  # below what was drawn, so nothing is in its way
     paths = []
     for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
         data = io.BytesIO()
         with rc_context(STYLE):
-            figure.savefig(data, format=suffix[1:], dpi=150, metadata=metadata)
+            figure.savefig(data, format=suffix[1:], dpi=150, metadata=metadata, bbox_inches=box)
         paths.append(write(stem.with_name(stem.name + suffix), data.getvalue()))
     return paths
 
@@ -87,9 +95,12 @@ def panel_grid(count: int) -> tuple[int, int]:
 
 
 def scale(values: Tensor) -> tuple[Any, Any]:
-    """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs."""
+    """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs.
+
+    Where a few values are far above all others the scale is logarithmic: else the rest would be one colour.
+    """
     from matplotlib import colormaps
-    from matplotlib.colors import Normalize
+    from matplotlib.colors import LogNorm, Normalize
 
     finite = values[values.isfinite()]
     low, high = (finite.min().item(), finite.max().item()) if len(finite) else (0.0, 1.0)
@@ -98,6 +109,8 @@ def scale(values: Tensor) -> tuple[Any, Any]:
         cmap, low = colormaps["RdBu_r"], -high
     else:
         cmap = colormaps["viridis"]
+    if low > 0 and high > OUTLIER * finite.median().item():
+        return cmap.with_extremes(bad=NOT_COMPARED), LogNorm(max(low, high / 1e4), high)
     if low == high:  # one value only: show it against 0
         low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
     return cmap.with_extremes(bad=NOT_COMPARED), Normalize(low, high)
@@ -212,10 +225,11 @@ def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
     mean, (bottom, top) = control.mean().item(), axes.get_ylim()
     text = f"random init\n{mean:.2g}"
     if mean > top:
-        axes.set_title(text, fontsize=7, pad=3)
+        axes.set_title(f"{text} \u2191", fontsize=7, pad=3)  # further up than the bar reaches
         return
     if mean < bottom:
         below = axes.get_xlabel()
+        text = f"{text} \u2193"
         axes.set_xlabel(f"{below}\n{text}" if below else text, fontsize=7, labelpad=2)
         return
     axes.axhline(mean, color="white", linewidth=1.6)

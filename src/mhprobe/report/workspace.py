@@ -1,0 +1,97 @@
+"""W&B views as code: a workspace and a report of a project's runs. Needs the extra ``dashboard`` (wandb-workspaces).
+
+Panels name metrics by what ``report/wandb.py`` logs: curves of every run and order share the axis of heads masked, so
+that a sweep or a study is one picture. Measures are found by their names in the project's runs, none is listed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mhprobe.errors import UserError
+
+AXIS = "masking/heads_masked"
+
+
+def views(project: str, group: str | None, measures: Sequence[str], curves: Sequence[str]) -> tuple[Any, Any]:
+    """(workspace, report) of "entity/project". group: only the runs of this sweep or experiment.
+
+    measures: whose figures are shown, e.g. gate_importance, svcca. curves: the names of masking curves. UserError for a
+    name of another form, or without wandb-workspaces.
+    """
+    entity, _, name = project.partition("/")
+    if not entity or not name or "/" in name:
+        raise UserError(f"dashboard: which project? Expected entity/project, got {project!r}.")
+    try:
+        import wandb_workspaces.reports.v2 as wr
+        import wandb_workspaces.workspaces as ws
+    except ImportError:
+        raise UserError("dashboard: wandb-workspaces is not installed; pip install 'mhprobe[dashboard]'.") from None
+    parts = _parts(wr, measures, curves)
+    sections = [ws.Section(name=title, panels=panels, is_open=True) for title, _, panels in parts]
+    filters = f"Metric('group') = '{group}'" if group else ""
+    workspace = ws.Workspace(
+        entity=entity,
+        project=name,
+        name=f"mhprobe: {group or name}",
+        sections=sections,
+        runset_settings=ws.RunsetSettings(filters=filters),
+    )
+    runs = wr.Runset(entity=entity, project=name, name=group or "all runs", filters=filters)
+    blocks: list[Any] = [wr.TableOfContents()]
+    for title, how, panels in parts:
+        blocks += [wr.H2(title), wr.P(how), wr.PanelGrid(runsets=[runs], panels=panels)]
+    return workspace, wr.Report(entity=entity, project=name, title=f"Attention heads: {group or name}", blocks=blocks)
+
+
+def specification(view: Any) -> Any:
+    """The view as plain values that can be compared and stored; what was left at nothing is left out."""
+    if dataclasses.is_dataclass(view):
+        fields = {field.name: specification(getattr(view, field.name)) for field in dataclasses.fields(view)}
+        known = {name: value for name, value in fields.items() if value not in (None, "", [], {}) and name[0] != "_"}
+        return {"is": type(view).__name__, **known}
+    if isinstance(view, list | tuple):
+        return [specification(part) for part in view]
+    return view if isinstance(view, str | int | float | bool | None) else str(view)
+
+
+def _parts(wr: Any, measures: Sequence[str], curves: Sequence[str]) -> list[tuple[str, str, list[Any]]]:
+    """Title, how to read it, panels."""
+    along = [f"masking/{name}/test/accuracy" for name in curves]
+    return [
+        (
+            "Masking curves",
+            "Accuracy on test images as heads are switched off, all runs on one axis. Compare with the random orders.",
+            [wr.LinePlot(title="accuracy as heads are masked", x=AXIS, y=along, title_x="heads masked")],
+        ),
+        (
+            "Heads left against accuracy",
+            "A point per run: how many heads pruning or learned gates leave, and what is left of the accuracy.",
+            [
+                wr.ScatterPlot(title=title, x=wr.SummaryMetric(left), y=wr.SummaryMetric("test/accuracy"))
+                for title, left in (("pruned", "prune/heads"), ("learned gates", "gates/kept"))
+            ],
+        ),
+        (
+            "What heads do",
+            "A map of heads per measure, and its table.",
+            [
+                panel
+                for name in measures
+                for panel in (
+                    wr.MediaBrowser(title=name.replace("_", " "), media_keys=[f"figures/{name}"]),
+                    wr.WeavePanelSummaryTable(table_name=f"tables/{name}"),
+                )
+            ],
+        ),
+        (
+            "Training",
+            "Losses and accuracy along training.",
+            [
+                wr.LinePlot(title=name, x="trainer/global_step", y=[name])
+                for name in ("train/loss", "val/accuracy", "val/loss")
+            ],
+        ),
+    ]

@@ -1,0 +1,141 @@
+"""Weights shared through the Hugging Face Hub: a folder with the pair of files and a card that is made from the run.
+
+Nothing is uploaded but by ``push_to_hub``. What comes from the Hub is loaded as any other pair of files: checked, and
+never executed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+from mhprobe.weights.card import card
+from mhprobe.weights.checkpoint import load_weights, read_description, weights_files
+from mhprobe.weights.description import checked, for_timm
+
+PREFIX = "hf-hub:"
+NAMES = ("pruned.safetensors", "model.safetensors")  # in a run's folder; on the Hub only the last
+
+
+def push_to_hub(
+    path_or_model: str | Path | nn.Module, repo: str, *, private: bool = True, revision: str | None = None, **about: Any
+) -> str:
+    """Upload weights, their JSON and a model card to ``repo`` ("owner/name"); returns the address of the commit.
+
+    path_or_model: a run's folder, a .safetensors beside its .json, or a timm model (pruned by ``prune_heads`` or with
+        gates). private: whether a new repository is private. revision: the branch to write to.
+    about: for a model in memory, what no file says of it: ``backbone`` (what ``timm.create_model`` took, ``name`` among
+        it), ``class_names``, ``data``, ``input`` (size, mean, std), ``made`` (a dict, for people).
+
+    Raises UserError if the files or the model cannot be described, or if the Hub refuses.
+    """
+    from huggingface_hub import HfApi
+
+    with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
+        save_for_hub(path_or_model, Path(folder), **about)
+        with _hub(repo):
+            api = HfApi()
+            api.create_repo(repo, private=private, exist_ok=True)
+            done = api.upload_folder(repo_id=repo, folder_path=folder, revision=revision, commit_message="mhprobe")
+    return str(getattr(done, "commit_url", done))
+
+
+def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: Any) -> Path:
+    """What ``push_to_hub`` uploads, as files in ``folder``: model.safetensors, model.json and README.md, the card.
+
+    Raises UserError as ``push_to_hub`` does.
+    """
+    if isinstance(path_or_model, nn.Module):
+        description = _described(path_or_model, about)
+        files, run = weights_files(path_or_model, Path(folder) / NAMES[-1], description), None
+    else:
+        weights = found(path_or_model)
+        if about:
+            raise UserError(f"push_to_hub: {weights} says itself what {', '.join(about)} is.")
+        description = load_weights(weights)[1]
+        files = {
+            Path(folder) / NAMES[-1]: weights.read_bytes(),
+            Path(folder) / "model.json": weights.with_suffix(".json").read_bytes(),
+        }
+        run = weights.parent
+    for path, data in files.items():
+        write(path, data)
+    read_description((Path(folder) / NAMES[-1]).with_suffix(".json"))
+    write(Path(folder) / "README.md", card(description, run).encode())
+    return Path(folder)
+
+
+def found(path: str | Path) -> Path:
+    """The .safetensors of ``hf-hub:owner/name[@revision]``, of a run's folder, or the file itself.
+
+    Raises UserError for a folder without weights, or if the Hub refuses.
+    """
+    if str(path).startswith(PREFIX):
+        return _downloaded(str(path).removeprefix(PREFIX))
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in NAMES:
+        if (path / name).is_file():
+            return path / name
+    raise UserError(f"weights: {path} holds no {' and no '.join(NAMES)}. Give the folder of a run, or a file.")
+
+
+def _downloaded(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    repo, _, revision = name.partition("@")
+    with _hub(repo):
+        files = [hf_hub_download(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
+    return Path(files[-1])
+
+
+def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+    """The description of a model in memory. UserError if it does not rebuild this model."""
+    config = getattr(model, "pretrained_cfg", {})
+    classes = getattr(model, "num_classes", 0)
+    description = {
+        "backbone": {"name": config.get("architecture")},
+        "class_names": [str(number) for number in range(classes)],
+        "data": "unknown",
+        **about,
+    }
+    if kept := getattr(model, "kept_heads", None):
+        description |= {"kept": kept, "proj_bias": "keep"}
+    description["timm"] = for_timm(description)
+    checked(description, Path("push_to_hub"))
+    with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
+        pair = Path(folder) / "model.safetensors"
+        for path, data in weights_files(model, pair, description).items():
+            write(path, data)
+        try:
+            load_weights(pair)
+        except UserError as error:
+            raise UserError(
+                "push_to_hub: the model is not what timm.create_model makes of "
+                f"{description['backbone']}; say what made it: backbone=dict(name=..., img_size=...). ({error})"
+            ) from None
+    return description
+
+
+class _hub:
+    """What the Hub answers, as a UserError in one line."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo = repo
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            reason = " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
+            raise UserError(
+                f"hub: {self.repo}: {reason.rstrip('.')}. Is the name owner/name, are you logged in (hf auth login), "
+                f"is the network there?"
+            ) from error

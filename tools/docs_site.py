@@ -1,0 +1,103 @@
+"""Hooks of mkdocs: what the site is made of is found, not listed. README's links, the API and the example come along.
+
+The navigation: pages named in ORDER come first, in this order; every other page of docs/ after them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
+ORDER = {  # sections, and what comes first in them: a page that is not there is left out
+    "Start": ["index.md", "start.md", "which-measure.md", "reading-figures.md", "example.md"],
+    "Tutorials": ["tutorials/"],
+    "Reference": [
+        "measures.md",
+        "maps.md",
+        "masking.md",
+        "gates.md",
+        "pruning.md",
+        "models.md",
+        "dashboards.md",
+        "api.md",
+    ],
+    "Papers": ["papers/"],
+    "Promises": ["results.md", "reliability.md", "scaling.md"],
+    "Extending": ["extending.md", "changelog.md"],
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Pages that are made, not written: the front page, the API, the changelog, the example."""
+    made = {
+        "index.md": (ROOT / "README.md").read_text().replace("](docs/", "]("),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        "api.md": api(),
+        "example.md": example(files, config),
+    }
+    for name, text in made.items():
+        files.append(File.generated(config, name, content=text))
+    config["nav"] = navigation([file.src_uri for file in files.documentation_pages()])
+    return files
+
+
+def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
+    """Sections with their pages; what no section names is under More."""
+    left = sorted(pages)
+    found = []
+    for section, names in ORDER.items():
+        here = [
+            page for name in names for page in left if page == name or (name.endswith("/") and page.startswith(name))
+        ]
+        left = [page for page in left if page not in here]
+        found += [{section: here}] if here else []
+    return found + ([{"More": left}] if left else [])
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to files outside docs/ lead to the source."""
+    here = Path(page.file.src_uri).parent
+
+    def outside(match: re.Match[str]) -> str:
+        target = match[1]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        base = ROOT if page.file.src_uri in ("index.md", "changelog.md") else ROOT / "docs" / here
+        place = Path(os.path.normpath(base / target.partition("#")[0]))
+        inside = place.is_relative_to(ROOT / "docs") or not place.exists()
+        return match[0] if inside else f"]({SOURCE}{place.relative_to(ROOT)})"
+
+    return re.sub(r"\]\(([^)\s]+)\)", outside, markdown)
+
+
+def api() -> str:
+    """What a notebook uses, and every shipped measure, from their docstrings."""
+    import mhprobe
+
+    names = [f"mhprobe.{home}.{name}" for name, home in sorted(mhprobe._HOME.items())]
+    targets = [
+        re.search(r"_target_: (\S+)", path.read_text()) for path in sorted((ROOT / "conf/measure").glob("*.yaml"))
+    ]
+    measures = [target[1] for target in targets if target]
+    blocks = [f"::: {name}" for name in names]
+    return "\n\n".join(["# API", *blocks, "## Measures", *(f"::: {name}" for name in measures)])
+
+
+def example(files: Files, config: Any) -> str:
+    """The report of the newest demo of this checkout, whole."""
+    runs = sorted((ROOT / "outputs" / "digits_vit").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        return "# An example\n\n`make demo` writes one: open `report.html` in the folder that it names.\n"
+    text = runs[-1].read_text(encoding="utf-8").replace(str(ROOT) + "/", "").replace(str(ROOT), ".")
+    files.append(File.generated(config, "example/report.html", content=text))
+    return (
+        "# An example\n\nThe report of the demo, with its head atlas, as `make demo` writes it: "
+        "[open it alone](example/report.html).\n\n"
+        '<iframe src="example/report.html" title="report of the demo" style="width:100%;height:80vh"></iframe>\n'
+    )
