@@ -14,6 +14,7 @@ import mhprobe.maps
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.attention import Attention
+from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
@@ -263,6 +264,37 @@ def test_wrong_options_are_refused_in_one_line(prepared):
         HeadRollout(weight="norm")
     with pytest.raises(UserError, match="needs labels"):
         GradientRollout(target="label")(gated, images)
+
+
+def test_the_attention_of_all_patches_adds_up_to_what_is_received(prepared):
+    """Of a model that pools its grid: there `attention` is the mean over the patches that ask."""
+    _, gated, images = prepared
+    site = mhprobe.attach(gated).layout.sites[-1]
+    height, width = site.token_grid
+    each = [AttentionPatch(query=(row, column))(gated, images) for row in range(height) for column in range(width)]
+    center = AttentionPatch()(gated, images)
+    for name, values in center.items():
+        torch.testing.assert_close(values, each[height // 2 * width + width // 2][name])
+        if not site.class_token:
+            mean = sum(maps[name] for maps in each) / len(each)
+            torch.testing.assert_close(mean, Attention()(gated, images)[name], **EXACT)
+        elif not site.pooled:
+            torch.testing.assert_close(
+                AttentionPatch(query="class")(gated, images)[name], Attention()(gated, images)[name], **EXACT
+            )
+    assert any((each[0][name] - values).abs().max() > 1e-6 for name, values in center.items())  # queries differ
+
+
+def test_a_query_that_is_not_there_is_refused(prepared):
+    _, gated, images = prepared
+    with pytest.raises(UserError, match=r"attention_patch\.query: .* patches from \[0, 0\] to"):
+        AttentionPatch(query=(99, 0))(gated, images)
+    site = mhprobe.attach(gated).layout.sites[-1]
+    if not site.class_token:
+        with pytest.raises(UserError, match="no class token"):
+            AttentionPatch(query="class")(gated, images)
+    if site.prefix_tokens > site.class_token:
+        assert AttentionPatch(query="register")(gated, images)
 
 
 KINDS = sorted((Path(__file__).parents[2] / "conf" / "maps").glob("*.yaml"))

@@ -20,6 +20,7 @@ from mhprobe.report.html import atlas, captions, curves, finish_report, words, w
 from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.report import Report
+from mhprobe.report.tables import Table
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table
 from runs import composed
 
@@ -260,3 +261,28 @@ def test_the_command_makes_the_page_again(a_run):
     assert done.stdout.strip() == str(a_run.resolve() / "report.html")
     wrong = subprocess.run([*command, str(a_run / "tables")], capture_output=True, text=True)
     assert wrong.returncode == 2 and wrong.stderr.startswith("mhprobe: report: ") and wrong.stderr.count("\n") == 1
+
+
+def test_the_folder_of_a_sweep_stands_for_its_jobs(tmp_path, a_run):
+    from mhprobe.report.__main__ import jobs
+
+    for job in ("0", "10", "2"):
+        (tmp_path / "sweep" / job).mkdir(parents=True)
+        (tmp_path / "sweep" / job / "metrics.json").write_text("{}")
+    (tmp_path / "sweep" / "3").mkdir()  # it failed
+    assert [run.name for run in jobs(tmp_path / "sweep")] == ["0", "2", "10"]
+    assert jobs(a_run) == [a_run] and jobs(tmp_path / "nothing") == [tmp_path / "nothing"]
+
+
+def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
+    folder = make_run(tmp_path / "large", heads=layout(12, 12))
+    noise = np.random.default_rng(0)
+    for number in range(12):  # half a megabyte each, as no figure is
+        pixels = noise.integers(0, 255, (400, 430, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "figures" / f"noise_{number}.png")
+        pairs = [[a, b, 0.1 * a + number, 0.5] for a in range(144) for b in range(a)]
+        Report(folder).add_table(f"pairs_{number}", Table(["head_a", "head_b", "value", "null"], pairs))
+    size = write_report(folder).stat().st_size
+    assert 3_000_000 < size < 8_000_000  # it is full, and the rest is named
+    text = (folder / "report.html").read_text()
+    assert "noise 11" in text or "noise_11" in text

@@ -1,4 +1,7 @@
-"""python -m mhprobe.report RUN [RUN ...]: a run's report.html again, or several runs side by side in one page."""
+"""python -m mhprobe.report RUN [RUN ...]: a run's report.html again, or several runs side by side in one page.
+
+The folder of a sweep stands for its jobs.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,25 @@ from mhprobe.report.html import write_comparison, write_report
 def main() -> int:
     """Prints where the page is; a mistake in one line, exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.report", description=__doc__.partition(": ")[2])
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
     parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of a comparison: the page to write")
     given = parser.parse_args()
+    runs = [run for folder in given.runs for run in jobs(folder)]
     try:
-        page = write_report(given.runs[0]) if len(given.runs) == 1 else write_comparison(given.runs, given.out)
+        page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, given.out)
     except UserError as error:
         print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print(page)
     return 0
+
+
+def jobs(folder: Path) -> list[Path]:
+    """The runs in the folder of a sweep or a study, in their order; of anything else the folder itself."""
+    if any((folder / name).exists() for name in ("metrics.json", "tables", "figures")):
+        return [folder]
+    inside = [path.parent for path in folder.glob("*/metrics.json")]
+    return sorted(inside, key=lambda run: (len(run.name), run.name)) or [folder]
 
 
 if __name__ == "__main__":

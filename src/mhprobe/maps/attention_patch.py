@@ -1,0 +1,72 @@
+"""Where each head looks from one token: a patch, the class token or a register.
+
+Windowed sites: a token sees its own window only; outside it the map is 0.
+
+Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadSite
+from mhprobe.maps.base import MapKind, as_grid, choose_block
+from mhprobe.recording.record import record
+
+
+class AttentionPatch(MapKind):
+    """Maps "block <b> head <h>" of one query's attention weights, on the block's own token grid.
+
+    blocks: which; -1 is the last. query: "center" (the patch in the middle), (row, column) of the grid, "class" or
+    "register" (the first). UserError where the model has no such token.
+    """
+
+    per_head = True
+
+    def __init__(self, blocks: Sequence[int] = (-1,), query: str | Sequence[int] = "center") -> None:
+        self.blocks, self.query = list(blocks), query
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        layout = gates_of(model).layout
+        chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention_patch")]
+        tokens = [token_of(self.query, layout.sites[number]) for number in chosen]
+        attn = record(model, images, needs={"attn"}).need("attn", "attention_patch")
+        maps: dict[str, Tensor] = {}
+        for number, token in zip(chosen, tokens, strict=True):
+            site = layout.sites[number]
+            seen_BHhw = as_grid(of_query(attn[number], site, token), site)
+            several = sum(other.block == site.block for other in layout.sites) > 1
+            name = site.name if several else f"block {site.block}"
+            maps |= {f"{name} head {h}": seen_BHhw[:, h] for h in range(site.num_heads)}
+        return maps
+
+
+def token_of(query: str | Sequence[int], site: HeadSite) -> int:
+    """The token that asks, numbered as in ``HeadSite.places``. UserError where the site has none of that name."""
+    height, width = site.token_grid
+    if query == "class" and site.class_token:
+        return 0
+    if query == "register" and site.prefix_tokens > site.class_token:
+        return int(site.class_token)
+    at = (height // 2, width // 2) if query == "center" else query
+    if isinstance(at, str) or len(at) != 2 or not (0 <= at[0] < height and 0 <= at[1] < width):
+        raise UserError(
+            f"attention_patch.query: {site.name} has {'a' if site.class_token else 'no'} class token, "
+            f"{site.prefix_tokens - site.class_token} registers and patches from [0, 0] to "
+            f"[{height - 1}, {width - 1}], got {query!r}."
+        )
+    return site.prefix_tokens + int(at[0]) * width + int(at[1])
+
+
+def of_query(attn: Tensor, site: HeadSite, token: int) -> Tensor:
+    """(B, W, H, K, K) -> (B, H, T) the weights of one query; in windows 0 outside its own."""
+    places = site.places().to(attn.device)
+    window, asking = (places == token).nonzero()[0].tolist()
+    there = places[window] >= 0
+    seen = attn.new_zeros(len(attn), site.num_heads, int(places.max()) + 1)
+    seen[:, :, places[window][there]] = attn[:, window, :, asking][:, :, there]
+    return seen

@@ -1,0 +1,48 @@
+"""The site builds without the network and without a broken link, and takes every page of docs/ along."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e .[docs]")
+pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install -e .[docs]")
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "tools" / "docs_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_once(hooks):
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    pages += ["index.md", "a_new_page.md"]
+    shown = [page for section in hooks.navigation(pages) for here in section.values() for page in here]
+    assert sorted(shown) == sorted(pages)
+    assert hooks.navigation(pages)[0]["Start"][0] == "index.md"
+
+
+@pytest.mark.slow
+def test_it_builds_without_a_broken_link(tmp_path):
+    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e .[docs]")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300, env=_environment())
+    assert done.returncode == 0, done.stderr
+    for page in [*(ROOT / "docs").rglob("*.md")]:
+        assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
+    front = (tmp_path / "site" / "index.html").read_text()
+    assert "https://fonts." not in front and "cdn" not in front  # nothing is fetched
+    assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
