@@ -52,7 +52,7 @@ def test_verbose_says_details_and_who_says_them(capsys):
     with screen("", "auto", verbose=True):
         work()
     out = capsys.readouterr().out
-    assert "DEBUG mhprobe.somewhere: a detail" in out and "head_max on test, step 1: 30 images in 0 s" in out
+    assert "DEBUG mhprobe.somewhere: a detail" in out and "head_max on test: 30 images in 0 s" in out
 
 
 def test_off_is_silent_but_for_warnings(capsys):

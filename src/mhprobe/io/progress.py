@@ -112,7 +112,7 @@ def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Ad
 def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     """A line a minute, and one at the end of what took a while."""
     began = said = time.monotonic()
-    finished = 0
+    finished, whole = 0, description
 
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
         nonlocal said, finished, description
@@ -128,7 +128,7 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
     yield advance
     took = time.monotonic() - began
     level = logging.INFO if took > WORTH_A_LINE else logging.DEBUG
-    log.log(level, "%s: %s %s in %s", description, f"{finished:,}", unit, duration(took))
+    log.log(level, "%s: %s %s in %s", whole, f"{finished:,}", unit, duration(took))
 
 
 def duration(seconds: float) -> str:

@@ -50,7 +50,6 @@ def write_maps(
 
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
     write(report.folder / "maps.safetensors", save(raw))
-    report.close()
     for name, one in _whole(kinds, found).items():
         deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
         print(
