@@ -74,8 +74,8 @@ def test_range_profile_has_a_curve_per_head_that_ends_at_all_the_mass(name):
 def test_offset_maps_frame_positional_heads_and_no_others(name):
     layout = SMALL[name]
     attn = random_maps(layout, images=2)
-    right = looking(layout, 0, 0)  # no other offset is there from 90 % of all queries
-    attn[0][:, :, 1] = right[0][:, :, 1]
+    own = looking(layout, 0, 0)  # no other offset is there from 90 % of all queries
+    attn[0][:, :, 1] = own[0][:, :, 1]
     shown = run(Position(layout), batch_of(*attn))
     figure = offset_maps.draw(layout, shown, "share")
     frames = [patch for axes in figure.axes for patch in axes.patches if not patch.get_fill()]
@@ -84,7 +84,7 @@ def test_offset_maps_frame_positional_heads_and_no_others(name):
     steps = layout.sites[0].token_grid[0] if layout.sites[0].windows is None else 4
     side = 2 * steps  # 2 steps - 1 offsets and a gap
     first_map = first.get_array()[: side - 1, side : 2 * side - 1]
-    assert first_map[steps - 1, steps] == pytest.approx(1)  # to the right of the middle
+    assert first_map[steps - 1, steps - 1] == pytest.approx(1)  # the middle
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
