@@ -153,7 +153,7 @@ def test_what_cannot_be_answered_is_said_in_a_line():
         (lambda: mhprobe.masking_curve(model, loader, units="limb"), "limb"),
         (lambda: mhprobe.masking_curve(model, loader, order="alphabet"), "keep_best"),
         (lambda: mhprobe.measure(model, loader, [mhprobe.measures.SVCCA] * 2), "name"),
-        (lambda: mhprobe.measure(model, [(*loader[0], "more")], [mhprobe.measures.SVCCA]), "images, labels"),
+        (lambda: mhprobe.measure(model, ["more"], [mhprobe.measures.SVCCA]), "images, labels"),
         (lambda: mhprobe.measure(model, [], [mhprobe.measures.GateImportance]), "no images"),
         (lambda: mhprobe.masking_curve(model, []), "no images"),
         (lambda: mhprobe.attach(timm.create_model("resnet18")), "ResNet"),
@@ -184,13 +184,9 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
     look = functools.partial(mhprobe.measure, model)
     good = [(images, labels)]
     for call, words in [
-        (
-            lambda: look([{"image": images, "label": labels}], gates),
-            "got a dict with 'image', 'label'",
-        ),
-        (lambda: look([(images,)], gates), "got a tuple of 1: Tensor"),
-        (lambda: look([images], gates), r"\(images, labels\) .* got a Tensor"),
-        (lambda: look([(images, [1, 2, 3, 4])], gates), "got a tuple of 2: Tensor, list"),
+        (lambda: look([{"photo": images, "kind": labels}], gates), "got a dict with 'photo', 'kind'"),
+        (lambda: look([(labels.tolist(), labels)], gates), r"got a tuple of 2: list, \(4,\)"),
+        (lambda: look([(images, [1, 2, 3, 4])], gates), r"got a tuple of 2: \(4, 3, 16, 16\), list"),
         (lambda: look(good, "svcca"), "measures is a list, .* got 'svcca' alone"),
         (lambda: look(good, gates[0]), "is a list, .* got GateImportance alone"),
         (
@@ -215,7 +211,7 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         (lambda: mhprobe.record(model, images[0], labels), r"expected a tensor \(B, 3, .* got \(3, 16, 16\)"),
         (lambda: mhprobe.record(model, "cat.png", labels), "expected a tensor .* got str"),
         (lambda: mhprobe.attach("deit_tiny_patch16_224"), "expected a model, .* got str 'deit_tiny_patch16_224'"),
-        (lambda: mhprobe.attach(wrapped), "DataParallel: it wraps a supported VisionTransformer; pass model.module"),
+        (lambda: mhprobe.prune_heads(wrapped, [0]), "DataParallel: it wraps a supported VisionTransformer; pass model"),
         (lambda: mhprobe.measure(empty, good, gates), "meta device"),
         (lambda: mhprobe.measure(frozen, good, gates), "inference_mode"),
     ]:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mhprobe import maps as maps
     from mhprobe import measures as measures
+    from mhprobe import plot as plot
     from mhprobe.api import load as load
     from mhprobe.api import masking_curve as masking_curve
     from mhprobe.api import measure as measure
     from mhprobe.backbones import attach as attach
     from mhprobe.errors import UserError as UserError
+    from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
     from mhprobe.surgery.removal import prune_heads as prune_heads
     from mhprobe.weights.hub import push_to_hub as push_to_hub
@@ -25,6 +27,7 @@ __version__ = "0.1.0"
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",
+    "attention": "maps.of_heads",
     "load": "api",
     "load_pruned": "weights.pruned",
     "masking_curve": "api",
@@ -36,12 +39,14 @@ _HOME = {
 __all__ = [
     "UserError",
     "attach",
+    "attention",
     "load",
     "load_pruned",
     "maps",
     "masking_curve",
     "measure",
     "measures",
+    "plot",
     "prune_heads",
     "push_to_hub",
     "record",
@@ -49,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("maps", "measures"):
+    if name in ("maps", "measures", "plot"):
         return importlib.import_module(f"mhprobe.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(f"mhprobe.{_HOME[name]}"), name)

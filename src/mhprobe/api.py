@@ -1,4 +1,4 @@
-"""The notebook's way in: any timm model of a supported family, any loader of (images, labels), no Lightning.
+"""The notebook's way in: any timm model of a supported family, any loader, no Lightning.
 
 model = timm.create_model("deit_small_patch16_224", pretrained=True).eval()
 gates = mhprobe.attach(model)
@@ -18,21 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach
+from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.data.batch import Batch
+from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
+from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.measuring import measure as watch
+from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.evaluate import by_labels, evaluator
+from mhprobe.scoring.unmasked import Score, Unmasked
 from mhprobe.surgery.costs import costs, head_shares
 
-_LISTS = (tuple, list)
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
 
 
@@ -42,6 +47,8 @@ def measure(
     measures: Sequence[Measure | Callable[[HeadLayout], Measure]],
     show_progress: bool = False,
     select_loader: Iterable[Any] | None = None,
+    target: Of | None = None,
+    batch: Split = images_and_labels,
 ) -> Found:
     """Each measure's value on the images of ``loader``, by the measure's name, on the CPU.
 
@@ -49,16 +56,19 @@ def measure(
     in ``.columns``, and ``.to_frame()``. A measure that refuses is left out with a warning (alone: with its error).
 
     model: a timm model; gates are attached if it has none. Weights and mode are left as they were.
-    loader: yields (images, labels) or Batch; images as the model wants them, normalised float.
+    loader: yields (images, labels, ...), images alone, dicts of them, or Batch; images as the model wants them,
+        normalised float. Without labels, measures that need them are left out.
     measures: instances, or things that make one from a layout (a class, a functools.partial).
     select_loader: the images that measures choose on which have to choose something first (e.g. Interaction its pairs);
         without it they choose on the images of ``loader``, which flatters.
+    target: what slopes are of: the "loss", the "top1" logit, the "label"'s logit, or the "norm" of the features; by
+        default the loss where there are labels, else top1, or norm of a model that gives features.
+    batch: makes (images, labels or None) of what the loader yields, where that is of another form.
 
     One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
     Raises UserError for what is no measure, two of one name, batches of another form, or no image at all.
     """
     layout = attach(model).layout
-    device = next(model.parameters()).device
     built = [_built(item, layout) for item in _listed(measures)]
     names = [item.name for item in built]
     if len(set(names)) < len(names):
@@ -71,28 +81,34 @@ def measure(
             f"give a DataLoader, a list, or a select_loader."
         )
     selection = loader if select_loader is None else select_loader
+    of = target or _target(model, loader, batch)
     walked = [selection, loader] if choosing else [loader]
     total = sum(len(each) for each in walked if isinstance(each, Sized))
     images = 0
     with progress("measuring", total, "batches", show_progress) as done:
 
-        def count(batch: Batch) -> None:
+        def count(seen: Batch) -> None:
             nonlocal images
-            images += int(batch.valid.sum())
+            images += int(seen.valid.sum())
             done(1)
 
-        found, refused = watch(
-            model, named, lambda: _batches(loader, device), lambda: _batches(selection, device), done=count
-        )
+        def walk(over: Iterable[Any]) -> Callable[[], Iterator[Batch]]:
+            return lambda: _batches(over, next(model.parameters()).device, batch)
+
+        found, refused = watch(model, named, walk(loader), walk(selection), done=count, of=of)
     if not images:
         raise UserError(NO_IMAGES)
+    _say(found, refused)
+    labels = {n: _label(named[n], of) for n in found}
+    return Found({n: Values.of(n, labels[n], named[n].kind, layout, each) for n, each in found.items()}, refused)
+
+
+def _say(found: Mapping[str, Any], refused: Mapping[str, UserError]) -> None:
+    """What measures refused: an error where nothing was found, else a warning for each."""
     for name, error in refused.items():
         if not found:
             raise error
-        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=2)
-    return Found(
-        {n: Values.of(n, named[n].label, named[n].kind, layout, columns) for n, columns in found.items()}, refused
-    )
+        warnings.warn(f"{error} ({name} is left out, the others were measured)", MeasureWarning, stacklevel=3)
 
 
 def masking_curve(
@@ -106,8 +122,10 @@ def masking_curve(
     min_heads_per_layer: int = 0,
     rescale: bool = False,
     target: Mapping[str, float] | None = None,
+    score: Score | None = None,
+    batch: Split = images_and_labels,
     **order_options: Any,
-) -> list[dict[str, Any]]:
+) -> CurveRows:
     """Accuracy as heads are masked one unit after the other: a row per point, as in tables/masking_curves.csv.
 
     Its columns: see ``mhprobe.report.tables.curve_rows``.
@@ -123,6 +141,9 @@ def masking_curve(
     rescale: multiply the heads that a layer keeps by H / kept.
     target: where to stop: {"heads": at most so many left} | {"flops": share of the dense model's} | {"latency": share
         of its time on a batch of the loader}.
+    score: what "accuracy" and "loss" are: by the "labels", or agreement with the unmasked model: "top1", "kl",
+        "cosine" or "knn" (see mhprobe.scoring.unmasked); by default labels, else top1, or cosine of features.
+    batch: as for ``measure``.
 
     The loaders are walked once per step or more, so they must be walkable again (a DataLoader, a list; not a generator)
     and give the same images in the same order each time (no shuffling).
@@ -138,21 +159,15 @@ def masking_curve(
     ([0, 3, 6], 1.0)
     """
     layout = attach(model).layout
-    report = _walker(model, loader, rescale)
-    select = report if select_loader is None else _walker(model, select_loader, rescale)
-    spec = CurveSpec(
-        name=f"{units}_{order}",
-        units=units,
-        order=order_named(order, **order_options),
-        exclude_layers=exclude_layers,
-        min_heads_per_layer=min_heads_per_layer,
-        rescale=rescale,
-        target=target,
-    )
-    images = next(_batches(loader, next(model.parameters()).device)).images
+    report = _walker(model, loader, rescale, score, batch)
+    select = report if select_loader is None else _walker(model, select_loader, rescale, score, batch)
+    limits = exclude_layers, min_heads_per_layer, rescale, target
+    spec = CurveSpec(f"{units}_{order}", units, order_named(order, **order_options), *limits)
+    images = next(_batches(loader, next(model.parameters()).device, batch)).images
     left = costs(head_shares(model, layout, images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
-    return curve_rows(trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left))
+    curves = trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left)
+    return CurveRows(curve_rows(curves), curves, layout)
 
 
 def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Module:
@@ -176,29 +191,76 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
     return load_weights(found(path))[0]
 
 
-def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool) -> Any:
+def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool, score: Score | None, split: Split) -> Any:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
-    seen = [batch.labels[batch.valid] for batch in _batches(loader, torch.device("cpu"))]
-    if not any(map(len, seen)):
-        raise UserError(NO_IMAGES)
-    labels = torch.cat(seen).to(device)
+    labels, outputs, marks = _first_walk(model, loader, device, split, score)
+    if score is None:
+        score = "labels" if labels is not None else "cosine" if _gives_features(model) else "top1"
+    if score == "labels" and labels is None:
+        raise UserError("masking_curve: score='labels' needs labels, and the loader gives none.")
+    judge = by_labels if outputs is None else Unmasked(outputs, score, labels)
+    own = labels if outputs is None else outputs.argmax(1)  # what orders take slopes of
 
     def again() -> Iterator[Batch]:
         done = 0
-        for batch in _batches(loader, device):
-            these = batch.labels[batch.valid]
+        for batch in _batches(loader, device, split):
+            these = _marks(batch)
+            place = slice(done, done + len(these))
             done += len(these)
             # masks are compared image by image, over several walks: another image would count as a mask's doing
-            if not torch.equal(these, labels[done - len(these) : done]):
+            if not torch.equal(these, marks[place]):
                 raise UserError(
                     "masking_curve: the loader gave its images in another order than before, expected the same in "
                     "every walk; give one with shuffle=False."
                 )
-            yield batch
+            yield batch._replace(labels=own[batch.index])  # type: ignore[index]
 
-    return evaluator(model, again, len(labels), rescale=rescale)
+    return evaluator(model, again, len(marks), rescale=rescale, judge=judge)
+
+
+def _first_walk(
+    model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, score: Score | None
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """(N,) labels if there are any, (N, C) what the model gives if asked for, (N,) what tells images apart."""
+    labels, outputs, marks = [], [], []
+    with inspecting(model, gradients=False):
+        for batch in _batches(loader, device, split):
+            if batch.labels is None or score not in (None, "labels"):
+                outputs.append(logits_of(model(batch.images[batch.valid])))
+            marks.append(_marks(batch))
+            labels.append(None if batch.labels is None else batch.labels[batch.valid])
+    if not any(map(len, marks)):
+        raise UserError(NO_IMAGES)
+    given = [part for part in labels if part is not None]
+    return (
+        torch.cat(given) if len(given) == len(labels) else None,
+        torch.cat(outputs) if outputs else None,
+        torch.cat(marks),
+    )
+
+
+def _marks(batch: Batch) -> Tensor:
+    return batch.images[batch.valid].double().flatten(1).sum(1) if batch.labels is None else batch.labels[batch.valid]
+
+
+def _gives_features(model: nn.Module) -> bool:
+    return backbone_of(model) is model and family_of(model).features_only(model)
+
+
+def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
+    """What slopes are taken of where nobody says: what labels, or none, allow."""
+    if iter(loader) is loader:
+        return "loss"  # it can be walked once only; without labels record says what to ask for
+    first = next(iter(loader), None)
+    if first is not None and _batch(first, 0, split).labels is None:
+        return "norm" if _gives_features(model) else "top1"
+    return "loss"
+
+
+def _label(measured: Measure, of: str) -> str:
+    return f"{measured.label}, of the {of}" if of != "loss" and "grad" in measured.needs else measured.label
 
 
 def _listed(measures: Any) -> Sequence[Any]:
@@ -232,26 +294,27 @@ def _called(item: Any) -> str:
     return repr(item) if isinstance(item, str | int | float | None) else getattr(item, "__name__", type(item).__name__)
 
 
-def _batches(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:
+def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Iterator[Batch]:
     """Batches with an index of their own, from whatever the loader yields."""
     first = 0
     for item in loader:
-        batch = _batch(item, first)
+        batch = _batch(item, first, split)
         first += int(batch.valid.sum())
         yield Batch._make(part if part is None else part.to(device) for part in batch)
 
 
-def _batch(item: Any, first: int) -> Batch:
+def _batch(item: Any, first: int, split: Split) -> Batch:
     """first: the index of its first image. UserError for what is no batch."""
     if not isinstance(item, Batch):
-        if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(part, Tensor) for part in item):
-            keys = f" with {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
-            things = f" of {len(item)}: {', '.join(_called(part) for part in item)}" if type(item) in _LISTS else ""
-            raise UserError(
-                f"loader: expected batches (images, labels) of two tensors, or Batch, got a {type(item).__name__}"
-                f"{keys}{things}. Give it as a list of pairs, e.g. [(batch[...], batch[...]) for batch in loader]."
-            )
-        images, labels = item
-        item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))
+        images, labels = split(item)
+        item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))  # type: ignore[arg-type]
     index = first + torch.cumsum(item.valid.cpu(), 0) - 1
     return item._replace(index=index.clamp(min=0), targets=None)
+
+
+class CurveRows(list[dict[str, Any]]):
+    """The rows of masking curves, and the curves themselves: ``mhprobe.plot.curve`` draws them."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout) -> None:
+        super().__init__(rows)
+        self.curves, self.layout = curves, layout

@@ -82,7 +82,8 @@ def test_text_has_heads_and_no_grid():
     model = text("BertModel")
     tokens = images_for(model, 4)
     loader = [(tokens, labels_for(4))]
-    found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.WriteNorm])
+    wanted = [mhprobe.measures.GateImportance, mhprobe.measures.WriteNorm]
+    found = mhprobe.measure(model, loader, wanted, target="norm")
     assert found["gate_importance"].shape == (6,) and found["gate_importance"].min() > 0
     with pytest.raises(mhprobe.UserError, match="stand in a line, as those of a text do; this asks for the grid"):
         mhprobe.measure(model, loader, [mhprobe.measures.AttentionDistance])

@@ -206,6 +206,11 @@ class Family(ABC):
         return model.get_classifier()
 
     @classmethod
+    def features_only(cls, model: Any) -> bool:
+        """Whether the model, without one around it, gives features and no logits."""
+        return isinstance(getattr(model, "get_classifier", lambda: None)(), nn.Identity)
+
+    @classmethod
     def parameter_groups(cls, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
         """Groups for the optimizer, with ``weight_decay`` where it is due; "lr_scale" by depth with a layer_decay."""
         return timm_models.parameter_groups(model, weight_decay, layer_decay)

@@ -55,5 +55,9 @@ class Encoder(MultiHead):
         raise UserError("a TransformerEncoder takes embedded tokens, not images; what makes them knows their size.")
 
     @classmethod
+    def features_only(cls, model: Any) -> bool:
+        return True
+
+    @classmethod
     def classifier(cls, model: Any) -> nn.Module:
         return nn.Identity()  # whatever stands behind it is the wrapper's

@@ -129,6 +129,10 @@ class HuggingFace(Family):
         return {"size": _pair(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
     @classmethod
+    def features_only(cls, model: Any) -> bool:
+        return True
+
+    @classmethod
     def classifier(cls, model: Any) -> nn.Module:
         return nn.Identity()  # it stands behind this model, in the one that holds it
 

@@ -14,7 +14,7 @@ class Batch(NamedTuple):
     """One batch.
 
     images: (B, 3, height, width), uint8 as it leaves the loader, float32 and normalised after the transform.
-    labels: (B,) int64.
+    labels: (B,) int64; in a notebook None where nobody has any.
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
     targets: (B, C) soft targets, only after mixup or cutmix.

@@ -28,12 +28,13 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_batch(images: Any, labels: Any, line: bool = False) -> None:
-    """UserError unless images are (B, channels, height, width) of a floating type and labels (B,) whole numbers.
+def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) -> None:
+    """UserError unless images are (B, channels, height, width) of the model's type and labels (B,) whole numbers.
 
     line: the model takes a line of tokens: (B, tokens) whole numbers, or (B, tokens, width).
     """
     if line and isinstance(images, Tensor) and images.dim() in (2, 3):
+        _check_dtype(model, images)
         _check_labels_of(images, labels)
         return
     if not isinstance(images, Tensor) or images.dim() != 4:
@@ -44,6 +45,7 @@ def check_batch(images: Any, labels: Any, line: bool = False) -> None:
             f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
         )
+    _check_dtype(model, images)
     _check_labels_of(images, labels)
 
 
@@ -55,7 +57,7 @@ def _check_labels_of(images: Tensor, labels: Any) -> None:
         raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
 
 
-def check_dtype(model: nn.Module, images: Tensor) -> None:
+def _check_dtype(model: nn.Module, images: Tensor) -> None:
     """UserError for images of another floating type than the weights, outside autocast, which reconciles them."""
     weights = next(model.parameters()).dtype
     apart = images.is_floating_point() and images.dtype != weights
@@ -67,8 +69,10 @@ def check_dtype(model: nn.Module, images: Tensor) -> None:
         )
 
 
-def check_labels(labels: Tensor, logits: Tensor) -> None:
+def check_labels(labels: Tensor | None, logits: Tensor) -> None:
     """UserError for a label that the model has no logit for."""
+    if labels is None:
+        return
     classes = logits.shape[1]
     bad = ((labels < 0) | (labels >= classes)).nonzero()
     if len(bad):

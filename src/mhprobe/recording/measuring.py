@@ -13,6 +13,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.heads import HeadBatch, Need
 from mhprobe.measures.base import Measure
+from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 
 Columns = dict[str, Tensor]
@@ -27,6 +28,7 @@ def measure(
     class_names: Sequence[str] = (),
     done: Callable[[Batch], None] = lambda batch: None,
     at_gates: bool = False,
+    of: Of = "loss",
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """What measures say about ``model`` on these images, and why some of them say nothing.
 
@@ -35,7 +37,7 @@ def measure(
     first (e.g. Interaction its pairs); without it they choose on ``batches``, which flatters.
     class_names: passed on to measures. done: called after each batch, also of ``select``.
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
-    head. Otherwise they are along the gate itself.
+    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``.
 
     Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
     further, and does not hold up the others. A collective: every rank gets the same. What ``record`` refuses concerns
@@ -47,7 +49,7 @@ def measure(
         each.to(device)
         each.class_names = tuple(class_names)
     choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
-    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates) if choosing else {}
+    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates, of) if choosing else {}
     for key, each in choosing.items():
         if key not in refused:
             try:
@@ -55,7 +57,7 @@ def measure(
             except UserError as error:
                 refused[key] = error
     willing = {key: each for key, each in measures.items() if key not in refused}
-    refused |= _feed(model, batches(), willing, False, done, at_gates)
+    refused |= _feed(model, batches(), willing, False, done, at_gates, of)
     found: dict[str, Columns] = {}
     for key, each in willing.items():
         if key in refused:
@@ -99,6 +101,7 @@ def _feed(
     selecting: bool,
     done: Callable[[Batch], None],
     at_gates: bool,
+    of: Of,
 ) -> dict[str, UserError]:
     """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
@@ -108,7 +111,7 @@ def _feed(
             if not active:
                 break
             needs = needs_of(active.values(), selecting)
-            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects)
+            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects, of)
             heads = _at_gates(heads, gates_of(model)) if at_gates else heads
             for key, each in active.items():
                 try:

@@ -1,4 +1,4 @@
-"""What slopes are taken of: the loss of each image, or one of its logits.
+"""What slopes are taken of: the loss of each image, one of its logits, or the length of its features.
 
 Shapes: B images, C classes.
 """
@@ -13,12 +13,15 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
 
-Of = Literal["loss", "top1", "label"]
+Of = Literal["loss", "top1", "label", "norm"]
+UNLABELLED = ("top1", "norm")  # of these, which need no labels
 
 
 def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
-    """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, or the label's logit."""
+    """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, the label's, or the length of all."""
     one_of("record", "of", of, Of)
+    if of == "norm":
+        return wide(logits).norm(dim=1)
     if of == "top1":
         return logits.amax(1)
     if labels is None:

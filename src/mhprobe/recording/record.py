@@ -17,10 +17,10 @@ from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance
-from mhprobe.recording.checks import check_batch, check_dtype, check_labels, check_model
+from mhprobe.recording.checks import check_batch, check_labels, check_model
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
-from mhprobe.recording.objective import Of, objective
+from mhprobe.recording.objective import UNLABELLED, Of, objective
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable
@@ -42,37 +42,32 @@ def record(
     """Run ``model`` on ``images`` and return a HeadBatch.
 
     model: carries gates (see ``attach``); may be a wrapper around the backbone, e.g. a LightningModule.
-    images: (B, 3, height, width), normalised; for a model of text (B, tokens) or (B, tokens, width).
-    labels: (B,), needed for slopes.
+    images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
-        "stream" for the residual stream, "weights" for each head's own, "direct" for what each part writes into the
-        logits; an Ablation for logits under masks (more
-        forward passes); a Relevance for layer-wise relevance (one more pass of each kind). z is always there.
+        "stream" for the residual stream, "weights" for each head's own, "direct" for what parts write into the logits;
+        an Ablation for logits under masks (more passes); a Relevance for layer-wise relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
     objects: (B, height, width) int64, passed on to measures.
-    of: what slopes are taken of, per image: the cross-entropy "loss" (measures take it to be that), the "top1" logit,
-        which needs no labels, or the logit of the "label".
+    of: what slopes are taken of, per image: the cross-entropy "loss" (measures take it to be that), the logit of the
+        "label", and without labels the "top1" logit, or the "norm" of the features of a model that classifies nothing.
 
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
     named = {need for need in needs if isinstance(need, str)}
     slopes = named & {"grad", "attn_grad"}
-    _check(model, named, labels is not None or of == "top1", of)
+    _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
-    check_batch(images, labels, any(site.line for site in layout.sites))
-    check_dtype(model, images)
-
+    check_batch(model, images, labels, any(site.line for site in layout.sites))
     tapped = named | {"stream"} if "direct" in named else named
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, tapped) as taps:
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
-        if labels is not None:
-            check_labels(labels, logits)
+        check_labels(labels, logits)
         if slopes:
+            _check_target(model, taps.backbone, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
-
     count = len(images)
     z = _per_head(layout, taps.heads, count)
     explained, relevance, skipped = _relevances(model, layout, images, labels, needs)
@@ -112,6 +107,14 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
+        )
+
+
+def _check_target(model: nn.Module, backbone: nn.Module, of: Of) -> None:
+    if of != "norm" and model is backbone and family_of(model).features_only(model):
+        raise UserError(
+            f"record: {type(model).__name__} gives features, no logits, so its {of} means nothing. Take slopes of "
+            f"their length: target='norm' in mhprobe.measure, of='norm' here."
         )
 
 

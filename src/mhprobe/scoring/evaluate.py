@@ -28,6 +28,13 @@ from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
 
+# (M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64
+Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def by_labels(outputs: Tensor, _index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return outcomes(outputs, labels)
+
 
 def evaluator(
     model: nn.Module,
@@ -39,6 +46,7 @@ def evaluator(
     pick: Callable[[Tensor], Iterable[Batch]] | None = None,
     rescale: bool = False,
     cache: MaskCache | None = None,
+    judge: Judge = by_labels,
 ) -> Evaluate:
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
@@ -48,8 +56,9 @@ def evaluator(
         that were asked for go through the model.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
     cache: where scores, slopes and measured columns are looked up, and kept.
+    judge: what is right and what is lost: by the labels, or by the unmasked model (see scoring/unmasked.py).
     """
-    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache)
+    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, judge)
 
 
 class _Evaluator(Evaluate):
@@ -63,7 +72,9 @@ class _Evaluator(Evaluate):
         pick: Callable[[Tensor], Iterable[Batch]] | None,
         rescale: bool,
         cache: MaskCache | None,
+        judge: Judge,
     ) -> None:
+        self.judge = judge
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
@@ -100,7 +111,7 @@ class _Evaluator(Evaluate):
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
-                right_MB, losses_Mn[:, at] = outcomes(replay(batch.images[wanted]), labels)
+                right_MB, losses_Mn[:, at] = self.judge(replay(batch.images[wanted]), batch.index[wanted], labels)
                 right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))

@@ -1,0 +1,103 @@
+"""The reports' figures in a notebook: each function gives a matplotlib Figure, whose ``axes`` can be changed.
+
+mhprobe.plot.heads(found["gate_importance"])
+mhprobe.plot.pairs(found["cka"])
+mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[3, 17], query="class"))
+mhprobe.plot.curve(mhprobe.masking_curve(model, loader))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import curves, pairwise, pairwise_layers, per_head
+from mhprobe.report.figures.style import canvas, place
+from mhprobe.report.values import Values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SIDE, _GAP, _TITLE = 1.25, 0.14, 0.25  # inches
+
+
+def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value") -> Figure:
+    """A square per head, blocks from input to output; with intervals and references where the values have them.
+
+    values: what ``mhprobe.measure`` gave, or (A,) numbers of your own with the layout they belong to.
+    Raises UserError for numbers of another shape, or without a layout.
+    """
+    if isinstance(values, Values):
+        if values.kind != "per_head":
+            raise UserError(f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs.")
+        return per_head.draw(values.heads, values.columns, values.label)
+    if layout is None or values.shape != (layout.num_heads,):
+        expected = "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
+        raise UserError(
+            f"plot.heads: expected {expected}, got {tuple(values.shape)} numbers; give layout=gates.layout."
+        )
+    return per_head.draw(layout, {"value": values.detach().cpu()}, label)
+
+
+def pairs(values: Values) -> Figure:
+    """How much heads, or layers, have in common: a matrix per layer, or one of all.
+
+    values: of a measure that compares. Raises UserError for one of single heads.
+    """
+    draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(getattr(values, "kind", ""))
+    if draw is None:
+        raise UserError("plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA.")
+    return draw(values.heads, values.columns, values.label)
+
+
+def curve(rows: Any, chance: float | None = None) -> Figure:
+    """Accuracy, or agreement, as heads are masked.
+
+    rows: what ``mhprobe.masking_curve`` gave; several are drawn together if their curves are added up in one list.
+    chance: accuracy of guessing, drawn where a curve comes near it. Raises UserError for other rows.
+    """
+    given = rows if isinstance(rows, list) and rows and hasattr(rows[0], "curves") else [rows]
+    if not all(hasattr(each, "curves") for each in given):
+        raise UserError("plot.curve: expected what mhprobe.masking_curve gave, or a list of such.")
+    together = [each for one in given for each in one.curves]
+    return curves.draw(together, given[0].layout.num_heads, chance)
+
+
+def maps(images: Tensor, seen: Tensor, titles: Any = None) -> Figure:
+    """A row per image, a column per map laid over it, the images themselves first.
+
+    images: (B, 3, height, width), as the model saw them; drawn with their own darkest as black and brightest as white.
+    seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns.
+    Raises UserError for maps of another number of images.
+    """
+    if seen.dim() != 4 or len(seen) != len(images):
+        raise UserError(f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got {tuple(seen.shape)}.")
+    count = seen.shape[1]
+    names = [f"map {number}" for number in range(count)] if titles is None else [str(title) for title in titles]
+    size = ((count + 1) * (_SIDE + _GAP) + _GAP, len(images) * (_SIDE + _GAP) + _TITLE)
+    with canvas(size) as figure:
+        for row, picture in enumerate(_pictures(images)):
+            bottom = size[1] - _TITLE - (row + 1) * (_SIDE + _GAP) + _GAP
+            for column in range(count + 1):
+                axes = place(figure, _GAP + column * (_SIDE + _GAP), bottom, _SIDE, _SIDE)
+                axes.set_axis_off()
+                axes.imshow(picture)
+                if column:
+                    height, width = picture.shape[:2]
+                    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+                    grid = seen[row, column - 1].detach().float().cpu().numpy()
+                    axes.imshow(grid, alpha=0.65, cmap="viridis", extent=extent, interpolation="nearest")
+                if not row:
+                    axes.set_title("image" if not column else names[column - 1], fontsize=7, pad=3)
+    return figure
+
+
+def _pictures(images: Tensor) -> Any:
+    """(B, height, width, 3) in [0, 1]."""
+    pixels = images.detach().float().cpu()
+    low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
+    return ((pixels - low) / (high - low).clamp(min=torch.finfo(pixels.dtype).tiny)).permute(0, 2, 3, 1).numpy()

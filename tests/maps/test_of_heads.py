@@ -1,0 +1,123 @@
+"""mhprobe.attention: one line says where a head looks; mhprobe.plot draws what was found."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mhprobe
+from models import images_for, labels_for, text, tiny_registers, tiny_swin, tiny_vit
+
+
+def weights_of(model, images):
+    """Softmaxed attention (B * windows, heads, K, K) per block, read from the modules themselves."""
+    seen, handles = [], []
+    for name, module in model.named_modules():
+        if name.endswith("attn_drop"):
+            handles.append(module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())))
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    with torch.no_grad():
+        model(images)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def test_of_a_vit_it_is_a_row_of_the_attention_matrix():
+    model = tiny_registers()
+    images = images_for(model, 2)
+    expected = weights_of(model, images)
+    head = mhprobe.attach(model).layout.flat(1, 2)
+    row = lambda query: mhprobe.attention(model, images, head=head, query=query)[:, 0].flatten(1)  # noqa: E731
+    weights = expected[1][:, 2]  # prefix: class token, two registers
+    torch.testing.assert_close(row("class"), weights[:, 0, 3:])
+    torch.testing.assert_close(row("registers"), weights[:, 1:3, 3:].mean(1))
+    torch.testing.assert_close(row((2, 1)), weights[:, 3 + 2 * 4 + 1, 3:])
+    torch.testing.assert_close(row("mean"), weights[:, 3:, 3:].mean(1))
+
+
+def test_of_a_swin_windows_lie_where_they_are_in_the_image():
+    """A grid of 8 x 8 in windows of 4 x 4, the second block rolled by 2."""
+    model = tiny_swin(img_size=16)
+    images = images_for(model, 2)
+    expected = weights_of(model, images)
+    for block, shift in ((0, 0), (1, 2)):
+        head = mhprobe.attach(model).layout.flat(block, 1)
+        for row, column in ((0, 0), (3, 5), (7, 7)):
+            found = mhprobe.attention(model, images, head=head, query=(row, column))[:, 0]
+            r, c = (row - shift) % 8, (column - shift) % 8  # after the roll
+            window, place = r // 4 * 2 + c // 4, r % 4 * 4 + c % 4
+            weights = expected[block].unflatten(0, (2, 4))[:, window, 1, place].unflatten(-1, (4, 4))
+            whole = torch.zeros(2, 8, 8)
+            for i in range(4):
+                for j in range(4):
+                    whole[:, (r // 4 * 4 + i + shift) % 8, (c // 4 * 4 + j + shift) % 8] = weights[:, i, j]
+            torch.testing.assert_close(found, whole)
+    mean = mhprobe.attention(model, images, head=0)
+    assert mean.shape == (2, 1, 8, 8)
+    torch.testing.assert_close(mean.sum((2, 3)), torch.ones(2, 1))  # no padding, no prefix
+
+
+def test_heads_come_in_the_order_they_were_asked_for():
+    model = tiny_vit()
+    images = images_for(model, 2)
+    every = mhprobe.attention(model, images, query="class")
+    assert every.shape == (2, 6, 4, 4)
+    assert torch.equal(mhprobe.attention(model, images, head=[4, 1], query="class"), every[:, [4, 1]])
+    assert torch.equal(mhprobe.attention(model, images, head=[(1, 1)], query="class"), every[:, [4]])
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "reason"),
+    [
+        (tiny_vit, {"head": 6}, "heads 0 to 5, got 6"),
+        (tiny_vit, {"query": "registers"}, r"expected mean, class or \(row, column\) in a grid of 4 x 4"),
+        (tiny_vit, {"query": (4, 0)}, r"got \(4, 0\)"),
+        (tiny_swin, {"query": "class", "head": 0}, r"expected mean or \(row, column\)"),
+        (tiny_swin, {}, "grids of 5 x 5, 9 x 9"),
+        (lambda: text("BertModel"), {}, "stand in a line"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_said(build, options, reason):
+    model = build()
+    with pytest.raises(mhprobe.UserError, match=reason):
+        mhprobe.attention(model, images_for(model, 2), **options)
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = tiny_vit()
+    loader = [(images_for(model, 8), labels_for(8))]
+    values = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.CKA])
+    return model, loader, values
+
+
+def test_figures_are_those_of_the_reports(found):
+    model, loader, values = found
+    layout = mhprobe.attach(model).layout
+    figure = mhprobe.plot.heads(values["gate_importance"])
+    (image,) = figure.axes[0].images
+    torch.testing.assert_close(torch.tensor(image.get_array().data).flatten(), values["gate_importance"].double())
+    own = mhprobe.plot.heads(torch.arange(6.0), layout, label="number")
+    assert own.axes[0].images[0].get_array().max() == 5
+    assert mhprobe.plot.pairs(values["cka"]).axes
+    rows = mhprobe.masking_curve(model, loader, units="layer")
+    (line, *_) = [line for line in mhprobe.plot.curve(rows).axes[0].lines if len(line.get_xdata()) == len(rows)]
+    assert list(line.get_ydata()) == [100 * row["accuracy"] for row in rows]
+    images = loader[0][0][:2]
+    figure = mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[0, 5], query="class"), titles=["a", "b"])
+    assert len(figure.axes) == 6 and [axes.get_title() for axes in figure.axes[:3]] == ["image", "a", "b"]
+
+
+def test_what_cannot_be_drawn_is_said(found):
+    _, loader, values = found
+    for draw, reason in (
+        (lambda: mhprobe.plot.heads(values["cka"]), "compares heads or layers; draw it with plot.pairs"),
+        (lambda: mhprobe.plot.heads(torch.ones(6)), "the layout they belong to"),
+        (lambda: mhprobe.plot.pairs(values["gate_importance"]), "a measure that compares"),
+        (lambda: mhprobe.plot.curve([{"accuracy": 1}]), "what mhprobe.masking_curve gave"),
+        (lambda: mhprobe.plot.maps(loader[0][0], torch.ones(1, 2, 4, 4)), r"expected \(8, heads, rows, columns\)"),
+    ):
+        with pytest.raises(mhprobe.UserError, match=reason):
+            draw()

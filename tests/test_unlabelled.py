@@ -1,0 +1,193 @@
+"""No labels, no classifier: slopes of what the model says itself, and masks judged by what it said unmasked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mhprobe
+from mhprobe.measures.base import MeasureWarning
+from models import images_for, labels_for, tiny_swin, tiny_vit
+
+COUNT = 12
+
+
+def loud(build=tiny_vit, **settings) -> nn.Module:
+    model = build(**settings).double()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    return model
+
+
+def pictures(model, count=COUNT):
+    return images_for(model, count, dtype=torch.float64)
+
+
+def slopes(model, images, of):
+    """(B, A) by finite differences along the gates."""
+    gates = mhprobe.attach(model)
+    step, found = 1e-5, []
+    for head in range(gates.layout.num_heads):
+        sides = []
+        for sign in (1, -1):
+            values = torch.ones(gates.layout.num_heads, dtype=torch.float64)
+            values[head] += sign * step
+            with torch.no_grad(), gates.fixed(values):
+                sides.append(of(model(images)))
+        found.append((sides[0] - sides[1]) / (2 * step))
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+@pytest.mark.parametrize(
+    ("target", "classes", "of"),
+    [
+        (None, 5, lambda out: out.amax(1)),
+        ("norm", 5, lambda out: out.norm(dim=1)),
+        (None, 0, lambda out: out.norm(dim=1)),
+    ],
+)
+def test_importance_without_labels_is_the_slope_of_what_was_asked_for(build, target, classes, of):
+    model = loud(build, num_classes=classes)
+    gates = mhprobe.attach(model)
+    gates.values.data = gates.values.data.double()
+    images = pictures(model, 4)
+    found = mhprobe.measure(model, [images], [mhprobe.measures.GateImportance], target=target)["gate_importance"]
+    expected = slopes(model, images, of).abs().mean(0)
+    torch.testing.assert_close(torch.Tensor(found), expected, rtol=1e-4, atol=1e-8, check_dtype=False)
+    assert expected.std() > 0.1 * expected.mean()
+    assert found.label.endswith(f"of the {'norm' if target or not classes else 'top1'}")
+
+
+def test_a_feature_extractor_s_features_are_no_logits():
+    model = loud(num_classes=0)
+    with pytest.raises(mhprobe.UserError, match=r"gives features, no logits.*target='norm'"):
+        mhprobe.measure(model, [(pictures(model), labels_for(COUNT))], [mhprobe.measures.GateImportance])
+
+
+def test_measures_that_need_labels_are_left_out_with_a_word():
+    model = loud()
+    wanted = [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta, mhprobe.measures.Entropy]
+    with pytest.warns(MeasureWarning, match="has no labels"):
+        found = mhprobe.measure(model, [pictures(model)], wanted)
+    assert set(found) == {"gate_importance", "entropy"} and set(found.refused) == {"ablation_delta"}
+
+
+def judged(score, out, whole, labels):
+    """(right, loss) per image, one at a time."""
+    right, losses = [], []
+    for i in range(len(out)):
+        alike = [float(F.cosine_similarity(out[i], other, dim=0)) for other in whole]
+        before, after = whole[i].softmax(0), out[i].softmax(0)
+        if score in ("top1", "kl"):
+            right.append(int(out[i].argmax()) == int(whole[i].argmax()))
+        if score == "top1":
+            losses.append(-math.log(after[whole[i].argmax()]))
+        elif score == "kl":
+            losses.append(sum(float(p * (p / q).log()) for p, q in zip(before, after, strict=True)))
+        elif score == "cosine":
+            right.append(max(range(len(whole)), key=lambda n: alike[n]) == i)
+            losses.append(1 - alike[i])
+        else:
+            near = sorted((n for n in range(len(whole)) if n != i), key=lambda n: -alike[n])[:5]
+            theirs = [int(labels[n]) for n in near]
+            vote = max(sorted(set(theirs)), key=theirs.count)
+            right.append(vote == int(labels[i]))
+            losses.append(sum(label != int(labels[i]) for label in theirs) / 5)
+    return sum(right) / len(right), sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(("score", "classes"), [("top1", 5), ("kl", 5), ("cosine", 5), ("cosine", 0), ("knn", 0)])
+def test_curves_are_agreement_with_the_unmasked_model(score, classes):
+    model = loud(num_classes=classes)
+    images, labels = pictures(model), labels_for(COUNT, num_classes=3)
+    loader = [(images[:5], labels[:5]), (images[5:], labels[5:])]
+    rows = mhprobe.masking_curve(model, loader, units="head", order="keep_best", score=score, steps=3)
+    gates = mhprobe.attach(model)
+    with torch.no_grad():
+        whole = model(images)
+        for row in rows:
+            mask = gates.layout.mask([int(head) for head in row["masked"].split()])
+            with gates.masked(mask):
+                accuracy, loss = judged(score, model(images), whole, labels)
+            assert row["accuracy"] == pytest.approx(accuracy)
+            assert row["loss"] == pytest.approx(loss, rel=1e-6, abs=1e-9)
+    assert rows[0]["accuracy"] == 1 or score == "knn"
+    assert len({row["loss"] for row in rows}) > 2
+
+
+def test_the_default_is_what_the_loader_and_the_model_allow():
+    model, features = loud(), loud(num_classes=0)
+    images = pictures(model)
+    first = mhprobe.masking_curve(model, [images], units="layer")
+    assert first == mhprobe.masking_curve(model, [images], units="layer", score="top1")
+    third = mhprobe.masking_curve(features, [images], units="layer")
+    assert third == mhprobe.masking_curve(features, [images], units="layer", score="cosine") and third != first
+    # orders that take slopes take them of the model's own classes
+    rows = mhprobe.masking_curve(model, [images], units="head", order="fisher", steps=2)
+    own = [(images, model(images).argmax(1))]
+    expected = mhprobe.masking_curve(model, own, units="head", order="fisher", steps=2)
+    assert [row["masked"] for row in rows] == [row["masked"] for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"score": "labels"}, "score='labels' needs labels"),
+        ({"score": "knn"}, "score='knn' compares neighbours' labels"),
+        ({"score": "mood"}, r"score.*mood"),
+    ],
+)
+def test_a_score_that_cannot_be_given_is_said(options, reason):
+    model = loud()
+    with pytest.raises(mhprobe.UserError, match=reason):
+        mhprobe.masking_curve(model, [pictures(model)], units="layer", **options)
+
+
+def test_a_loader_without_labels_that_shuffles_is_seen():
+    model = loud()
+    images = pictures(model)
+
+    class Shuffled:
+        walks = 0
+
+        def __iter__(self):
+            self.walks += 1
+            yield images.roll(self.walks, 0)
+
+    with pytest.raises(mhprobe.UserError, match=r"another order.*shuffle=False"):
+        mhprobe.masking_curve(model, Shuffled(), units="layer")
+
+
+FORMS = {
+    "tuples of more": lambda images, labels: (images, labels, ["a.png"] * len(images)),
+    "a dict": lambda images, labels: {"image": images, "label": labels, "path": "x"},
+    "Hugging Face's": lambda images, labels: {"pixel_values": images, "labels": labels},
+    "WebDataset's": lambda images, labels: {"jpg": images, "cls": labels, "__key__": ["0"] * len(images)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_batches_of_common_forms_are_understood(form):
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    found = mhprobe.measure(model, [form(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    assert torch.equal(found, plain)
+
+
+def test_batches_of_any_form_are_taken_apart_by_a_function():
+    model = loud()
+    images, labels = pictures(model), labels_for(COUNT)
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    odd = [{"left": {"photo": images}, "right": labels}]
+    with pytest.raises(mhprobe.UserError, match=r"got a dict with 'left', 'right'.*batch=lambda item"):
+        mhprobe.measure(model, odd, [mhprobe.measures.GateImportance])
+    split = lambda item: (item["left"]["photo"], item["right"])  # noqa: E731
+    found = mhprobe.measure(model, odd, [mhprobe.measures.GateImportance], batch=split)["gate_importance"]
+    assert torch.equal(found, plain)
+    assert mhprobe.masking_curve(model, odd, units="layer", batch=split)
