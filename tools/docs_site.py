@@ -70,6 +70,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         base = ROOT if page.file.src_uri in ("index.md", "changelog.md") else ROOT / "docs" / here
         place = Path(os.path.normpath(base / target.partition("#")[0]))
+        folder = ROOT / "docs" / target
+        if base == ROOT and folder.is_dir():  # of README: a folder of pages stands for its first
+            first = folder / "README.md" if (folder / "README.md").exists() else sorted(folder.glob("*.md"))[0]
+            return f"]({first.relative_to(ROOT / 'docs')})"
         inside = place.is_relative_to(ROOT / "docs") or not place.exists()
         return match[0] if inside else f"]({SOURCE}{place.relative_to(ROOT)})"
 

@@ -258,3 +258,27 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
     again = style.save(draw(), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
+
+
+def test_one_value_far_above_all_others_gets_a_logarithmic_scale_and_zero_or_one_two_ticks():
+    value = torch.rand(24, dtype=torch.float64) * 0.01 + 0.001
+    value[3] = 5.0
+    figure = per_head.draw(LAYOUTS["digits"], {"value": value}, "fisher")
+    (image,) = images(figure)
+    assert image.norm.__class__.__name__ == "LogNorm" and image.norm.vmax == 5
+    assert_nothing_is_clipped(figure)
+    kept = (torch.arange(24) % 2).double()
+    bar = per_head.draw(LAYOUTS["digits"], {"value": kept}, "kept (1), removed (0)").axes[-1]
+    assert list(bar.get_yticks()) == [0, 1]
+
+
+def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
+    def draw():
+        return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+
+    plain, signed = (style.save(draw(), tmp_path / name, about) for name, about in (("a", ""), ("b", "vit, n = 360")))
+    assert b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()
+    figure = draw()
+    style.save(figure, tmp_path / "c", "vit, n = 360")
+    (text,) = figure.texts
+    assert text.get_text() == "vit, n = 360" and text.get_position()[1] <= 0

@@ -57,12 +57,14 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
 
     with canvas(size) as figure:
-        cmap, norm = scale(value)
+        cmap, norm = scale(value, log=True)
         top_at = bottom + (tall + grid_tall) / 2
         image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label(label)
+        if set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:
+            bar.set_ticks([0, 1])  # yes or no: nothing lies between
         if ranked:
             _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
     return figure

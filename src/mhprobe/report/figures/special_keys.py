@@ -27,6 +27,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
 
     depth = [site.block for _, _, site in layout]
     attention, ratio = columns["attention"].double(), columns["value"].double()
@@ -44,5 +45,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_ylabel(label)
         bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, 3.75, 0.5, 0.1, 2.3))
         bar.outline.set_visible(False)
+        bar.locator = MaxNLocator(integer=True)
         bar.set_label("block")
     return figure

@@ -61,8 +61,9 @@ def save(figure: Figure, stem: Path, about: str = "") -> list[Path]:
 
     box = None
     if about:
-        figure.text(0.99, 0, about, ha="right", va="top", fontsize=5.5, color="0.45")
-        box = "tight"  # below what was drawn, so nothing is in its way
+        lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
+        figure.text(0.99, lowest, about, ha="right", va="top", fontsize=5.5, color="0.45")
+        box = "tight"
     paths = []
     for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
         data = io.BytesIO()
@@ -94,10 +95,10 @@ def panel_grid(count: int) -> tuple[int, int]:
     return rows, math.ceil(count / rows)
 
 
-def scale(values: Tensor) -> tuple[Any, Any]:
+def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
     """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs.
 
-    Where a few values are far above all others the scale is logarithmic: else the rest would be one colour.
+    log: logarithmic where a few values are far above all others, which would leave the rest one colour.
     """
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm, Normalize
@@ -109,7 +110,7 @@ def scale(values: Tensor) -> tuple[Any, Any]:
         cmap, low = colormaps["RdBu_r"], -high
     else:
         cmap = colormaps["viridis"]
-    if low > 0 and high > OUTLIER * finite.median().item():
+    if log and low > 0 and high > OUTLIER * finite.median().item():
         return cmap.with_extremes(bad=NOT_COMPARED), LogNorm(max(low, high / 1e4), high)
     if low == high:  # one value only: show it against 0
         low, high = (min(low, 0), max(high, 0)) if low else (0, 1)
