@@ -30,14 +30,13 @@ def plain(name: str) -> str:
 def differing(stated: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Option -> (what the yaml says, what the constructor says), where both say something else."""
     parameters = inspect.signature(get_object(stated["_target_"])).parameters
-    return {
-        key: (value, default)
-        for key, value in stated.items()
-        if key in parameters and (default := parameters[key].default) is not inspect.Parameter.empty
-        if default is not None
-        and not isinstance(value, dict)
-        and value != (list(default) if isinstance(default, tuple) else default)
-    }
+    found = {}
+    for key, value in stated.items():
+        default = parameters[key].default if key in parameters else None
+        default = list(default) if isinstance(default, tuple) else default
+        if default not in (None, inspect.Parameter.empty, value) and not isinstance(value, dict):
+            found[key] = (value, default)
+    return found
 
 
 MEMBERS = {str(path.relative_to(CONF)): stated for path, stated in members()}
