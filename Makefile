@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs fast fuzz bench bench-full models constraints licences clean
+.PHONY: demo test docs fast fuzz bench bench-full models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -42,6 +42,26 @@ fuzz: .venv/installed-test
 constraints: .venv/installed-test
 	$(BIN)/python tools/dependencies.py constraints > constraints.tmp && mv constraints.tmp constraints.txt
 
+# the same with the hashes of every file: pip install --require-hashes -r requirements.lock
+lock: .venv/installed-supply constraints.txt
+	$(BIN)/python -m uv pip compile pyproject.toml --extra test --extra joblib -c constraints.txt -q \
+	  --generate-hashes --no-annotate --no-header --universal -o requirements.lock
+
+# 0: nothing known against what is installed; 1: something; 3: the database could not be asked
+audit: .venv/installed-supply
+	$(BIN)/python tools/dependencies.py audit
+
+# the quick tests with the oldest version of everything that pyproject.toml allows; 6 GB
+test-oldest: .venv/installed-supply
+	$(BIN)/python -m uv venv -q --clear .venv-oldest
+	$(BIN)/python -m uv pip install -q -p .venv-oldest --resolution lowest-direct -e ".[test]"
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow"
+
+# half an hour of train, probe, mask and prune in one process: what stays behind? make soak MINUTES=5
+MINUTES ?= 30
+soak: .venv/installed-test
+	$(BIN)/python tools/soak.py $(MINUTES)
+
 licences: .venv/installed-test
 	@$(BIN)/python tools/dependencies.py licences
 
@@ -56,6 +76,10 @@ licences: .venv/installed-test
 
 .venv/installed-test: .venv/installed
 	$(BIN)/python -m pip install -q -e ".[test]"
+	touch $@
+
+.venv/installed-supply: .venv/installed-test
+	$(BIN)/python -m pip install -q -e ".[supply]"
 	touch $@
 
 clean:

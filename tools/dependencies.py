@@ -1,15 +1,18 @@
-"""What mhprobe and its tests are installed with: python tools/dependencies.py constraints | licences.
+"""What mhprobe and its tests are installed with: python tools/dependencies.py constraints | licences | audit.
 
-Both walk from pyproject.toml through what is installed, so that nothing else of this machine is in them.
+All walk from pyproject.toml through what is installed, so that nothing else of this machine is in them.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -63,5 +66,36 @@ def licences() -> str:
     return "".join(lines)
 
 
+def audit() -> int:
+    """pip-audit's answer about constraints.txt: 0 nothing known, 1 something is, 3 not everything could be looked up.
+
+    pip-audit itself calls what it could not look up a success.
+    """
+    command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--progress-spinner=off"]
+    done = subprocess.run(
+        [*command, "--format=json", "-r", str(ROOT / "constraints.txt")], capture_output=True, text=True
+    )
+    try:
+        packages = json.loads(done.stdout)["dependencies"]
+    except (ValueError, KeyError):
+        packages = []
+    code, lines = verdict(packages, (done.stderr.strip().splitlines() or ["no answer"])[-1])
+    print(*lines, sep="\n")
+    return code
+
+
+def verdict(packages: Sequence[Mapping[str, Any]], reason: str = "") -> tuple[int, list[str]]:
+    """packages: as in pip-audit's JSON. reason: why there are none."""
+    holes = [f"{each['name']} {each['version']}: {hole['id']}" for each in packages for hole in each.get("vulns", ())]
+    skipped = [each for each in packages if "skip_reason" in each]
+    if skipped or not packages:
+        why = skipped[0]["skip_reason"] if skipped else reason
+        holes.append(f"NOT AUDITED: {len(skipped)} of {len(packages)} packages could not be looked up ({why})")
+        return (1 if len(holes) > 1 else 3), holes
+    return (1, holes) if holes else (0, [f"{len(packages)} packages, nothing known against them"])
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "audit":
+        sys.exit(audit())
     print({"constraints": constraints, "licences": licences}[sys.argv[1]](), end="")

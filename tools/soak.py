@@ -67,7 +67,8 @@ def cycle(folder: Path) -> None:
     run("prune", folder, weights, *PRUNE)
 
 
-def run(command: str, folder: Path, *overrides: str) -> None:
+def run(command: str, folder: Path, *overrides: str, base: Sequence[str] = TINY) -> None:
+    """One command in this process, on the settings ``base``; its folder is ``folder/<command>``."""
     from hydra import compose, initialize_config_dir
 
     from mhprobe.run import launch, sections
@@ -75,7 +76,7 @@ def run(command: str, folder: Path, *overrides: str) -> None:
 
     sections.install()
     with initialize_config_dir(str(sections.CONF), version_base="1.3"):
-        cfg = compose(command, [*TINY, *overrides, f"cache_dir={folder}/cache"])
+        cfg = compose(command, [*base, *overrides, f"cache_dir={folder}/cache"])
     (folder / command).mkdir(parents=True)
     with contextlib.redirect_stdout(io.StringIO()):
         launch.module(command).run(check(command, cfg), folder / command)
