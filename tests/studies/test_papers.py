@@ -86,6 +86,7 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
     mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
     first = (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns
     assert list(json.loads((folder / "finished.json").read_text())) == ["figure_1"]
+    assert "Figure 1 of Byun" in (folder / "report.html").read_text()  # its caption stands on the page
 
     from mhprobe.measures.svcca import SVCCA
 

@@ -47,7 +47,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         step = max(1, round(0.13 / column))
         shown = range(0, classes, step)
         base = columns.get("class_accuracy")
-        named = [_short(class_names[n]) + ("" if base is None else f" {100 * base[0, n]:.0f} %") for n in shown]
+        named = [_short(class_names[n]) + ("" if base is None else f" ({100 * base[0, n]:.0f} %)") for n in shown]
         panel.set_xticks(shown, named, rotation=45, ha="right")
         panel.tick_params(length=0)
         panel.spines[:].set_visible(False)

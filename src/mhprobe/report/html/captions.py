@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 
 from mhprobe.report import figures
@@ -28,6 +29,10 @@ def kind_of(stem: str, run: Run) -> str | None:
 
 
 def caption(stem: str, run: Run) -> str:
-    """Plain sentences; empty where no kind is known."""
+    """Plain sentences: those that the run itself has for the figure, or its kind's; empty where no kind is known."""
+    file = run.folder / "captions.json"
+    own: dict[str, str] = json.loads(file.read_text()) if file.is_file() else {}
+    if stem in own:
+        return own[stem]
     kind = kind_of(stem, run)
     return "" if kind is None else getattr(importlib.import_module(f"{figures.__name__}.{kind}"), "CAPTION", "")
