@@ -45,6 +45,7 @@ def batches(count: int, layers: int = 1) -> list[HeadBatch]:
                 z=tuple(x.unflatten(-1, (HEADS, WIDTH)) for x in z),
                 logits=torch.zeros(BATCH, 1),
                 valid=torch.ones(BATCH, dtype=torch.bool),
+                images=torch.randn(BATCH, 3, 32, 32, generator=generator),
             )
         )
     return made
@@ -55,7 +56,7 @@ def stream(kinds: list[Callable[[HeadLayout], Measure]], few: list[HeadBatch], i
     measures = [kind(layout(len(few[0].z))) for kind in kinds]
     for number in range(images // BATCH):
         batch = few[number % len(few)]
-        fresh = HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid)  # nothing derived yet
+        fresh = HeadBatch(z=batch.z, logits=batch.logits, valid=batch.valid, images=batch.images)  # nothing derived yet
         for measure in measures:
             measure.update(fresh)
     for measure in measures:
@@ -104,10 +105,11 @@ def run(size: Size) -> Iterator[Ratio]:
         size.rounds(5),
         "<= 2",
     )
+    deep = batches(size.pick(1, 3), LAYERS)
     yield compare(
-        "SVCCA with the null of permuted images / with that of independent rows",
-        lambda: stream([SVCCA], few, count),
-        lambda: stream([partial(SVCCA, null="rows")], few, count),
+        f"SVCCA of {LAYERS} layers, {count:,} images, null of permuted images / of independent rows",
+        lambda: stream([SVCCA], deep, count),
+        lambda: stream([partial(SVCCA, null="rows")], deep, count),
         size.rounds(5),
         "<= 1.5",
     )

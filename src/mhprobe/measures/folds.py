@@ -90,7 +90,7 @@ class Folds:
 def fold_sums(batch: HeadBatch, folds: int, features: Tensor) -> Folds:
     """Those of the valid images of one batch. features: (B, T, C)."""
     sums = Folds.zeros(folds, features.shape[1], features.shape[2], features.device)
-    sums.add(batch.derive(_fold_of, folds), features[batch.valid])
+    sums.add(batch.derive(_fold_of, folds), features if batch.valid.all() else features[batch.valid])
     return sums
 
 

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch
 
+_ENOUGH = 4096  # numbers of a head's output, which differ everywhere as pixels do not
+
 
 def numbers_in(batch: HeadBatch) -> Tensor:
     """(valid images,) int64: by their pixels, or by what heads made of them where there are no pixels."""
-    seen = batch.images if batch.images is not None else (*batch.z, *(batch.attn or ()), batch.logits)[0]
-    return image_numbers(seen[batch.valid])
+    if batch.images is not None:
+        return image_numbers(batch.images[batch.valid])
+    made = (*batch.z, *(batch.attn or ()), batch.logits)[0]
+    return image_numbers(made[batch.valid].flatten(1)[:, :_ENOUGH])
 
 
 def image_numbers(x: Tensor) -> Tensor:

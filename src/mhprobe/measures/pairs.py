@@ -259,7 +259,8 @@ def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> SecondMomen
 
 
 def _fold_sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> Folds:
-    return fold_sums(batch, folds, torch.cat([batch.z[s][:, skip:].flatten(2) for s in sites], -1))
+    parts = [batch.z[s][:, skip:].flatten(2) for s in sites]
+    return fold_sums(batch, folds, parts[0] if len(parts) == 1 else torch.cat(parts, -1))
 
 
 def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
