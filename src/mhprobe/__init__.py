@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mhprobe import maps as maps
     from mhprobe import measures as measures
-    from mhprobe import plot as plot
     from mhprobe.api import load as load
     from mhprobe.api import masking_curve as masking_curve
     from mhprobe.api import measure as measure
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from mhprobe.errors import UserError as UserError
     from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
+    from mhprobe.report import plot as plot
     from mhprobe.surgery.removal import prune_heads as prune_heads
     from mhprobe.weights.hub import push_to_hub as push_to_hub
     from mhprobe.weights.pruned import load_pruned as load_pruned
@@ -54,8 +54,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("maps", "measures", "plot"):
+    if name in ("maps", "measures"):
         return importlib.import_module(f"mhprobe.{name}")
+    if name == "plot":
+        return importlib.import_module("mhprobe.report.plot")
     if name in _HOME:
         return getattr(importlib.import_module(f"mhprobe.{_HOME[name]}"), name)
     raise AttributeError(f"module 'mhprobe' has no attribute {name!r}; it has {', '.join(__all__)}")
