@@ -19,7 +19,7 @@ FLOORS = (
     "measures", "gates", "io", "data",
     "backbones", "masking",
     "recording", "report",
-    "scoring",
+    "scoring", "headbench",
     "surgery",
     "weights",
     "classifier",

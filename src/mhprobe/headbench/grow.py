@@ -1,0 +1,91 @@
+"""One model with every plant in it, at random places among heads that are nothing in particular."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import dataclass
+
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.headbench import plants
+from mhprobe.headbench.canvas import NOISES, Canvas
+from mhprobe.headbench.plant import Plant, filler
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What was planted where. heads: flat indices. verified: whether an intervention on the finished model shows it."""
+
+    name: str
+    plant: Plant
+    heads: tuple[int, ...]
+    verified: bool
+
+
+def known() -> dict[str, Plant]:
+    """Every plant, by the name of its file."""
+    found: dict[str, Plant] = {}
+    for module in pkgutil.iter_modules(plants.__path__, f"{plants.__name__}."):
+        for item in vars(importlib.import_module(module.name)).values():
+            here = inspect.isclass(item) and item.__module__ == module.name
+            if here and issubclass(item, Plant) and not inspect.isabstract(item):
+                found[module.name.rpartition(".")[2]] = item()
+    return found
+
+
+def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
+    """A finished model of a family, and what is in it. The same seed gives the same model."""
+    canvas = Canvas(family, seed)
+    where = _places(canvas)
+    taken = {(site, head): name for name, (site, heads) in where.items() for head in heads}
+    everything = known()
+    for site, about in enumerate(canvas.layout.sites):
+        for head in range(about.num_heads):
+            if (site, head) not in taken:
+                filler(canvas, site, head)
+        for name, (there, heads) in where.items():
+            if there == site:
+                everything[name].plant(canvas, site, heads)
+        _fill_mlp(canvas, site)
+    return canvas, [
+        Planted(
+            name,
+            everything[name],
+            tuple(canvas.layout.flat(site, head) for head in heads),
+            everything[name].verified(canvas, site, heads),
+        )
+        for name, (site, heads) in where.items()
+    ]
+
+
+def _places(canvas: Canvas) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Plant -> its site, and its heads there; those that fit in few places first."""
+    free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
+    found = {}
+    for name, plant in sorted(known().items(), key=lambda item: not item[1].first):
+        fit = [
+            site
+            for site, about in enumerate(canvas.layout.sites)
+            if plant.fits(canvas, about) and len(free[site]) >= plant.heads + 1
+        ]
+        if not fit:
+            raise UserError(f"headbench: the {canvas.family} has no room for {name}, expected a layer that it fits.")
+        site = fit[int(torch.randint(len(fit), (), generator=canvas.random))]
+        chosen = torch.randperm(len(free[site]), generator=canvas.random)[: plant.heads]
+        heads = tuple(free[site][i] for i in chosen.tolist())
+        free[site] = [head for head in free[site] if head not in heads]
+        found[name] = (site, heads)
+    return found
+
+
+@torch.no_grad()
+def _fill_mlp(canvas: Canvas, site: int) -> None:
+    """The hidden units that no plant took read and write noise."""
+    mlp, rows = canvas.block(site).mlp, canvas.rows(site, NOISES)
+    (free,) = (mlp.fc1.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
+    random = canvas.random
+    mlp.fc1.weight[free] = torch.randn(len(free), len(rows), generator=random) @ rows / len(rows) ** 0.5
+    mlp.fc2.weight[:, free] = 0.05 * (torch.randn(len(free), len(rows), generator=random) @ rows).T

@@ -1,0 +1,120 @@
+"""What a plant is: a head, or a pair, of which it is known by construction what it does."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mhprobe.headbench.canvas import EVIDENCE, NOISES, SCRATCH, TEXTURES, Canvas
+from mhprobe.heads import HeadSite
+
+
+class Plant(abc.ABC):
+    """A subclass is a file of plants/, which is its name.
+
+    question: what a user would ask, e.g. "is it dead?". heads: how many make one plant, all of one layer.
+    signs: what each measure, or a column of it, is expected to say: +1 if planted heads have large values, -1 small.
+        Written down beforehand, from what the measure's docstring says; measures that are not named are read as +1.
+    like: plants that have the property too: they count neither for nor against a measure.
+    first: placed before others because few sites will do.
+    """
+
+    question: ClassVar[str]
+    heads: ClassVar[int] = 1
+    signs: ClassVar[Mapping[str, int]] = {}
+    like: ClassVar[Sequence[str]] = ()
+    first: ClassVar[bool] = False
+
+    def fits(self, canvas: Canvas, site: HeadSite) -> bool:
+        """Whether it can stand there."""
+        return True
+
+    @abc.abstractmethod
+    def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
+        """Write it into these heads of a site. All blocks before it are finished, none behind it is."""
+
+    @abc.abstractmethod
+    def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
+        """Whether an intervention on the finished model shows it: on weights, on the stream, or on the images."""
+
+
+def filler(canvas: Canvas, site: int, head: int) -> None:
+    """A head that is nothing in particular: it compares some features, carries some, and writes more or less."""
+    width, random = canvas.site(site).head_dim, canvas.random
+    some = (*NOISES, *TEXTURES)
+    sharp = canvas.uniform(0.2, 2.0)
+    canvas.write(
+        site,
+        head,
+        query=sharp * canvas.mixed(site, some, width),
+        key=sharp * canvas.mixed(site, some, width),
+        value=canvas.mixed(site, some, width),
+        query_bias=0.3 * torch.randn(width, generator=random),
+        key_bias=torch.zeros(width),
+        value_bias=0.1 * torch.randn(width, generator=random),
+        output=canvas.mixed(site, (*NOISES, *SCRATCH), width) + 0.15 * canvas.mixed(site, EVIDENCE, width),
+    )
+    if canvas.family == "swin":
+        table = canvas.attention(site).relative_position_bias_table
+        with torch.no_grad():
+            table[:, head] = canvas.uniform(0.0, 1.0) * torch.randn(len(table), generator=random)
+    canvas.scale_write(site, head, 10 ** canvas.uniform(-1.7, -0.7))
+
+
+def carry(canvas: Canvas, site: int, head: int, share: float | None = None) -> None:
+    """Values and writes of a filler, under attention that was written before."""
+    width, some = canvas.site(site).head_dim, (*NOISES, *TEXTURES)
+    canvas.write(
+        site,
+        head,
+        value=canvas.mixed(site, some, width),
+        value_bias=torch.zeros(width),
+        output=canvas.mixed(site, NOISES, width),
+    )
+    canvas.scale_write(site, head, canvas.uniform(0.05, 0.15) if share is None else share)
+
+
+def reads_from(canvas: Canvas, site: int, head: int, size: float = 0.02) -> Tensor:
+    """(T, T) how much the head's write at each token moves when noise is added to each token in front of the block.
+
+    Rows sum to 1. Nothing of attention weights is looked at.
+    """
+    before = canvas.stream(site)[0][:2]
+    tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
+    directions = canvas.rows(site, (*NOISES, *TEXTURES))
+    nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
+    nudge = size * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
+    still = canvas.writes(site, head, before)
+    # all tokens' nudges side by side, as so many images: (T, B, T, C)
+    nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]
+    written = canvas.writes(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
+    moved = (written - still).norm(dim=-1).mean(1).T
+    return moved / moved.sum(-1, keepdim=True).clamp(min=1e-12)
+
+
+def from_offset(canvas: Canvas, site: int, head: int, down: int, across: int) -> float:
+    """The mean share that ``reads_from`` the token at an offset, over queries that can reach it."""
+    at = canvas.site(site)
+    share, (high, wide) = reads_from(canvas, site, head), at.token_grid
+    places, pairs = at.places(), at.support()
+    can = torch.zeros(share.shape, dtype=torch.bool)
+    for window in range(len(places)):
+        q, k = pairs[window].nonzero(as_tuple=True)
+        can[places[window][q], places[window][k]] = True
+    found = []
+    for y in range(high):
+        for x in range(wide):
+            if 0 <= y + down < high and 0 <= x + across < wide:
+                q, k = at.prefix_tokens + y * wide + x, at.prefix_tokens + (y + down) * wide + x + across
+                if can[q, k]:
+                    found.append(float(share[q, k]))
+    return sum(found) / len(found)
+
+
+def effect(canvas: Canvas, site: int, heads: Sequence[int], seen: Any) -> Tensor:
+    """(B, K) what these heads do to the logits, all ways together: with them minus without."""
+    return canvas.logits(seen.images) - canvas.logits(seen.images, [(site, head) for head in heads])

@@ -1,0 +1,1 @@
+"""One plant per file; a file is found by being here."""

@@ -1,0 +1,125 @@
+"""Attention sinks: does one token draw nearly all queries, and does the head do nothing by it, or hand something out?
+
+Xiao et al., 2024, arXiv 2309.17453, saw heads that rest on the first token; Darcet et al., 2024, arXiv 2309.16588, in
+ViTs on tokens of high norm. A token is a sink of a head, in an image, if 90 % of the queries that may look at it give
+it half of their attention or more. A head can rest there and write nothing (a no-op), or carry what is there to all
+tokens (a broadcast). Attention alone does not tell the two apart: what is written does.
+
+In Swin every window has its own sink. In a shifted window the largest region counts if it is more than half of it.
+
+Shapes: A heads of all sites; the others as in places.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, wide
+from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.places import Places, attention, per_site, shares
+
+GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
+
+
+class Sinks(Measure):
+    """Mean over images (and windows) of the share of all attention that the token which draws most gets.
+
+    queries: from which share of the queries on a token is a sink.
+
+    Columns, (A,): value in [0, 1], larger is more of a sink; uniform: of even attention; sink: share of them with one;
+    class_token: share of images where the token that draws most is the class token, NaN without one; write: mean over
+    tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens / mean length, 1 if
+    all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below one half, 1 a
+    no-op: it writes less than a quarter of what the median head of the model does, 2 a broadcast.
+
+    UserError unless ``queries`` is in (0, 1].
+    """
+
+    needs = frozenset({"attn", "stream", "weights"})
+    kind = "per_head"
+    label = "share of attention on one token"
+
+    drawn: Tensor  # (A,) sum over images and windows of the largest share of attention
+    sinks: Tensor  # (A,) how many have a sink
+    windows: Tensor  # (A,) images x windows
+    at_class: Tensor  # (A,) of them with the largest share on the class token
+    ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|
+    tokens: Tensor  # (A,) images x tokens
+    shared: Tensor  # (A,) sum over images of |mean write| / mean |write|
+
+    def __init__(self, layout: HeadLayout, queries: float = 0.9, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        if not 0 < queries <= 1:
+            raise UserError(f"sinks: queries is a share above 0, at most 1, got {queries}.")
+        self.queries = queries
+        for name in ("drawn", "ratio", "shared"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        for name in ("sinks", "windows", "at_class", "tokens"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch):
+            span, places = self.layout.span(piece.number), piece.places
+            keys_WK = _large(places)
+            there_W = keys_WK.any(1)
+            row_bWHQK = shares(piece.attn, places.pairs)
+            queries_WK = places.pairs.sum(1).clamp(min=1)
+            mean_bWHK = row_bWHQK.sum(3) / queries_WK[:, None]
+            share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[:, None]
+            outside = ~keys_WK[:, None]
+            most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
+            given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
+            self.drawn[span] += most_bWH.sum((0, 1))
+            self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
+            self.windows[span] += most_bWH.shape[0] * most_bWH.shape[1]
+            if piece.site.class_token:
+                self.at_class[span] += (key_bWH == 0).sum((0, 1))
+        self._writes(batch)
+        self.images += batch.valid.sum()
+
+    def _writes(self, batch: HeadBatch) -> None:
+        streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
+        for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
+            span, z_BTHD = self.layout.span(number), wide(z[batch.valid]).double()
+            gram_HDD = wide(weights.output).double() @ wide(weights.output).double().mT
+            length_BTH = _length(z_BTHD, gram_HDD)
+            stream_BT = wide(streams[site.block].before[batch.valid]).double().norm(dim=-1)
+            self.ratio[span] += (length_BTH / stream_BT[..., None]).sum((0, 1))
+            self.tokens[span] += stream_BT.numel()
+            mean_BH = _length(z_BTHD.mean(1, keepdim=True), gram_HDD)[:, 0]
+            self.shared[span] += (mean_BH / length_BTH.mean(1).clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
+
+    def finish(self) -> dict[str, Tensor]:
+        sink, write = mean_of(self.sinks, self.windows), mean_of(self.ratio, self.tokens)
+        role = torch.where(write < QUIET * write.median(), 1, 2)
+        has_class = torch.tensor([site.class_token for _, _, site in self.layout], device=sink.device)
+        return {
+            "value": mean_of(self.drawn, self.windows),
+            "uniform": per_site(self.layout, self.device, _even),
+            "sink": sink,
+            "class_token": torch.where(has_class, mean_of(self.at_class, self.windows), torch.nan),
+            "write": write,
+            "common": self.shared / self.images,
+            "role": torch.where(sink >= 0.5, role, 0),
+        }
+
+
+def _even(site: HeadSite, places: Places) -> Tensor:
+    """() one over the number of keys, mean over the windows that count."""
+    keys_WK = _large(places)
+    queries_W = (places.pairs.sum(1) * keys_WK).amax(1)
+    return (1 / queries_W[keys_WK.any(1)].double()).mean()
+
+
+def _large(places: Places) -> Tensor:
+    """(W, K) bool: keys that more than half of the window's places may look at."""
+    return places.pairs.sum(1) * 2 > places.pairs.shape[1]
+
+
+def _length(z: Tensor, gram_HDD: Tensor) -> Tensor:
+    """(..., H) ||z W_O||, from z (..., H, D) and W_O W_O^T."""
+    return (torch.einsum("...hd,hde->...he", z, gram_HDD) * z).sum(-1).clamp(min=0).sqrt()

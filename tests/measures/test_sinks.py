@@ -1,0 +1,39 @@
+"""Sinks by hand: who rests on the class token, who hands out what is there, and who does neither."""
+
+from __future__ import annotations
+
+import torch
+
+from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, HeadWeights, Stream
+from mhprobe.measures.sinks import Sinks
+
+SITE = HeadSite("blocks.0.attn", 0, 0, 3, 2, 1, None, (2, 2), (16.0, 16.0), True)
+LAYOUT = HeadLayout((SITE,), (Block("blocks.0", 0, "blocks.0.norm2"),))
+
+
+def test_a_no_op_a_broadcast_and_a_head_that_looks_at_itself():
+    on_class = torch.zeros(5, 5, dtype=torch.float64)
+    on_class[:, 0] = 1
+    attn = torch.stack([on_class, on_class, torch.eye(5, dtype=torch.float64)])[None, None].expand(2, -1, -1, -1, -1)
+    z = torch.ones(2, 5, 3, 2, dtype=torch.float64)
+    z[:, :, 0] *= 0.01
+    z[:, :, 2] = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stream, eye = torch.ones(2, 5, 4, dtype=torch.float64), torch.eye(2, 4, dtype=torch.float64).expand(3, 2, 4)
+    measure = Sinks(LAYOUT)
+    measure.update(
+        HeadBatch(
+            z=(z,),
+            logits=torch.zeros(2, 2),
+            valid=torch.ones(2, dtype=torch.bool),
+            attn=(attn,),
+            stream=(Stream(stream, stream, stream),),
+            weights=(HeadWeights(eye, eye, eye, eye),),
+        )
+    )
+    columns = measure.columns()
+    assert columns["value"].tolist() == [1, 1, 0.2]  # of five queries one looks at each token
+    assert columns["sink"].tolist() == [1, 1, 0]
+    assert columns["class_token"][:2].tolist() == [1, 1]
+    assert columns["role"].tolist() == [1, 2, 0]
+    torch.testing.assert_close(columns["common"][:2], torch.ones(2, dtype=torch.float64))
+    assert columns["common"][2] < 0.9
