@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 
 # From the ground up: a room (a folder or a loose module) imports only rooms that stand before it.
 FLOORS = (
-    "errors", "ranks", "stopping",
+    "errors", "ranks",
     "stats", "heads",
     "measures", "gates", "io", "data",
     "backbones", "masking",

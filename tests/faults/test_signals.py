@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import runs
-from mhprobe import stopping
+from mhprobe.io import stopping
 from mhprobe.run.sections import commands, sections
 from runs import Command
 
@@ -102,7 +102,7 @@ def ranks_of(parent: int) -> dict[str, int]:
 def test_a_process_that_swallows_the_exception_ends_all_the_same(tmp_path):
     """As a destructor or a library may do that the signal happens to come into."""
     code = (
-        "import os, signal, time; from mhprobe import stopping; stopping.GRACE = 0.2; stopping.listen(print)\n"
+        "import os, signal, time; from mhprobe.io import stopping; stopping.GRACE = 0.2; stopping.listen(print)\n"
         "try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "except BaseException: time.sleep(200)"
     )

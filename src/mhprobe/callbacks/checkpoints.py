@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.stopping import handle, stop
+from mhprobe.io.stopping import handle, stop
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
 
 

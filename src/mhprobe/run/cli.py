@@ -1,6 +1,6 @@
 """The command line: Hydra composes, one of the tasks runs, and the user's mistakes are answered in one line.
 
-Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first, see mhprobe.stopping);
+Exit codes: 0 done, 2 bad input, 130 interrupted, 143 stopped by SIGTERM (training saves first, see io.stopping);
 anything else is a bug and keeps its traceback. A sweep goes on after a job that failed, and says at its end which did.
 """
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
+from mhprobe.io.stopping import Stopped, listen, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.moved import MOVED
 from mhprobe.run.sections import CONF, options
-from mhprobe.stopping import Stopped, listen, stop
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

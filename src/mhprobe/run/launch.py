@@ -27,9 +27,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
 from mhprobe.io.progress import screen
+from mhprobe.io.stopping import Stopped, handle, listen, stop
 from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained
-from mhprobe.stopping import Stopped, handle, listen, stop
 
 JOB, NOTES = (
     "MHPROBE_JOB",
