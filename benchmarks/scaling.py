@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         made, rows = load(chosen.pop("bench"))
     except UserError as error:
-        print(f"benchmarks.scaling: {error}", file=sys.stderr)
+        print(f"benchmarks.scaling: {str(error).removeprefix('--against: ')}", file=sys.stderr)
         return 2
     print("\n".join(pages(made, rows, Setting(**chosen))))
     return 0
