@@ -1,0 +1,64 @@
+"""How many steps of a path can be taken so that, at a given confidence, new images lose no more than so much?
+
+Learn-then-Test: Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is
+tested, then step 2, and so on to the first that is not shown. Each test is at the full level, and the promise still
+fails with at most that probability, for to be wrong the first false step must have been passed.
+
+A step's loss on an image is (right before) - (right after): -1, 0 or 1. Its mean is small because most images do not
+change, so bounds that know the range alone (Hoeffding) would need tens of thousands of images. Here the test is a bet:
+capital that grows if the mean is below the limit, and of which nobody can expect to have more than the stake if it is
+not (Waudby-Smith & Ramdas, 2024, "Estimating means of bounded random variables by betting", arXiv 2010.09686). By
+Ville's inequality 1 / (the largest capital on the way) is a p, exact for any number of images.
+
+The images must have chosen neither the weights nor the path.
+
+Shapes: S steps, n images.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+
+
+def kept_promise(
+    whole_n: Tensor, steps_Sn: Tensor, points: float = 1.0, confidence: float = 0.95, seed: int = 0
+) -> int:
+    """How many of S nested steps can be promised to lose at most ``points`` of accuracy; 0 for none.
+
+    whole: (n,) bool, images right with the whole model. steps: (S, n) bool, right after each step.
+    points: in percent of all images. confidence: that the promise holds. seed: of the order of the images.
+
+    UserError for a limit or a confidence out of range.
+    """
+    if not 0 < points < 100 or not 0 < confidence < 1:
+        raise UserError(
+            f"guarantee: expected points between 0 and 100 and confidence between 0 and 1, got {points}, {confidence}."
+        )
+    loss_Sn = whole_n.double() - steps_Sn.double()
+    order = torch.randperm(loss_Sn.shape[1], generator=torch.Generator().manual_seed(seed))
+    shown_S = loses_more(loss_Sn[:, order], points / 100) <= 1 - confidence
+    return int(shown_S.long().cumprod(0).sum())
+
+
+def loses_more(loss_Sn: Tensor, limit: float) -> Tensor:
+    """(S,) p that the mean of losses in [-1, 1] is above ``limit``, from images in an order that no loss decided.
+
+    >>> loses_more(torch.zeros(1, 1000), 0.01).item() < 0.001  # nothing of a thousand was lost
+    True
+    >>> loses_more(torch.zeros(1, 100), 0.01).item() > 0.05  # a hundred cannot show it
+    True
+    """
+    loss_Sn = loss_Sn.double()
+    steps, images = loss_Sn.shape
+    # before each image: mean and mean square of those before it, with one image of each kind to begin with
+    count_n = torch.arange(images, dtype=torch.float64) + 3
+    before = torch.nn.functional.pad(loss_Sn.cumsum(1), (1, 0))[:, :-1]
+    mean_Sn = before / count_n
+    square_Sn = (torch.nn.functional.pad(loss_Sn.square().cumsum(1), (1, 0))[:, :-1] + 2 * limit) / count_n
+    edge_Sn = limit - mean_Sn
+    stake_Sn = (edge_Sn / (edge_Sn.square() + square_Sn)).clamp(min=0, max=0.9 / (1 - limit))
+    capital_Sn = torch.log1p(stake_Sn * (limit - loss_Sn)).cumsum(1)
+    return torch.exp(-capital_Sn.amax(1).clamp(min=0)) if images else torch.ones(steps, dtype=torch.float64)

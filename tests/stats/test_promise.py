@@ -1,0 +1,53 @@
+"""The promise is broken in at most 5 % of 1,000 draws; the naive choice breaks it far more often."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mhprobe.errors import UserError
+from mhprobe.stats.promise import kept_promise, loses_more
+
+IMAGES, STEPS, LIMIT = 1000, 12, 0.01
+
+
+def draw(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Steps that lose more and more, and win a little back; what each loses in truth: 0.2 points a step."""
+    truth = 0.002 * torch.arange(1, STEPS + 1, dtype=torch.float64)
+    won = 0.003
+    place = torch.rand(IMAGES, generator=generator, dtype=torch.float64)
+    whole = place < 0.8
+    lost = place[None] < (truth + won)[:, None]
+    back = place[None] > 1 - won
+    return whole, (whole & ~lost) | (~whole & back), truth
+
+
+def test_the_promise_holds_and_the_naive_choice_does_not():
+    generator = torch.Generator().manual_seed(0)
+    draws, broken, naive, taken = 1000, 0, 0, 0
+    for number in range(draws):
+        whole, steps, truth = draw(generator)
+        kept = kept_promise(whole, steps, points=100 * LIMIT, seed=number)
+        broken += kept > 0 and float(truth[kept - 1]) > LIMIT + 1e-12
+        taken += kept
+        seen = (whole.double() - steps.double()).mean(1)
+        last = int((seen <= LIMIT).nonzero().amax()) if bool((seen <= LIMIT).any()) else -1
+        naive += last >= 0 and float(truth[last]) > LIMIT + 1e-12
+    # 5 % and three binomial standard deviations: .05 + 3 sqrt(.05 .95 / 1000)
+    assert broken / draws <= 0.071
+    assert naive / draws > 0.3
+    assert taken / draws > 0.5  # and something is promised
+
+
+def test_a_loss_at_the_limit_is_rarely_called_less():
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.rand(1000, IMAGES, generator=generator)
+    loss = (drawn < 0.03).double() - (drawn > 0.98).double()  # lost 3 %, won 2 %: a mean of 1 point
+    assert float((loses_more(loss, LIMIT) <= 0.05).double().mean()) <= 0.071
+
+
+def test_limits_out_of_range_are_refused():
+    right = torch.ones(5, dtype=torch.bool)
+    for points, confidence in ((0, 0.95), (1, 1.0), (100, 0.95)):
+        with pytest.raises(UserError, match="guarantee: expected points between 0 and 100"):
+            kept_promise(right, right[None], points, confidence)
