@@ -98,11 +98,10 @@ class RunLogger(WandbLogger):
         """All curves of this run in one native chart."""
         if not self._takes_tables or not curves:
             return
-        drawn = [(curve.name, *(part.tolist() for part in curve.points[:2])) for curve in curves]
         chart = wandb.plot.line_series(
-            xs=[heads for _, heads, _ in drawn],
-            ys=[accuracies for _, _, accuracies in drawn],
-            keys=[name for name, _, _ in drawn],
+            xs=[curve.points.heads.tolist() for curve in curves],
+            ys=[curve.points.accuracy.tolist() for curve in curves],
+            keys=[curve.name for curve in curves],
             title="accuracy as heads are masked",
             xname="heads masked",
         )

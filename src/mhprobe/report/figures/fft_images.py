@@ -31,13 +31,13 @@ def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor
             for row, image in enumerate(images):
                 y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
                 axes = place(figure, left + column * (side + gap), y, side, side)
-                limits = {}
+                low, high = float(image.min()), float(image.max())
                 if row in (2, 3):  # both on one scale
-                    limits = {"vmin": float(min(before.min(), after.min())), "vmax": 0.0}
+                    low, high = float(min(before.min(), after.min())), 0.0
                 elif row == 4:
-                    reach = max(float(image.abs().max()), 1e-9)
-                    limits = {"vmin": -reach, "vmax": reach}
-                axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", **limits)
+                    high = max(float(image.abs().max()), 1e-9)
+                    low = -high
+                axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", vmin=low, vmax=high)
                 axes.set_xticks([])
                 axes.set_yticks([])
                 axes.spines[:].set_visible(False)
