@@ -20,6 +20,7 @@ from mhprobe.report.figures.style import (
     place,
     scale,
     ticks,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     room = 0.2 if len(control) else 0.0  # above or below the bar
     left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
-    with canvas((bar_at + 1.0, bottom + side + top)) as figure:
-        cmap, norm = scale(value)
+    label = wrapped(label, side)
+    with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + side + top)) as figure:
+        cmap, norm = scale(torch.cat([value.flatten(), chance]))
         axes = place(figure, left, bottom, side, side)
         image = axes.imshow(value.numpy(), cmap=cmap, norm=norm)
         cells(axes, layers, layers)
