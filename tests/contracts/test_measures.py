@@ -349,9 +349,9 @@ def selected(measure, rank: int = 0, world_size: int = 1):
     return measure
 
 
-SHARES = {  # of 9 images over the ranks: uneven, and the last rank of three has none at all
+SHARES = {  # of 9 images over the ranks: uneven, and the last rank of three has padding alone
     2: [[(range(5), 0), (range(5, 7), 0)], [(range(7, 9), 3)]],
-    3: [[(range(5), 0), (range(5, 6), 1)], [(range(6, 9), 0)], []],
+    3: [[(range(5), 0), (range(5, 6), 1)], [(range(6, 9), 0)], [(range(0), 2)]],
 }
 
 

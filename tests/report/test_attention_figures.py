@@ -92,9 +92,11 @@ def test_offset_maps_frame_positional_heads_and_no_others(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_kind_ratios_show_all_kinds_of_all_heads_and_white_is_even(name):
     layout = SMALL[name]
-    figure = kind_ratios.draw(layout, columns(TokenKinds(layout), layout), "share")
+    found = columns(TokenKinds(layout), layout)
+    kinds = [name for name in found if name.startswith("uniform_")]
+    figure = kind_ratios.draw(layout, found, "share")
     (image,) = images(figure)
-    assert image.get_array().shape == (9, layout.num_heads)
+    assert image.get_array().shape == (len(kinds), layout.num_heads) and len(kinds) > 8
     assert image.norm.vmin == -image.norm.vmax
     assert_nothing_is_clipped(figure)
     batch = batch_of(*even(layout), stream=stream_of(layout, 2))

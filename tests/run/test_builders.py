@@ -47,9 +47,9 @@ def test_a_batch_larger_than_the_set_becomes_the_set_and_one_image_is_enough(tmp
         cwd=tmp_path,
     )
     assert result.code == 0, result.err
-    [line] = [line for line in result.out.splitlines() if line.startswith("data.batch_size")]
+    [line] = [line for line in (result.out + result.err).splitlines() if "data.batch_size" in line]
     assert "500" in line and "96" in line
-    assert "1 images of digits" in result.out
+    assert "1 image" in result.out
 
 
 @pytest.mark.parametrize(("images", "batch_size"), [(96, 24), (95, 24), (20, 24)])

@@ -129,7 +129,7 @@ def test_without_a_mistake_the_same_door_opens(tmp_path):
     tiny = [part for part in runs.TINY if not part.startswith("trainer.max_epochs")]
     [result] = runs.answers([runs.Command("probe", [*tiny, "weights=random", "measure=[]"])], tmp_path)
     assert result.code == 0, result.err
-    assert "101 images of digits" in result.out
+    assert "101 images" in result.out
 
 
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join)
@@ -184,7 +184,7 @@ def test_a_command_has_its_own_settings_and_nothing_of_the_others(asked):
 @pytest.mark.parametrize(
     ("command", "override", "words"),
     [
-        ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path; it is a part of mhprobe.train"),
+        ("probe", "ckpt_path=last", "mhprobe.probe has no ckpt_path; it is a part of .*mhprobe.train"),
         ("train", "causal.weight=1", "it is a part of mhprobe.studies.causal"),
         ("mask", "measure=[entropy]", "mhprobe.mask has no measure; it is a part of mhprobe.probe"),
     ],

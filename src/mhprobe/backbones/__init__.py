@@ -60,7 +60,7 @@ def family_of(model: nn.Module) -> type[Family]:
         )
     if type(model).__module__.startswith("transformers."):
         raise UserError(f"{type(model).__name__}: of transformers, {_huggingface()} have their heads found.")
-    supported = ", ".join(family.title for family in families())
+    supported = ", ".join(family.title.split(" (")[0] for family in families())
     raise UserError(
         f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; supported: "
         f"{supported}. "

@@ -33,6 +33,8 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             given = given if len(given) < 300 else f"{given[:300]} ..."
             raise UserError(f"{where}: {_said(cause)} (given {given})") from error
         raise
+    except TypeError as error:  # what Hydra itself says of a key like _partial_
+        raise UserError(f"{where}: {_said(error)}") from error
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:

@@ -52,7 +52,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     bar_at = left + side + 0.85  # chance may be written beside the bar
     label = wrapped(label, side)
     with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + side + top)) as figure:
-        cmap, norm = scale(torch.cat([value.flatten(), chance]))
+        cmap, norm = scale(value)
         axes = place(figure, left, bottom, side, side)
         image = axes.imshow(value.numpy(), cmap=cmap, norm=norm)
         cells(axes, layers, layers)
