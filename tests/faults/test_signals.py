@@ -22,6 +22,7 @@ MORE = {
     "prune": ("prune=order", "prune/order=fisher", "prune.remove=2"),
     "studies.voita": ("+experiment=digits_voita", "voita.heads=[3]"),
     "maps": ("images=[0,1]",),
+    "study": ("+paper=clark", "figures=[2]"),
 }
 # who only fetches shows no image to a network
 WALKS = [
