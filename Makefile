@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs fast fuzz bench bench-full models constraints licences clean lock audit test-oldest soak
+.PHONY: demo test docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
@@ -24,6 +24,14 @@ bench: .venv/installed-test
 bench-full: .venv/installed-test
 	$(BIN)/python -m benchmarks --size full $(BENCH)
 
+# every figure of every paper: make papers WEIGHTS="weights/a.safetensors weights/b.safetensors" ROOT=cifar10.tar.gz
+# PAPER holds further options, e.g. PAPER="data.limit_test=1000 out=pages"; what is finished is not made again
+WEIGHTS ?= $(wildcard weights/*.safetensors)
+papers: $(patsubst conf/paper/%.yaml,paper-%,$(wildcard conf/paper/*.yaml))
+paper-%: .venv/installed
+	for file in $(WEIGHTS); do \
+	  $(BIN)/python -m mhprobe.study +paper=$* weights=$$file $(ROOT:%=data.root=%) $(PAPER) || exit 1; done
+
 # about three minutes: every name of timm's, on the meta device
 models: .venv/installed
 	$(BIN)/python -m mhprobe.models > models.tmp && mv models.tmp docs/models.md
@@ -44,7 +52,7 @@ constraints: .venv/installed-test
 
 # the same with the hashes of every file: pip install --require-hashes -r requirements.lock
 lock: .venv/installed-supply constraints.txt
-	$(BIN)/python -m uv pip compile pyproject.toml --extra test --extra joblib -c constraints.txt -q \
+	$(BIN)/python -m uv pip compile pyproject.toml --extra test -c constraints.txt -q \
 	  --generate-hashes --no-annotate --no-header --universal -o requirements.lock
 
 # 0: nothing known against what is installed; 1: something; 3: the database could not be asked

@@ -18,7 +18,7 @@ from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
 from mhprobe.data.batch import Batch
-from mhprobe.heads import Ablation, HeadLayout
+from mhprobe.heads import Ablation, HeadLayout, Patching
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import needs_of
@@ -38,7 +38,7 @@ def run(size: Size) -> Iterator[Ratio]:
     layout = mhprobe.attach(model).layout
     needs = needs_of(build(yaml, layout) for yaml in YAMLS)
     batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
-    passes = forward_equivalents(model, batch, {need for need in needs if not isinstance(need, Ablation)})
+    passes = forward_equivalents(model, batch, {n for n in needs if not isinstance(n, Ablation | Patching)})
     masked = forward_equivalents(model, batch, needs) - passes
     yield single("all measures, without ablation: operations / forward", passes, "<= 6", f"{len(YAMLS)} measures")
     yield single("  beside it: masked passes of ablation / forward", masked)

@@ -73,6 +73,20 @@ def write_pets(root: Path, each: int = 1) -> Path:
     return root
 
 
+def write_flowers(root: Path, each: int = 1) -> Path:
+    """``each`` flowers of two kinds in train, validation and test, in the layout that torchvision downloads."""
+    from scipy.io import savemat
+
+    base = root / "flowers-102"
+    (base / "jpg").mkdir(parents=True)
+    for number in range(1, 6 * each + 1):
+        Image.fromarray(np.full((30, 40, 3), 7 * number % 256, np.uint8)).save(base / "jpg" / f"image_{number:05d}.jpg")
+    numbers = np.arange(1, 6 * each + 1)
+    savemat(base / "imagelabels.mat", {"labels": 1 + numbers % 2})
+    savemat(base / "setid.mat", dict(zip(("trnid", "valid", "tstid"), numbers.reshape(3, -1), strict=True)))
+    return root
+
+
 class Noise:
     """Random pixels: ``sizes`` (train, test) images, labels in turn 0, 1, 2, ... ``version`` changes the key."""
 

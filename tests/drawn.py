@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import io
+import os
+import pickle
+
+import pytest
+from matplotlib.text import Text
+
+from mhprobe.report.paper import LEAST, ONE, TWO, fit
+
+_ON_PAPER: set[str] = set()  # tests whose first figure was held against a printed page: one each is enough
 
 
 def assert_nothing_is_clipped(figure) -> None:
+    """Neither on the screen nor, for the first figure of a test, on paper."""
     figure.savefig(io.BytesIO(), format="png")  # places the text
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]
+    if test not in _ON_PAPER:
+        _ON_PAPER.add(test)
+        assert_fits_paper(pickle.loads(pickle.dumps(figure)))
+
+
+def assert_fits_paper(figure) -> None:
+    """One column or two wide, all of it inside, no text below six points. The figure is made smaller."""
+    page = fit(figure)
+    box = figure.get_tightbbox()
+    assert page.width == pytest.approx(ONE) or page.width == pytest.approx(TWO)
+    assert page.x0 <= box.x0 + 1e-6 and box.x1 <= page.x1 + 1e-6 and page.y0 <= box.y0 and box.y1 <= page.y1
+    small = {t.get_text(): t.get_fontsize() for t in figure.findobj(Text) if t.get_text() and t.get_fontsize() < LEAST}
+    assert not small, small
 
 
 def assert_axes_do_not_overlap(figure) -> None:

@@ -92,6 +92,17 @@ def huggingface(name: str, seed: int = 0, **settings) -> nn.Module:
     return kind(kind.config_class(**sizes, **images)).eval()
 
 
+def huggingface_swin(seed: int = 0, **settings) -> nn.Module:
+    """Ragged, shifted, and padded: grids of 9 and 5 in windows of 4."""
+    import transformers
+
+    torch.manual_seed(seed)
+    sizes = dict(image_size=18, patch_size=2, embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4)
+    model = transformers.SwinModel(transformers.SwinConfig(**sizes, drop_path_rate=0.0, **settings)).eval()
+    model.takes = (3, 18, 18)
+    return model
+
+
 def text(name: str) -> nn.Module:
     """An encoder of text, of 7 tokens of 11 words."""
     model = huggingface(name, max_position_embeddings=16)
@@ -127,6 +138,8 @@ TWINS = {
     "hf_dinov3": lambda: huggingface("DINOv3ViTModel", num_register_tokens=2, num_attention_heads=2),
     "hf_clip": lambda: huggingface("CLIPVisionModel"),
     "hf_siglip": lambda: huggingface("SiglipVisionModel"),
+    "hf_swin": huggingface_swin,
+    "hf_swin_eager": lambda: huggingface_swin(attn_implementation="eager"),
     "bert": lambda: text("BertModel"),
     "roberta": lambda: text("RobertaModel"),
 }

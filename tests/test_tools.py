@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.utils import canonicalize_name
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
@@ -51,3 +52,15 @@ def test_a_soak_complains_about_what_grows_or_stays():
     assert "files" in next(soak.complaints(samples(0, 1, 0), []))
     assert "threads" in next(soak.complaints(samples(0, 0, 1), []))
     assert "tmp123" in next(soak.complaints(samples(0, 0, 0), ["tmp123"]))
+
+
+def test_constraints_and_lock_hold_what_the_tests_need_and_name_no_server():
+    """After an extra that the tests gained: make constraints lock."""
+    lines = (TOOLS.parent / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    lock = (TOOLS.parent / "requirements.lock").read_text()
+    needed = {canonicalize_name(requirement.name) for requirement in tool("dependencies").wanted()}
+    assert {"torch", "transformers", "optuna"} <= needed  # of extras that the tests' own names, too
+    assert not needed - pins.keys()
+    assert not [name for name in needed if f"\n{name}=={pins[name]}" not in f"\n{lock}"]
+    assert "://" not in lock

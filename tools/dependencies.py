@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,17 @@ ROOT = Path(__file__).parents[1]
 def wanted() -> list[Requirement]:
     """The project's own requirements, with those of its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    own = [*project["dependencies"], *extras["test"], *extras["export"], *extras["joblib"]]
-    return [requirement for line in own if (requirement := Requirement(line)).name != project["name"]]
+    extras = {project["name"]: project["optional-dependencies"]}
+    return list(_others([*project["dependencies"], f"{project['name']}[test]"], extras))
+
+
+def _others(lines: Iterable[str], extras: Mapping[str, Mapping[str, list[str]]]) -> Iterator[Requirement]:
+    """Requirements that are not the project itself; where one of its extras is named, what is in that."""
+    for requirement in map(Requirement, lines):
+        if requirement.name not in extras:
+            yield requirement
+        for extra in requirement.extras if requirement.name in extras else ():
+            yield from _others(extras[requirement.name][extra], extras)
 
 
 def closure(requirements: Iterable[Requirement]) -> dict[str, str]:

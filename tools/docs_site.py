@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
 ORDER = {  # sections, and what comes first in them: a page that is not there is left out
-    "Start": ["index.md", "start.md", "which-measure.md", "reading-figures.md", "example.md"],
+    "Start": ["index.md", "start.md", "which-measure.md", "reading-figures.md", "glossary.md", "example.md"],
     "Tutorials": ["tutorials/"],
     "Reference": [
         "measures.md",

@@ -16,6 +16,13 @@ def small_vit() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
 
 
+def small_swin() -> nn.Module:
+    """The network of cifar10_swin_scratch, not trained."""
+    torch.manual_seed(0)
+    sizes = {"patch_size": 2, "window_size": 4, "embed_dim": 48, "depths": (2, 2, 4), "num_heads": (3, 6, 12)}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=10, **sizes)
+
+
 def whole_model(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
     """(M, B, C) logits by switching the gates and running the model, mask by mask."""
     gates, logits = mhprobe.attach(model), []

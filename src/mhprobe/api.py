@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +22,22 @@ from mhprobe.backbones import attach, backbone_of, family_of
 from mhprobe.data.batch import Batch
 from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
+from mhprobe.masking.base import Evaluate
 from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.recording.fills import find_fill
+from mhprobe.recording.measuring import fills_of
 from mhprobe.recording.measuring import measure as watch
 from mhprobe.recording.objective import Of
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
-from mhprobe.scoring.evaluate import by_labels, evaluator
+from mhprobe.scoring.evaluate import Judge, by_labels, evaluator
 from mhprobe.scoring.unmasked import Score, Unmasked
 from mhprobe.surgery.costs import costs, head_shares
 
@@ -74,7 +77,7 @@ def measure(
     if len(set(names)) < len(names):
         raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
     named = dict(zip(names, built, strict=True))
-    choosing = [name for name, item in named.items() if item.select_needs is not None]
+    choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
     if choosing and select_loader is None and iter(loader) is loader:
         raise UserError(
             f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
@@ -124,6 +127,7 @@ def masking_curve(
     target: Mapping[str, float] | None = None,
     score: Score | None = None,
     batch: Split = images_and_labels,
+    fill: FillName = "zero",
     **order_options: Any,
 ) -> CurveRows:
     """Accuracy as heads are masked one unit after the other: a row per point, as in tables/masking_curves.csv.
@@ -144,6 +148,7 @@ def masking_curve(
     score: what "accuracy" and "loss" are: by the "labels", or agreement with the unmasked model: "top1", "kl",
         "cosine" or "knn" (see mhprobe.scoring.unmasked); by default labels, else top1, or cosine of features.
     batch: as for ``measure``.
+    fill: what stands in a masked head's place, found on the images that choose (see ``mhprobe.recording.fills``).
 
     The loaders are walked once per step or more, so they must be walkable again (a DataLoader, a list; not a generator)
     and give the same images in the same order each time (no shuffling).
@@ -159,14 +164,15 @@ def masking_curve(
     ([0, 3, 6], 1.0)
     """
     layout = attach(model).layout
-    report = _walker(model, loader, rescale, score, batch)
-    select = report if select_loader is None else _walker(model, select_loader, rescale, score, batch)
-    limits = exclude_layers, min_heads_per_layer, rescale, target
+    walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
+    instead = find_fill(model, fill, walks[-1].again)
+    score_on = [each.evaluator(model, rescale=rescale, fill=instead) for each in walks]
+    limits = exclude_layers, min_heads_per_layer, rescale, target, fill
     spec = CurveSpec(f"{units}_{order}", units, order_named(order, **order_options), *limits)
-    images = next(_batches(loader, next(model.parameters()).device, batch)).images
-    left = costs(head_shares(model, layout, images, set(target or ())))
+    first = next(_batches(loader, next(model.parameters()).device, batch))
+    left = costs(head_shares(model, layout, first.images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
-    curves = trace_curve(layout, spec, select, report, splits=splits, steps=steps, costs=left)
+    curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
     return CurveRows(curve_rows(curves), curves, layout)
 
 
@@ -191,7 +197,18 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
     return load_weights(found(path))[0]
 
 
-def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool, score: Score | None, split: Split) -> Any:
+class _Walked(NamedTuple):
+    """A loader that was walked once. again: walks it again. judge: what is right and what is lost."""
+
+    again: Callable[[], Iterator[Batch]]
+    images: int
+    judge: Judge
+
+    def evaluator(self, model: nn.Module, **options: Any) -> Evaluate:
+        return evaluator(model, self.again, self.images, judge=self.judge, **options)
+
+
+def _walked(model: nn.Module, loader: Iterable[Any], score: Score | None, split: Split) -> _Walked:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
@@ -217,7 +234,7 @@ def _walker(model: nn.Module, loader: Iterable[Any], rescale: bool, score: Score
                 )
             yield batch._replace(labels=own[batch.index])  # type: ignore[index]
 
-    return evaluator(model, again, len(marks), rescale=rescale, judge=judge)
+    return _Walked(again, len(marks), judge)
 
 
 def _first_walk(

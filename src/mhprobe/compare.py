@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
     parser.add_argument("--out", type=Path, default=Path("comparison"), help="the folder to write into")
     parser.add_argument("--over", nargs="+", default=["seed"], metavar="SETTING", help="what runs of a group differ in")
+    parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
     from mhprobe.report.html import write_comparison
     from mhprobe.report.report import Report
@@ -26,7 +27,7 @@ def main() -> int:
 
     try:
         results = several(given.runs, given.over)
-        report = Report(given.out)
+        report = Report(given.out, style=given.style)
         for name, result in results.items():
             report.add(name, result)
         page = write_comparison(expand(given.runs), given.out / "comparison.html")

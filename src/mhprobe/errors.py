@@ -17,3 +17,7 @@ def one_of(where: str, option: str, got: object, known: Any) -> None:
     """UserError unless an option's value is one of those that its type, a ``Literal``, names."""
     if got not in get_args(known):
         raise UserError(f"{where}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+
+
+class HeadsMixed(UserError):
+    """Refused because no head of the model has a slice of channels of its own: no family could ever find one."""

@@ -10,34 +10,37 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
-    from mhprobe.run import builders
+    from mhprobe.run import builders, pruning
     from mhprobe.run.construct import construct
-    from mhprobe.run.pruning import one_process, refuse, retraining, run_pruning, source_of
     from mhprobe.surgery.pruning import Images
     from mhprobe.weights.checkpoint import gates_kept, load_weights
 
-    refuse(cfg)
+    pruning.refuse(cfg)
     settings = cfg["prune"]
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    device = one_process(builders.trainer(cfg, [], report))
+    device = pruning.one_process(builders.trainer(cfg, [], report))
     dense = model.to(device).backbone.eval()
     order = None if settings["order"] is None else construct(settings["order"], "prune.order")
-    run_pruning(
+    source = pruning.source_of(settings, order, cfg["seed"])
+    weights = load_weights(cfg["weights"])[1] if builders.has_weights(cfg) else None
+    found = pruning.run_pruning(
         settings,
         dense,
         Images(data, device, settings["select_on"], settings["images"], cfg["seed"]),
         report,
-        source_of(settings, order),
+        source,
         model.description,
-        train=retraining(cfg, dense, model.description, data, report) if settings["tune_epochs"] else None,
-        kept=gates_kept(load_weights(cfg["weights"])[1]) if builders.has_weights(cfg) else None,
-        made={"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]},
+        train=pruning.retraining(cfg, dense, model.description, data, report) if settings["tune_epochs"] else None,
+        kept=None if weights is None else gates_kept(weights),
+        made=pruning.made_from(cfg, data, source, weights or {}),
     )
     finish_report(folder, cfg["command"], model.gates.layout)
     report.close()
     show(folder)
+    if found.promise is not None and not found.promise.steps:
+        raise pruning.nothing_promised(found.promise)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def test_every_measure_is_there_for_the_model_its_control_and_the_second_data_se
             column(folder / "tables" / f"{name}{suffix}.csv") for suffix in ("", "_random_init", "_digits_corrupted")
         ]
         assert values[0] != values[1] != values[2] != values[0]
-        assert (folder / "figures" / f"{name}_random_init.png").is_file()
+        assert (folder / "figures" / f"{name}.png").is_file()
+        assert not (folder / "figures" / f"{name}_random_init.png").exists()  # it stands in the measure's own
     beside = column(folder / "tables" / "gate_importance.csv", "random_init")
     assert beside == column(folder / "tables" / "gate_importance_random_init.csv")
     # the pairs' coefficients are in a table, and their mean is the value

@@ -70,6 +70,7 @@ def test_probe_all_names_every_measure():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cifar):
     cfg = shrunk(name, tmp_path, cifar)

@@ -17,12 +17,16 @@ from omegaconf import OmegaConf
 
 import mhprobe
 import mhprobe.report.figures
-from drawn import assert_nothing_is_clipped
+from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
+from mhprobe.report import twins
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
-pytestmark = pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")  # twelve are few
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),  # twelve are few
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
+]
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 12
 SIGNATURE = ["layout", "columns", "label", "names"]
@@ -71,8 +75,19 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
                 assert figure.axes
                 assert_nothing_is_clipped(figure)
                 drawn += 1
+            beside = {**columns, "random_init": columns["value"] / 2}
+            below = twins.draw(name, layout, beside, asking.label, asking.axes, control=columns)
+            assert_nothing_is_clipped(below)
+            assert_fits_paper(below)
     if not drawn and not any(name in (asking.kind, *asking.also) for asking, _ in measures.values()):
         tests = Path(__file__).parents[1].rglob("test_*.py")
         assert any(f"{name}.draw(" in path.read_text() for path in tests), (
             f"{name}: no measure asks for it, no test draws it"
         )
+
+
+@pytest.mark.parametrize("name", sorted(DRAWS.keys() - OF_COLUMNS))
+def test_every_other_figure_is_held_to_nothing_clipped_on_screen_and_paper(name):
+    """By a test of its own: the helper looks at both."""
+    tests = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path != Path(__file__)]
+    assert any(f"{name}.draw(" in text and "assert_nothing_is_clipped(" in text for text in tests)

@@ -24,13 +24,29 @@ from torch import Tensor, nn
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.heads import Ablation, Block, Direct, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance, Stream
+from mhprobe.heads import (
+    Ablation,
+    Block,
+    Direct,
+    HeadBatch,
+    HeadLayout,
+    HeadSite,
+    HeadWeights,
+    Need,
+    Patched,
+    Patching,
+    Relevance,
+    Stream,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 17  # odd, and more than the width of a head
 
-pytestmark = pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")  # a stream is wider than a head
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),  # a stream is wider than a head
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
+]
 
 # float64 sums in another order; what is left is a few roundings, amplified by the whitening (condition below 1e4)
 SAME = {"rtol": 1e-9, "atol": 1e-10, "equal_nan": True}
@@ -180,6 +196,12 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     assert said != "none" or not references
 
 
+def test_docs_say_what_fools_it(yaml):
+    fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
+    section = DOCS.read_text().partition("## What fools each measure")[2].partition("\n## ")[0]
+    assert re.findall(rf"^\| \[{yaml.stem}\]\(#{yaml.stem}\) \| (.+) \|$", section, re.M) == [fooled_by]
+
+
 def test_batch_size_does_not_matter(yaml, case):
     whole = feed(build(yaml, case.layout), case, batches(IMAGES)).columns()
     assert_same_columns(feed(build(yaml, case.layout), case, batches(1)).columns(), whole)
@@ -254,7 +276,7 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
     broken = {"z": (z, *batch.z[1:])}
-    for name in ("attn", "attn_grad", "weights", "stream", "direct", "relevance", "ablated"):
+    for name in ("attn", "attn_grad", "weights", "stream", "direct", "relevance", "ablated", "patched"):
         broken[name] = poisoned(getattr(batch, name))
     measure.update(dataclasses.replace(batch, **broken))
     with pytest.raises(UserError, match="NaN or infinity"):
@@ -306,6 +328,16 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
             stream=tuple(Stream(normal(9, 10), normal(9, 10), normal(9, 10)) for _ in LAYOUT.blocks),
             direct=Direct(*(normal(n, 5) for n in (LAYOUT.num_heads, 2, 2, 1, 1))),
             ablated={n: normal(len(n.masks), 5).transpose(0, 1) for n in needs if isinstance(n, Ablation)},
+            patched={
+                n: Patched(
+                    normal()[:1],
+                    normal()[:1],
+                    torch.tensor([image % 4 > 0]),
+                    {name: normal(LAYOUT.num_heads) for name in n.estimates},
+                )
+                for n in needs
+                if isinstance(n, Patching)
+            },
             relevance={n: tuple(normal(*shape) for shape in heads) for n in needs if isinstance(n, Relevance)},
             explained={n: normal()[:1] for n in needs if isinstance(n, Relevance)},
             skipped={n: normal(len(LAYOUT.blocks)) for n in needs if isinstance(n, Relevance)},

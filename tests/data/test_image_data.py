@@ -9,10 +9,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import torchvision
 from hydra.utils import instantiate
 
 import runs
-from data_sets import Noise, class_files, write_pets, write_zip
+from data_sets import Noise, class_files, write_flowers, write_pets, write_zip
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
@@ -40,6 +41,21 @@ def test_limits_cut_each_split_and_keep_class_shares(tmp_path):
     whole = noise(tmp_path)
     assert set(data.splits["train"].positions) <= set(whole.splits["train"].positions)
     assert noise(tmp_path, limit_test=1000).sizes["test"] == 31
+
+
+def test_a_share_of_the_validation_images_can_be_set_aside(tmp_path):
+    whole, some = noise(tmp_path), noise(tmp_path, calibration_fraction=0.4)
+    assert "calibration" not in whole.sizes and whole.set_aside is None
+    assert some.sizes["calibration"] == round(0.4 * whole.sizes["val"])
+    parts = [set(some.splits[split].positions.tolist()) for split in ("val", "calibration")]
+    assert not parts[0] & parts[1] and parts[0] | parts[1] == set(whole.splits["val"].positions.tolist())
+    assert some.splits["train"].positions.tolist() == whole.splits["train"].positions.tolist()
+    assert some.set_aside == noise(tmp_path, calibration_fraction=0.4, limit_test=5).set_aside is not None
+    assert some.training_fingerprint != whole.training_fingerprint
+    assert noise(tmp_path, calibration_fraction=0.4, limit_calibration=2).sizes["calibration"] == 2
+    for share, words in ((0.01, "are 0, expected at least one"), (1.0, "from 0 to below 1"), ("a", "got 'a'")):
+        with pytest.raises(UserError, match=words):
+            _ = noise(tmp_path, calibration_fraction=share).splits
 
 
 def test_the_fingerprint_names_pixels_and_splits(tmp_path):
@@ -130,7 +146,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path, options, line):
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "data").glob("*.yaml") if path.stem != "base"))
-def test_every_data_yaml_constructs_its_data(tmp_path, name):
+def test_every_data_yaml_constructs_its_data(tmp_path, name, monkeypatch):
     settings = runs.composed("train", f"data={name}", f"cache_dir={tmp_path}", "seed=3").data
     assert (settings.seed, settings.cache_dir) == (3, str(tmp_path))
     expected = {"train": 18, "val": 2, "test": 4}
@@ -139,6 +155,10 @@ def test_every_data_yaml_constructs_its_data(tmp_path, name):
     elif name == "pets":
         settings.root = str(write_pets(tmp_path, each=10))
         expected = {"train": 18, "val": 2, "test": 20}
+    elif name == "flowers":
+        monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)  # sums of the real
+        settings.root = str(write_flowers(tmp_path, each=5))
+        expected = {"train": 18, "val": 2, "test": 10}
     else:
         settings.root = str(write_zip(tmp_path / "set.zip", class_files(train=10, test=2)))
     if "stored_size" in settings.source:

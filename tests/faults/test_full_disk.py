@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import runs
 from data_sets import Noise
 from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError
@@ -18,6 +21,8 @@ from mhprobe.io import files
 from mhprobe.masking.base import Scores
 from mhprobe.masking.cache import MaskCache
 from mhprobe.run import jobs
+from mhprobe.weights.checkpoint import load_checkpoint
+from runs import Command
 
 
 @contextlib.contextmanager
@@ -49,6 +54,86 @@ def test_any_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, numbe
     with pytest.raises(UserError, match="No space left"):
         files.write_all({tmp_path / name: b"after" for name in "abc"})
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_text() == "before"
+
+
+# a whole command: every file that it creates, everything that it writes
+
+TASKS = {
+    "train": ("trainer.max_epochs=1", "masking=none", "measure=[gate_importance]"),
+    "probe": ("measure=[gate_importance,svcca]",),
+    "mask": ("search=exact", "masking.steps=2"),
+    "prune": ("prune=order", "prune/order=fisher", "prune.remove=2"),
+}
+LOGS = ("logs", "config")  # Lightning's and Hydra's own, of which the last line may be lost
+PAGE = (
+    "run.json",
+    "report.html",
+    ".attention.",
+)  # a warning says how to make them later
+
+
+def overrides(task: str, trained: runs.Result, place: Path) -> list[str]:
+    weights = [] if task == "train" else [f"weights={trained.folder / 'model.safetensors'}"]
+    where = [f"out={place}/out", f"cache_dir={place}/cache", f"hydra.run.dir={place}/out/run"]
+    small = [*runs.TINY, "data.limit_train=48", "trainer.precision=32-true"]
+    return runs.known(task, [*small, *TASKS[task], *weights, *where])
+
+
+def litter(names: list[str]) -> list[str]:
+    return [name for name in names if name.endswith((".tmp", ".partial")) or ".partial/" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc to know which file is written")
+@pytest.mark.parametrize("task", TASKS)
+def test_a_disk_that_is_full_at_any_write_ends_a_command_in_one_line(task, trained, tmp_path):
+    place = tmp_path / "disk"
+    command = (task, overrides(task, trained, place), str(place))
+    driver = Path(__file__).parents[1] / "filling.py"
+    told = [sys.executable, str(driver), json.dumps([command])]
+    done = subprocess.run(told, env=runs.environment(), text=True, capture_output=True, timeout=1800)
+    *moments, end = [json.loads(line) for line in done.stdout.splitlines()]
+    assert end == {"task": task, "code": 0}, done.stderr  # nobody was refused
+    assert len(moments) > 30 and {moment["kind"] for moment in moments} == {"files", "bytes"}
+    for moment in moments:
+        about = (moment["kind"], moment["path"], moment["err"])
+        lines = [line for line in moment["err"].splitlines() if "is not kept" not in line]  # of a search, see below
+        assert lines and all("No space left on device" in line for line in lines), about
+        if any(name in moment["path"] for name in PAGE):
+            assert moment["code"] == 0 and "Try again with" in lines[-1] and len(lines) <= 2, (
+                about
+            )  # the maps, the page
+        else:
+            assert len(lines) == 1, about
+            assert moment["code"] == 2 and lines[0].startswith("mhprobe: "), about
+            assert "bytes" in lines[0] and any(word in lines[0] for word in ("out=", "cache_dir=", "ckpt_path=")), about
+        assert not litter(moment["left"]), about
+        whole = [name for name in moment["changed"] + moment["lost"] if not litter([name])]
+        assert not [name for name in whole if not any(f"/{part}/" in name for part in (*LOGS, "orders"))], about
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_training_on_a_small_disk_ends_in_one_line_and_leaves_whole_files(trained, tmp_path):
+    """What the fork above stands in for: a file system that is really full, at two sizes of it."""
+    shares = (0.3, 0.5)  # the page, a good third of it, costs a warning only
+    with contextlib.ExitStack() as mounted:
+        ample = mounted.enter_context(disk(tmp_path / "ample", 100_000))
+        whole = runs.answers([Command("train", overrides("train", trained, ample))], tmp_path)
+        assert whole[0].code == 0, whole[0].err
+        needed = shutil.disk_usage(ample).used // 1024
+        small = [mounted.enter_context(disk(tmp_path / str(share), int(4 + share * needed))) for share in shares]
+        ends = runs.answers([Command("train", overrides("train", trained, each)) for each in small], tmp_path)
+        for place, end in zip(small, ends, strict=True):
+            assert end.code == 2 and "No space left on device" in end.answer, end.err
+            left = [path for path in place.rglob("*") if path.is_file()]
+            assert not litter([str(path) for path in left])
+            for path in left:
+                if path.suffix == ".ckpt":
+                    load_checkpoint(path)
+                if path.suffix == ".json":
+                    json.loads(path.read_text())
 
 
 # what is kept for later only

@@ -180,7 +180,15 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
     table = rows(tmp_path / "tables" / "voita.csv")
     assert [row["heads"] for row in table] == ["6", "4", "2"]
     assert [row["scratch_epochs"] for row in table] == ["2", "3", "3"]  # weights took 2, gates 1
-    assert (tmp_path / "figures" / "voita.png").is_file()
+    assert table[0]["p"] == table[0]["p_holm"] == ""  # of the whole model there is one only
+    for row in table[1:]:
+        assert float(row["delta"]) == pytest.approx(float(row["scratch"]) - float(row["pruned"]), abs=1e-6)
+        assert float(row["delta_low"]) <= float(row["delta"]) <= float(row["delta_high"])
+        assert 0 < float(row["p"]) <= float(row["p_holm"]) <= 1
+    assert (tmp_path / "heads_4_pruned" / "figures" / "gate_density.png").is_file()
+    for figure in ("voita", "sweep", "survivors"):
+        assert (tmp_path / "figures" / f"{figure}.png").is_file()
+    assert [row["kept"] for row in rows(tmp_path / "tables" / "sweep.csv")] == ["2", "4"]
     for size in (4, 2):
         kept = [int(row["kept"]) for row in rows(tmp_path / f"heads_{size}_pruned" / "tables" / "gates.csv")]
         model, description = load_weights(tmp_path / f"heads_{size}_scratch" / "model.safetensors")

@@ -6,9 +6,14 @@ import csv
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import runs
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.maps.gallery import gallery, opened
+from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
 from report.test_figures import assert_nothing_is_clipped
@@ -85,3 +90,54 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path):
     )
     for result, (_, words) in zip(results, commands, strict=True):
         assert all(word in result.answer for word in words), result.answer
+
+
+class Stored:
+    """Three stored images of 8 x 8 pixels, with labels."""
+
+    sizes, stored_size, class_names = {"test": 3}, (8, 8), ("cat", "dog", "cow")
+    pixels = torch.arange(3 * 3 * 64, dtype=torch.uint8).reshape(3, 3, 8, 8)
+
+    def __init__(self):
+        self.splits = {"test": self}
+
+    def __getitem__(self, picks):
+        index = torch.as_tensor(picks.index)
+        return Batch(self.pixels[index], index, index, torch.ones(len(index), dtype=torch.bool))
+
+
+def test_a_file_stands_beside_images_of_the_data(tmp_path):
+    photo = tmp_path / "photo.png"
+    wide = torch.zeros(16, 48, 3, dtype=torch.uint8)
+    wide[:, 16:32] = 200  # the middle, which is what a square keeps
+    Image.fromarray(wide.numpy()).save(photo)
+    data = Stored()
+    batch = opened(data, [2, str(photo), 0])
+    assert batch.labels.tolist() == [2, -1, 0]
+    assert torch.equal(batch.images[0], data.pixels[2]) and torch.equal(batch.images[2], data.pixels[0])
+    assert batch.images[1].shape == (3, 8, 8) and batch.images[1].float().mean() > 180
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        ([3], "positions from 0 to 2"),
+        ([-1], "positions from 0 to 2"),
+        ([], "positions from 0 to 2"),
+        (["nowhere.png"], "nowhere.png is no file"),
+        ([__file__], "not an image"),
+        (["a/x.png", "b/x.jpg"], "have one name"),
+        ([1, "1.png"], "have one name"),
+    ],
+)
+def test_images_that_are_not_there_are_refused(images, said):
+    with pytest.raises(UserError, match=said) as caught:
+        opened(Stored(), images)
+    assert str(caught.value).startswith("images: ")
+
+
+def test_a_map_that_explains_the_label_needs_one(tmp_path):
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    with pytest.raises(UserError, match="gradient_rollout explains"):
+        gallery(torch.nn.Identity(), Stored(), [str(photo)], {"gradient_rollout": GradientRollout(target="label")})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mhprobe.masking.base import Path
-from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, control, masked_heads
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, _bar, control, masked_heads
 from mhprobe.masking.totals import totals
 from mhprobe.masking.trace import Curve, Points, Trace
 from mhprobe.report.masking import answer
@@ -102,11 +102,12 @@ def test_the_largest_similarity_is_read_against_the_null_of_the_largest():
 )
 def test_verdicts_at_their_thresholds(value, norm, verdict):
     norms = torch.tensor([norm, 1.0, 1.0, 1.0, 1.0, 1.0])
-    head = masked_heads(CURVE, {"s": similarity({(0, 5): value})}, norms)[0]
+    s = similarity({(0, 5): value, (3, 5): 0.3})  # 3 can not go
+    head = masked_heads(CURVE, {"s": s}, norms)[0]
     assert (head.head, head.verdict, head.write_share) == (0, verdict, pytest.approx(norm))
 
 
-def test_heads_that_are_alike_by_chance_are_redundant_as_rarely_as_the_level_says():
+def test_heads_that_are_alike_by_chance_are_called_alike_as_rarely_as_the_level_says():
     """40 heads that were masked, 20 that are kept, and nothing between them but the law that the null is drawn from."""
     generator = torch.Generator().manual_seed(0)
     masked = [set(), *[set(range(k + 1)) for k in range(40)]]
@@ -119,17 +120,38 @@ def test_heads_that_are_alike_by_chance_are_redundant_as_rarely_as_the_level_say
     for _ in range(50):
         draws = 0.2 + 0.02 * torch.randn(60, 60, 11, generator=generator, dtype=torch.float64)
         heads = masked_heads(path, {"s": Similarity(draws[..., 0], None, draws[..., 1:])}, torch.ones(60))
-        found.append(any(head.redundant for head in heads))
+        found.append(any(head.alike for head in heads))
     # of such lists, those that hold anything are all false: at most 5 %, give or take two standard errors of 50 draws
     assert sum(found) / 50 <= 0.05 + 2 * (0.05 * 0.95 / 50) ** 0.5
 
 
 def test_any_similarity_makes_a_head_redundant_and_pays_for_the_others():
-    low, high = similarity({(0, 5): 0.2}), similarity({(0, 5): 0.9})
+    low, high = similarity({(0, 5): 0.2, (3, 5): 0.2}), similarity({(0, 5): 0.9, (3, 5): 0.2})
     both = masked_heads(CURVE, {"a": low, "b": high}, NORM)[0]
     alone = masked_heads(CURVE, {"b": high}, NORM)[0]
     assert both.verdict == "redundant" and both.p == pytest.approx(2 * alone.p)
     assert masked_heads(CURVE, {"b": Similarity(high.value)}, NORM)[0].likeness["b"].null is None
+
+
+def test_a_head_that_is_no_more_alike_than_needed_ones_is_not_redundant():
+    pairs = {(0, 5): 0.6, (1, 5): 0.9, (2, 5): 0.7, (3, 5): 0.8, (4, 5): 0.5}  # 2, 3 and 4 can not go
+    found = {head.head: head for head in masked_heads(CURVE, {"s": similarity(pairs)}, NORM)}
+    assert all(head.alike for head in found.values())
+    assert [head for head in found if found[head].redundant] == [1, 3]  # 3 stands above the other needed ones
+    assert found[0].bar == found[1].bar == pytest.approx(found[3].standing)
+    assert found[3].bar == pytest.approx(found[2].standing)
+    chance = masked_heads(
+        CURVE, {"s": similarity({**pairs, (1, 5): 0.21, (3, 5): 0.2, (2, 5): 0.2, (4, 5): 0.2})}, NORM
+    )
+    assert chance[1].standing > chance[1].bar and not chance[1].alike and not chance[1].redundant
+
+
+def test_the_bar_leaves_the_level_share_of_many_heads_above_it():
+    heads = [MaskedHead("c", "t", n, n, "after", {"s": Likeness(9, n / 100)}, 0, 1, 1, False, False) for n in range(40)]
+    own = MaskedHead("c", "t", 40, 0, "before", {"s": Likeness(9, 0.375)}, 0.0, 1, 1, False, False)
+    assert _bar([*heads, own], own, 0.05) == pytest.approx(0.37)  # 38 and 39 are above: 2 of 40
+    assert _bar(heads[:19], own, 0.05) == pytest.approx(0.18)  # of few, all
+    assert math.isnan(_bar([own], own, 0.05))
 
 
 def test_heads_that_can_not_go_are_the_control():
@@ -161,17 +183,20 @@ def test_the_table_has_a_row_per_head_and_nothing_where_nothing_was_compared():
     assert rows[0]["null_s"] == pytest.approx(0.2) and 0 < rows[0]["null_error_s"] < 0.01 and rows[0]["p"] < 0.05
     assert {rows[4][f"{column}_s"] for column in ("kept", "similarity", "null", "null_error", "p")} == {""}
     assert dataclasses.asdict(found[0])["redundant"] == (rows[0]["verdict"] in ("redundant", "both"))
+    assert rows[0]["standing"] == pytest.approx(0.7) and rows[0]["bar"] == ""  # t has no null; no control
 
 
 def test_the_answer_is_a_line_per_tested_curve():
-    heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9})}, NORM)
+    heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (3, 5): 0.3})}, NORM)
     (line,) = answer(totals([CURVE]), heads)
-    assert line == (
-        "c on test: 2 heads go before accuracy is significantly lower (redundant or inert? 1 redundant, 1 inert)"
-    )
+    start = "c on test: 2 heads go before accuracy is significantly lower (redundant or inert? 1 redundant, 1 inert"
+    assert line.startswith(start)
     heads = masked_heads(CURVE, {"s": similarity({(0, 5): 0.9, (1, 5): 0.25, (3, 5): 0.95, (4, 5): 0.9})}, NORM)
     (line,) = answer(totals([CURVE]), heads)
-    assert "; of the 3 that can not go 2 are redundant too, and those that can go are not more like kept heads" in line
+    assert (
+        "; of the 3 that can not go 2 share more than chance with a kept head too, and those that can go are not "
+        in line
+    )
     (line,) = answer(totals([with_p([1.0, 0.001, 0.001, 0.001, 0.001], [0.9, 0.8, 0.7, 0.6, 0.5])]), [])
     assert line == "c on test: already its first step makes accuracy significantly lower"
     assert answer(totals([with_p(None)]), []) == []

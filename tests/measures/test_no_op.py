@@ -31,6 +31,16 @@ def test_slopes_are_averaged_by_absolute_value_over_keys_of_each_kind():
     assert got["gradient_registers"].isnan().all()
 
 
+def test_ordinary_patches_do_not_outvote_the_class_token():
+    """A class token that does not matter, and a loud patch that does: the no-op is the former."""
+    layout = vit_layout(grid=(4, 4))
+    slope = torch.ones(2, 1, 1, 17, 17, dtype=torch.float64)
+    slope[..., 0], slope[..., 5] = 0.1, 4.0
+    assert no_op(layout, even(layout, 2), [slope], loud={5: 50.0})["value"].item() < 0.1
+    pooled = no_op(layout, even(layout, 2), [slope], loud={5: 50.0}, special=["cls", "registers", "high_norm"])
+    assert pooled["value"].item() > 1
+
+
 def test_special_kinds_can_be_chosen():
     layout = vit_layout(grid=(3, 3))
     slope = torch.ones(1, 1, 1, 10, 10, dtype=torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -126,3 +128,45 @@ def test_without_masks_it_says_where_to_get_them():
     layout = mhprobe.attach(model).layout
     with pytest.raises(UserError, match=r"no object masks.*data=scenes"):
         ObjectAttention(layout).update(mhprobe.record(model, images_for(model, 2), labels_for(2), {"attn"}))
+
+
+def test_the_head_to_use_is_chosen_on_one_half_and_scored_on_the_other():
+    """Three heads, of which the first is best where it was chosen by construction and another on the other half."""
+    from mhprobe.measures.hashing import image_numbers
+
+    def batch_of(pixel: float, good: int) -> HeadBatch:
+        look = [lambda row, column: (0, 3) if (row, column) == (0, 2) else (0, 2)] * 3  # the ground
+        look[good] = lambda row, column: (0, 0)  # an object
+        made = looking(*look)
+        return dataclasses.replace(made, images=torch.full((1, 3, 8, 8), pixel))
+
+    halves: list[list[float]] = [[], []]
+    for number in range(1, 60):
+        pixel = number / 7
+        halves[int((image_numbers(torch.full((1, 3, 8, 8), pixel)) >> 8) % 2)].append(pixel)
+    measure = ObjectAttention(LAYOUT)
+    for place, pixel in enumerate(halves[0][:8]):
+        measure.update(batch_of(pixel, good=0 if place < 6 else 1))  # head 0 is best on the first half: 6 of 8
+    for place, pixel in enumerate(halves[1][:10]):
+        measure.update(batch_of(pixel, good=1 if place < 7 else 0))  # there head 1 is, and head 0 has 3 of 10
+    found = measure.columns()
+    held = found["held_out"]
+    assert held.isfinite().tolist() == [True, False, False]
+    assert held[0].item() == pytest.approx(0.3)
+    spread = (0.3 * 0.7 / 9) ** 0.5 * 1.959964
+    assert found["held_out_high"][0].item() - 0.3 == pytest.approx(spread, rel=1e-4)
+    assert found["value"].argmax() == 0 or found["value"].argmax() == 1  # over all images both have 9 of 18
+    related = found["relations_held_out"]
+    assert (related.isfinite().sum(0) <= 1).all() and related.isfinite().any()
+    ground = list(RELATIONS).index("ground to object")
+    (chosen,) = related[:, ground].isfinite().nonzero().flatten().tolist()
+    assert chosen == 0 and related[0, ground].item() == pytest.approx(0.3)
+    # every image has as many queries: the ratio's interval is that of the images' shares, but for n against n - 1
+    assert found["relations_high"][0, ground].item() - 0.3 == pytest.approx(spread, rel=1e-3)
+
+
+def test_on_one_half_alone_nothing_is_chosen():
+    measure = ObjectAttention(LAYOUT)
+    measure.update(looking(*[lambda row, column: (0, 0)] * 3))
+    found = measure.columns()
+    assert found["held_out"].isnan().all() and found["relations_held_out"].isnan().all()

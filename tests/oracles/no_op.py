@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from oracles.attention import dense, norms
 from oracles.token_kinds import kinds
 
-SPECIAL = {"cls", "registers", "high_norm"}
+
+def special_of(model: nn.Module) -> str:
+    return "cls" if getattr(model, "cls_token", None) is not None else "high_norm"
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:
@@ -22,8 +24,9 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
             for t, keys in enumerate(site.support):
                 for k in keys:
                     size = site.maps[n, :, t, k].abs()
-                    (special if kinds(site, t, k, norm[n], threshold=2.0) & SPECIAL else other).append(size)
-        ratios.append(torch.stack(special).mean(0) / torch.stack(other).mean(0))
+                    (special if special_of(model) in kinds(site, t, k, norm[n], threshold=3.0) else other).append(size)
+        whole = torch.stack(other).mean(0)
+        ratios.append(torch.stack(special).mean(0) / whole if special else torch.full_like(whole, torch.nan))
     return torch.cat(ratios)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from matplotlib.image import AxesImage
 
+import mhprobe
 from curves import curve
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.masking.trace import Curve
 from mhprobe.report.figures import curves, maskable, pairwise, per_head, settling, style
+from mhprobe.report.html.facts import origin
+from mhprobe.stats.promise import Guarantee
 
 
 @pytest.fixture(autouse=True)
@@ -260,6 +264,22 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
 
 
+def test_a_figures_file_says_what_made_it(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "overrides.yaml").write_text("- +paper=voita\n- weights=/home/somebody/vit.safetensors\n")
+    made = origin("study", tmp_path)
+    assert made["command"] == "python -m mhprobe.study +paper=voita weights=vit.safetensors"
+    figure = per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+    png, pdf = style.save(figure, tmp_path / "a", origin=made)
+    text = Image.open(png).text
+    assert text["Source"] == made["command"] and text["Comment"] == f"commit {made['commit']}"
+    assert text["Software"] == f"mhprobe {mhprobe.__version__}"
+    for part in ("+paper=voita", made["commit"], mhprobe.__version__):
+        assert part.encode() in pdf.read_bytes()
+
+
 def test_one_value_far_above_all_others_gets_a_logarithmic_scale_and_zero_or_one_two_ticks():
     value = torch.rand(24, dtype=torch.float64) * 0.01 + 0.001
     value[3] = 5.0
@@ -282,3 +302,15 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
     style.save(figure, tmp_path / "c", "vit, n = 360")
     (text,) = figure.texts
     assert text.get_text() == "vit, n = 360" and text.get_position()[1] <= 0
+
+
+@pytest.mark.parametrize("promised", [2, 0])
+def test_a_line_says_where_the_promise_ends(promised):
+    whole = curve("head_fisher", [0, 1, 2, 3, 4], [0.9, 0.9, 0.893, 0.7, 0.5], split="calibration", chosen_on="train")
+    trace = dataclasses.replace(whole.traces[0], promised=promised)
+    figure = curves.draw([dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12)
+    across = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "-." and len(line.get_xdata())]
+    assert [float(line.get_xdata()[0]) for line in across] == ([2.0] if promised else [])
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert any(text.startswith("to here: at most 1 % lost" if promised else "nowhere: ") for text in texts)
+    assert_nothing_is_clipped(figure)

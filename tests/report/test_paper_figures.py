@@ -9,21 +9,31 @@ import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.report.figures import (
     accuracy_without,
+    before_training,
+    behaviours,
     by_block,
+    classes_at_steps,
+    correspondence,
     drop_histogram,
     fft_images,
     functions,
+    gate_density,
     groups_of_pairs,
     heat,
+    kernels,
     kinds_by_layer,
     kinds_of_layers,
+    landscape,
     masked_at_each_step,
     noise,
     pairwise,
+    phase,
+    relation_scores,
     run_agreement,
     run_curves,
     slopes_by_layer,
     sorted_heads,
+    surfaces,
 )
 from models import tiny_swin, tiny_vit
 
@@ -134,3 +144,67 @@ def test_the_others_clip_nothing(layout):
     points = [{"group": g, "curve": "c", "split": "test", "heads_masked": h, **share} for g in "ab" for h in (0, 3)]
     assert_nothing_is_clipped(run_curves.draw(points))
     assert_nothing_is_clipped(run_agreement.draw([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))
+
+
+def scored(relation, way, who=""):
+    return {"relation": relation, "way": way, "who": who, "score": 0.5, "low": 0.4, "high": 0.6}
+
+
+def blocks(measure, network, block):
+    return {"measure": measure, "network": network, "block": block, "min": -0.1, "mean": 0.2, "max": 0.9}
+
+
+def band(damage, low=""):
+    return {"damage": damage, "low": low, "high": low and low + 0.5, "accuracy": 0.7, "accuracy_low": 0.6,
+            "accuracy_high": 0.8}  # fmt: skip
+
+
+FREE = {  # figures that are no layout's
+    "gate_density": lambda: gate_density.draw(
+        {"log alpha = 2": torch.full((22,), 1 / 22)}, (torch.tensor([0, 0.31, 1.0]), torch.full((22,), 1 / 22))
+    ),
+    "relation_scores": lambda: relation_scores.draw(
+        [
+            scored(r, w, "block 11, head 11")
+            for r in ("along an edge", "same colour")
+            for w in ("best head", "even draw")
+        ]
+    ),
+    "probes": lambda: relation_scores.draw([scored("along an edge", f"attention and embedding {n}") for n in range(6)]),
+    "behaviours": lambda: behaviours.draw(
+        [
+            behaviours.Group(
+                "stage 0: 2 clusters\np = 1", torch.randn(5, 2), ["CLS"] * 4 + ["local"], torch.arange(5) % 2
+            )
+        ]
+        * 3
+    ),
+    "landscape": lambda: landscape.draw([-1.0, 0.0, 1.0], [torch.rand(3, 3) + 1, torch.rand(3, 3) + 1]),
+    "a landscape with a loss that overflows": lambda: landscape.draw(
+        [-1.0, 0.0, 1.0], [torch.tensor([[1.0, 2, 3], [1, 2, torch.inf], [4, 5, 6]])]
+    ),
+    "classes_at_steps": lambda: classes_at_steps.draw(
+        torch.rand(20, 10), torch.rand(20, 10) < 0.1, list(range(20)), ["a class with a very long name"] * 10
+    ),
+    "phase": lambda: phase.draw([band("none"), band("phase", 0.25), band("amplitude", 0.25)], 0.1),
+    "kernels": lambda: kernels.draw(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
+    "before_training": lambda: before_training.draw(
+        [blocks("cka", network, b) for network in ("trained", "untrained") for b in range(6)], {"cka": "linear CKA"}
+    ),
+    "surfaces": lambda: surfaces.draw(torch.rand(4, 5), torch.rand(3, 40), [0, 1, 2]),
+    "a surface of one patch and one block": lambda: surfaces.draw(torch.rand(1, 1), torch.rand(1, 40), [7]),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_figures_of_no_layout_clip_nothing(name):
+    torch.manual_seed(0)
+    assert_nothing_is_clipped(FREE[name]())
+
+
+def test_correspondence_counts_the_heads_that_stay_themselves(layout):
+    columns = per_head(layout, "itself", "best_other", "chance")
+    columns["corresponds"] = (columns["itself"] > columns["best_other"]).long()
+    figure = correspondence.draw(layout, columns)
+    assert figure.axes[0].get_title(loc="left").startswith(f"{int(columns['corresponds'].sum())} of {layout.num_heads}")
+    assert_nothing_is_clipped(figure)

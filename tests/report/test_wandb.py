@@ -19,6 +19,7 @@ import torch
 import wandb
 from lightning.pytorch.utilities import rank_zero_only
 
+import runs
 from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.masking import of_curves
@@ -241,3 +242,39 @@ def test_a_server_that_dies_neither_stops_nor_hangs_a_run(tmp_path, monkeypatch,
     steps = history(folder)  # on disk, for `wandb sync`
     for name in ("figures/masking_curves.path", "masking/head_max/test/accuracy", "train/loss"):
         assert any(name in step for step in steps)
+
+
+@pytest.mark.slow
+def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, monkeypatch):
+    import mhprobe.train
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "a_group" / "a_run"
+    (folder / "config").mkdir(parents=True)
+    small = ["data.limit_test=40", "data.limit_train=64", "data.limit_val=20", "masking.steps=1"]
+    given = ["logger=wandb", "measure=[gate_importance,cka]", "trainer.max_epochs=1", *small]
+    mhprobe.train.run(runs.config("train", tmp_path, *given), folder)
+    wandb.teardown()
+
+    found = records(folder)
+    (run,) = (record["run"] for record in found if record["type"] == "run")
+    assert (run["run_group"], run["job_type"]) == ("a_group", "train")
+    assert len(run["tags"]) >= 1 and run["display_name"] == "a_group/a_run"
+    settings: dict[str, Any] = {}
+    for record in found:
+        if record["type"] == "config":
+            settings.update(record["config"]["update"])
+    assert (
+        settings["backbone"]["depth"] == 2 and settings["data"]["limit_test"] == 40 and settings["command"] == "train"
+    )
+    steps = history(folder)
+    logged = {key for step in steps for key in step}
+    tables, figures = ({path.stem for path in (folder / name).iterdir()} for name in ("tables", "figures"))
+    assert tables and {f"tables/{name}.path" for name in tables} <= logged
+    assert figures and {f"figures/{name}.path" for name in figures} <= logged
+    assert {"report.path", "val/accuracy", "masking/heads_masked"} <= logged
+    assert list(folder.glob("wandb/*run-*/files/media/table/charts/masking_curves*.json"))
+    (page,) = (step["report.path"] for step in steps if "report.path" in step)
+    (media,) = folder.glob(f"wandb/*run-*/files/{page}")
+    assert 'id="grid"' in media.read_text()  # with the atlas
+    assert {record["artifact"]["type"] for record in found if record["type"] == "artifact"} >= {"report"}

@@ -83,6 +83,19 @@ def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Pa
         {f"attention/block 2 head {h}": torch.rand(2, 28, 28, generator=generator) for h in range(4)},
         folder / "maps.safetensors",
     )
+    queries = ("the class token", "the registers (mean)", "the patch in the middle")
+    save_file(
+        {
+            "pictures": torch.randint(0, 255, (2, 3, 20, 30), generator=generator, dtype=torch.uint8),
+            **{
+                f"{query}/{site.name}": torch.randint(0, 64, (2, site.num_heads, 14, 14), generator=generator).byte()
+                for query in queries
+                for site in heads.sites
+            },
+        },
+        folder / "attention.safetensors",
+        {"titles": json.dumps([f"image {image}: {EVIL}, taken for cat" for image in (0, 1)])},
+    )
     rows = [{"image": image, "label": EVIL, "predicted": "cat"} for image in (0, 5) for _ in range(4)]
     report.add_table("maps", table(rows))
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})

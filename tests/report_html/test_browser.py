@@ -96,7 +96,6 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
     assert "step 3 of 3" in said  # of the order "wise"
     assert len(page.locator("#head .bars .name").all()) == len(CLASSES) and "{{ 7 * 7 }}" in said
     assert page.locator("#head svg").count() == 1  # its history
-    assert page.locator("#head canvas").count() == 0  # only block 2 has maps
     page.locator("#head .link").first.click()  # its nearest
     assert not page.inner_text("#head").startswith("Block 0, head 2")
 
@@ -107,6 +106,21 @@ def test_a_heads_maps_are_drawn(visit, address):
     assert page.locator("#head canvas").count() == 2
     colours = "c => new Set([...c.getContext('2d').getImageData(0, 0, 14, 14).data].filter((_, i) => i % 4 == 0)).size"
     assert page.eval_on_selector("#head canvas", colours) > 20
+
+
+def test_who_looks_can_be_chosen(visit, address):
+    page = visit(address)
+    page.click('[data-id="0"]')
+    assert page.locator("#which-map option").all_inner_texts() == [
+        f"attention of {who}" for who in ("the class token", "the registers (mean)", "the patch in the middle")
+    ]
+    pixels = "c => [...c.getContext('2d').getImageData(0, 0, 7, 7).data].join()"
+    before = page.eval_on_selector("#head canvas", pixels)
+    page.select_option("#which-map", "attention of the patch in the middle")
+    assert page.eval_on_selector("#head canvas", pixels) != before
+    page.click('[data-id="1"]')
+    assert page.input_value("#which-map") == "attention of the patch in the middle"  # the next head is asked the same
+    assert page.locator("#head .map img").count() == 2
 
 
 def test_the_keyboard_alone_is_enough(visit, address):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.html import atlas, captions, curves, finish_report, words, write_report
+from mhprobe.report.html import atlas, captions, curves, finish_report, finish_sweep, jobs, words, write_report
 from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.report import Report
@@ -135,12 +135,49 @@ def test_all_points_of_curves_keep_their_heads(page):
 
 
 def test_the_maps_of_heads_are_small_and_on_their_own_scale(page):
-    (maps,) = page.data["maps"]
+    *_, maps = page.data["maps"]
     assert maps["titles"] == [f"image {image}: {EVIL}, taken for cat" for image in (0, 5)]
     assert sorted(maps["heads"]) == ["10", "11", "8", "9"]  # of block 2
     for grids in maps["heads"].values():
         assert [(len(grid), len(grid[0])) for grid in grids] == [(14, 14)] * 2
-        assert {max(map(max, grid)) for grid in grids} == {99}
+        assert all("/" in "".join(grid) for grid in grids)  # the highest level
+
+
+def test_attention_is_of_who_was_asked_and_shows_the_images(page):
+    first, *_ = asked = page.data["maps"][:-1]
+    assert [one["name"] for one in asked] == [
+        f"attention of {who}" for who in ("the class token", "the registers (mean)", "the patch in the middle")
+    ]
+    assert len(first["heads"]) == 12 and all(len(grids) == 2 for grids in first["heads"].values())
+    assert all(url.startswith("data:image/png;base64,") for url in first["pictures"]) and len(first["pictures"]) == 2
+
+
+def test_damaged_attention_is_named_and_the_page_is_made(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "attention.safetensors").write_bytes(b"damaged")
+    page = Page(write_report(folder).read_text())
+    assert "attention.safetensors: " in page.text and len(page.data["maps"]) == 1
+
+
+def test_a_sweep_ends_with_its_jobs_side_by_side(tmp_path):
+    assert finish_sweep(tmp_path) is None
+    make_run(tmp_path / "0")
+    assert finish_sweep(tmp_path) is None  # one job is no comparison
+    make_run(tmp_path / "1", seed=1)
+    page = finish_sweep(tmp_path)
+    assert page == tmp_path / "report.html" and "2 runs side by side" in page.read_text()
+    (tmp_path / "tables").mkdir()  # of the sweeper
+    (tmp_path / "multirun.yaml").write_text("")
+    assert [run.name for run in jobs(tmp_path)] == ["0", "1"]
+
+
+def test_a_sweep_whose_page_cannot_be_made_does_not_fail(tmp_path, caplog):
+    for job in "01":
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "metrics.json").write_text("damaged")
+    (tmp_path / "report.html").mkdir()
+    assert finish_sweep(tmp_path) is None
+    assert "python -m mhprobe.report" in caplog.text
 
 
 def test_the_history_has_a_number_per_head_and_step(page):
@@ -174,8 +211,6 @@ def test_the_prune_command_is_one_that_prune_takes(a_run):
 
 @pytest.mark.parametrize("kind", captions.kinds())
 def test_every_kind_of_figure_says_how_to_read_it(kind, a_run):
-    if kind == "style":
-        return
     run = read_run(a_run)
     text = captions.caption(f"something_{kind}", run)
     assert text.endswith(".") and len(text) > 60

@@ -141,18 +141,39 @@ def checkpoint(folder: Path, time: int) -> Path:
     return path
 
 
+def sweep(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "multirun.yaml").touch()
+    return folder
+
+
 def test_last_is_looked_for_in_the_own_folder_then_beside_it(tmp_path):
     old, new = checkpoint(tmp_path / "10-00", 1), checkpoint(tmp_path / "11-00", 2)
-    checkpoint(tmp_path / "sweep_11-30" / "0", 3)  # a job of a sweep is another run
+    checkpoint(sweep(tmp_path / "sweep_11-30") / "0", 3)  # a job of a sweep is another run
     assert earlier(tmp_path, tmp_path / "12-00") == [new, old]
     assert earlier(tmp_path, tmp_path.parent / "elsewhere") == [new, old]
     own = checkpoint(tmp_path / "12-00", 0)
     assert earlier(tmp_path, tmp_path / "12-00") == [own]
 
 
-def test_a_job_of_a_sweep_goes_on_from_its_own_number_in_an_earlier_sweep(tmp_path):
-    checkpoint(tmp_path / "09-00", 9)
-    first = [checkpoint(tmp_path / "sweep_10-00" / str(job), job) for job in range(2)]
-    checkpoint(tmp_path / "sweep_11-00" / "0", 5)  # what the job before this one has just written
-    assert earlier(tmp_path, tmp_path / "sweep_11-00" / "1") == [first[1]]
-    assert earlier(tmp_path, tmp_path / "sweep_12-00" / "0")[-1] == first[0]
+def test_a_part_of_a_study_goes_on_from_the_same_part(tmp_path):
+    checkpoint(tmp_path / "10-00", 5)
+    part = checkpoint(tmp_path / "10-00" / "pruned_4", 1)
+    checkpoint(tmp_path / "10-00" / "scratch_4", 2)
+    assert earlier(tmp_path, tmp_path / "12-00" / "pruned_4") == [part]
+
+
+@pytest.mark.parametrize("named", ["of the jobs", "of several experiments", "given by hand"])
+def test_a_job_of_a_sweep_goes_on_from_its_own_number_in_an_earlier_sweep(tmp_path, named):
+    """runs: the folder of the job's own name. Where the sweep has another, its own runs are still no others'."""
+    runs = tmp_path / "digits_vit"
+    beside = {"of the jobs": runs, "of several experiments": tmp_path / "vit_and_1_more"}.get(
+        named, tmp_path / "x" / "y"
+    )
+    checkpoint(runs / "09-00", 9)
+    first = [checkpoint(sweep(beside / "a") / "0", 0), checkpoint(beside / "a" / "1", 1)]
+    now = sweep(beside / "b")
+    checkpoint(now / "0", 5)  # what the job before this one has just written
+    assert earlier(runs, now / "1") == [first[1]]
+    assert earlier(runs, sweep(beside / "c") / "0")[-1] == first[0]
+    assert earlier(runs, now / "2") == []  # a job that no earlier sweep had: not a run that was none of a sweep

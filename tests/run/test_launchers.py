@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -11,7 +12,7 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import jobs
+from mhprobe.run import jobs, sections
 from mhprobe.run.sections import CONF
 
 ENGINES = [
@@ -117,3 +118,25 @@ def test_aims_that_no_job_has_are_named(tmp_path):
     with pytest.raises(UserError, match="directions"):
         OptunaSweeper({"a": "up"}, 1, 1, "TPESampler", 0, None, None)._study()
     assert "ray" not in sys.modules  # Hydra imports every plugin at each start
+
+
+@pytest.mark.parametrize(
+    ("swept", "name"),
+    [
+        ("+experiment=digits_vit,digits_swin", "digits_vit_and_1_more"),
+        ("name=a,b,c", "a_and_2_more"),
+        ("seed=0,1", "vit_tiny_patch16_224"),
+    ],
+)
+def test_a_sweep_over_what_names_its_jobs_has_a_name_of_its_own(tmp_path, monkeypatch, swept, name):
+    """Not that of the first job, nor of what the command would be without them."""
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.utils import setup_globals
+    from hydra.types import RunMode
+
+    sections.install()
+    setup_globals()
+    monkeypatch.chdir(tmp_path)
+    loader = sections.OwnSections(create_config_search_path(str(CONF)))
+    cfg = loader.load_configuration("train", [swept], RunMode.MULTIRUN)
+    assert Path(cfg.hydra.sweep.dir).parent == Path("outputs", name)

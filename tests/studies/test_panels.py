@@ -6,21 +6,39 @@ import math
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
+from mhprobe.backbones.patches import patch_convolution
+from mhprobe.errors import UserError
+from mhprobe.gates.hard_concrete import HardConcrete
+from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
-from mhprobe.report.figures import sharpness
+from mhprobe.measures.places import Piece, places_of
+from mhprobe.report.figures import gate_density, sharpness
+from mhprobe.studies.paired import compared, corrected
+from mhprobe.studies.panels.before_training import pairs
+from mhprobe.studies.panels.classes import cells
+from mhprobe.studies.panels.clusters import alike, cluster, scaled
+from mhprobe.studies.panels.correspondence import between, other_way
+from mhprobe.studies.panels.covering import around_the_favourite
 from mhprobe.studies.panels.fft_images import halves, log_amplitude
 from mhprobe.studies.panels.heat import auc_interval, hottest
 from mhprobe.studies.panels.hessian import eigenvalues
+from mhprobe.studies.panels.kernels import strongest
 from mhprobe.studies.panels.kinds_of_layers import kinds
+from mhprobe.studies.panels.landscape import direction, losses
 from mhprobe.studies.panels.masked import phases
 from mhprobe.studies.panels.noise import ring_noise
+from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
+from mhprobe.studies.panels.phase import without
+from mhprobe.studies.panels.probing import Queries, probe
+from mhprobe.studies.panels.relations import answers
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -126,3 +144,230 @@ def test_heads_fall_before_at_and_behind_the_drop():
 def test_sharpness_is_drawn():
     rows = [{"part": part, "rank": 1, "eigenvalue": value} for part, value in (("all", 9.0), ("blocks.0", -1.0))]
     assert_nothing_is_clipped(sharpness.draw(rows))
+
+
+def test_the_distribution_of_gates_is_drawn_whole():
+    shares = {f"log alpha {a}": torch.full((gate_density.BINS + 2,), 1 / (gate_density.BINS + 2)) for a in (-2, 0, 2)}
+    assert_nothing_is_clipped(gate_density.draw(shares, (torch.rand(72), shares["log alpha 0"])))
+
+
+def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
+    """Against 200,000 draws of the gate itself: four standard errors of a share are below 0.0045."""
+    torch.manual_seed(0)
+    distribution = HardConcrete()
+    u = torch.rand(200_000, dtype=torch.float64)
+    for log_alpha in (-2.0, 0.5, 2.0):
+        drawn = distribution.sample(torch.tensor(log_alpha), u.log() - (-u).log1p())
+        (share,) = distribution.binned(torch.tensor([log_alpha]), gate_density.BINS)
+        assert share.sum().item() == pytest.approx(1)
+        torch.testing.assert_close(gate_density.histogram(drawn), share, rtol=0, atol=0.0045)
+        assert share[0].item() == pytest.approx(1 - distribution.p_open(torch.tensor(log_alpha)).item(), abs=1e-6)
+
+
+def test_voitas_two_arms_are_compared_image_by_image():
+    pruned = torch.tensor([True] * 70 + [False] * 30)
+    scratch = torch.tensor([True] * 60 + [False] * 10 + [True] * 2 + [False] * 28)
+    delta, low, high, p = compared(pruned, scratch)
+    assert delta == pytest.approx(-0.08) and low < delta < high < 0
+    assert p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)  # the sign test, by hand
+    same = compared(pruned, pruned)
+    assert same[0] == 0 and same[3] == 1
+    assert corrected([0.01, 0.04]) == [0.02, 0.04]
+
+
+def test_relations_are_right_for_the_keys_that_they_name():
+    """A picture of 4 x 4 patches: left half dark, right half bright, so that an edge runs down its middle."""
+    picture = torch.zeros(1, 3, 16, 16)
+    picture[..., 7:] = 1.0  # the edge lies inside the second column of patches
+    centres = torch.tensor([[0.0, 0, 0], [1.0, 1, 1]], dtype=torch.float64)
+    right = dict(zip(RELATIONS, right_keys(picture, (4, 4), centres)[0], strict=True))
+    keys = {name: set(of[5].nonzero().flatten().tolist()) for name, of in right.items()}  # row 1, column 1
+    assert keys["mirror image"] == {6} and keys["opposite"] == {10}
+    assert keys["same colour"] == {0, 1, 4, 8, 9, 12, 13}  # column 1 is a quarter bright
+    assert keys["along an edge"] == {1, 9}  # above and below
+    assert not right["along an edge"][0].any()  # no edge in the first column
+    assert not any(of.diagonal().any() for of in right.values())
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
+    """Partners are the columns 0 and 1, 2 and 3, ...: no fixed offset is right for more than half of the queries."""
+    layout = mhprobe.attach(build()).layout
+    site = layout.sites[0]
+    places, (tall, wide) = places_of(site, torch.device("cpu")), site.token_grid
+    cell = torch.arange(tall * wide)
+    partner, below = cell - cell % wide + (cell % wide ^ 1), cell + wide
+    right = torch.zeros(1, 2, tall * wide, tall * wide, dtype=torch.bool)
+    right[0, 0, cell[partner < (cell // wide + 1) * wide], partner[partner < (cell // wide + 1) * wide]] = True
+    right[0, 1, cell[:-wide], below[:-wide]] = True  # control: the patch below
+    token = (places.token - site.prefix_tokens).clamp(min=0)
+    looks = right[0, 0][token[:, :, None], token[:, None]] & places.patch_pairs
+    attn = torch.rand(1, len(token), 1, *looks.shape[1:], dtype=torch.float64) * 0.1
+    attn[0, :, 0] += looks
+    piece = Piece(0, site, places, torch.tensor([0]), attn)
+    (partners, offsets, even), (control, down, _) = answers(piece, right)
+    assert partners.item() == 1 and control.item() < 0.2
+    assert even.item() < 0.5 and offsets.max().item() == pytest.approx(0.5) and down.max().item() == pytest.approx(1)
+
+
+def test_a_probe_finds_the_head_that_knows_and_guesses_where_none_does():
+    generator = torch.Generator().manual_seed(0)
+    keys, itself = 9, torch.eye(9, dtype=torch.bool)[torch.arange(240) % 9]
+
+    def queries(knows):
+        answer = (torch.arange(240) * 5 + 1 + torch.arange(240) // 9) % keys
+        answer = torch.where(answer == torch.arange(240) % 9, (answer + 1) % keys, answer)
+        right = torch.nn.functional.one_hot(answer, keys).bool()
+        features = torch.rand(240, keys, 4, generator=generator)
+        features[..., 2] += 3 * knows * right
+        facts = torch.rand(240, keys, 3, generator=generator)
+        return Queries(features, facts, right[..., None], torch.zeros(240, keys), torch.arange(240), itself)
+
+    for knows, low, high in ((1, 0.95, 1), (0, 0.02, 0.3)):  # chance is 1 of 8
+        fit, test = queries(knows), queries(knows)
+        for embedded in (False, True):
+            best = probe(fit, test, 0, steps=60, embedded=embedded).argmax(1)
+            assert low <= test.right[torch.arange(240), best, 0].double().mean() <= high
+
+
+def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_cloud():
+    torch.manual_seed(0)
+    cloud = torch.randn(30, 3, dtype=torch.float64)
+    apart = cloud * 0.2 + 4 * torch.nn.functional.one_hot(torch.arange(30) % 3, 3)
+    found, doubted = (cluster(torch.cdist(points, points), draws=39, seed=0) for points in (apart, cloud))
+    assert int(found.cluster.max()) == 2 and found.p == 1 / 40 and found.silhouette > 0.8
+    assert len({tuple(found.cluster[k::3].tolist()) for k in range(3)}) == 3  # each of the three, whole
+    assert doubted.p > 0.05
+    torch.testing.assert_close(torch.cdist(*[scaled(torch.cdist(cloud, cloud))] * 2), torch.cdist(cloud, cloud))
+    does = [("a", "b", "c")[k % 3] for k in range(30)]
+    distance = torch.cdist(apart, apart)
+    together, p = alike(distance, does, permutations=99, seed=0)
+    assert together > 0.8 and p == 0.01
+    assert alike(distance, sorted(does), permutations=99, seed=0)[1] > 0.05  # each function in each cluster
+
+
+def test_the_loss_landscape_is_the_loss_at_moved_weights_and_leaves_the_model_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    images, labels = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 3
+    before = [weight.clone() for weight in model.parameters()]
+    a, b = direction(model, 0), direction(model, 1)
+    torch.testing.assert_close(a[0].norm(dim=1), model.weight.detach().norm(dim=1))
+    assert not a[1].any() and (a[0] != b[0]).all()  # the bias stays
+    found = losses(model, images, labels, [-0.5, 0.0, 0.5], [a, b])
+    moved = model.weight - 0.5 * a[0] + 0.5 * b[0]
+    assert found[0, 2].item() == pytest.approx(cross_entropy(images @ moved.T + model.bias, labels).item())
+    assert found[1, 1].item() == pytest.approx(cross_entropy(model(images), labels).item())
+    assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
+
+
+def test_a_ring_loses_its_phases_or_its_amplitudes_and_nothing_else():
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    whole = torch.fft.fft2(images)
+    frequency = np.fft.fftfreq(16) * 2
+    radius = np.hypot(frequency[:, None], frequency[None])
+    inside = torch.from_numpy((radius > 0.25) & (radius <= 0.5))
+    for damage, kept, lost in (("phase", torch.abs, torch.angle), ("amplitude", torch.angle, torch.abs)):
+        found = torch.fft.fft2(without(images, torch.tensor([3, 9]), damage, ring=1, rings=4, seed=0))
+        torch.testing.assert_close(found[..., ~inside], whole[..., ~inside])
+        torch.testing.assert_close(kept(found[..., inside]), kept(whole[..., inside]))
+        assert (lost(found[..., inside]) - lost(whole[..., inside])).abs().median() > 0.1
+        energy = [each[..., inside].abs().square().sum() for each in (found, whole)]
+        torch.testing.assert_close(*energy)
+    alone = without(images[1:], torch.tensor([9]), "phase", ring=1, rings=4, seed=0)
+    torch.testing.assert_close(alone, without(images, torch.tensor([3, 9]), "phase", ring=1, rings=4, seed=0)[1:])
+    assert without(images, torch.tensor([3, 9]), "none", 0, 4, 0) is images
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_a_covering_map_is_what_a_loop_over_queries_adds_up(build):
+    layout = mhprobe.attach(build()).layout
+    number = len(layout.sites) - 1
+    site = layout.sites[number]
+    places = places_of(site, torch.device("cpu"))
+    torch.manual_seed(0)
+    attn = torch.rand(1, len(places.token), 2, *places.pairs.shape[1:], dtype=torch.float64)
+    tall, wide = (2 * side - 1 for side in site.token_grid)
+    mass, queries = around_the_favourite(Piece(number, site, places, torch.tensor([0]), attn), (tall, wide))
+    expected, seen = torch.zeros_like(mass), torch.zeros_like(mass)
+    for window, query in places.patch.nonzero().tolist():
+        keys = places.patch_pairs[window, query].nonzero().flatten()
+        for head in range(2):
+            row = attn[0, window, head, query, keys]
+            cells = places.cell[window, keys]
+            offset = cells - cells[row.argmax()] + torch.tensor([tall // 2, wide // 2])
+            for (y, x), value in zip(offset.tolist(), (row / row.sum()).tolist(), strict=True):
+                expected[head, y, x] += value
+                seen[head, y, x] += 1
+    torch.testing.assert_close(mass, expected)
+    torch.testing.assert_close(queries, seen)
+
+
+def test_attention_without_a_matrix_is_refused_with_the_reason():
+    xcit = timm.create_model("xcit_nano_12_p16_224", embed_dim=16, depth=1, num_heads=2, img_size=32, num_classes=3)
+    mhprobe.attach(xcit)  # it has heads, and no attention between patches to roll out
+    with pytest.raises(UserError, match="channels"):
+        Rollout()(xcit, torch.zeros(1, 3, 32, 32))
+
+    class HydraAttention(nn.Module):
+        pass
+
+    with pytest.raises(UserError, match="adds up keys times values before any query is seen"):
+        mhprobe.attach(nn.Sequential(HydraAttention()))
+
+
+def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():
+    """A head whose two value rows read two known patterns, the first twice as strongly."""
+    patterns = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
+    pixels = patterns.view(12, 3, 2, 2)  # channel c of the embedding reads pattern c
+    value = torch.zeros(1, 2, 12, dtype=torch.float64)
+    value[0, 0, 3], value[0, 1, 7] = 2.0, 1.0
+    strength, found = strongest(value, pixels, count=2)
+    torch.testing.assert_close(strength, torch.tensor([[2.0, 1.0]], dtype=torch.float64))
+    for number, channel in enumerate((3, 7)):
+        overlap = (found[0, number] * pixels[channel]).sum().abs().item()
+        assert overlap == pytest.approx(1)
+        assert found[0, number].flatten()[found[0, number].abs().argmax()] > 0
+    with pytest.raises(UserError, match="A convolutional stem has no kernels"):
+        patch_convolution(nn.Conv2d(3, 8, 3))
+    assert isinstance(patch_convolution(tiny_swin()), nn.Conv2d)
+
+
+def test_heads_across_views_are_aligned_as_the_definition_says():
+    """Linear CKA written out on the rows: ||Y'X||^2 / (||X'X|| ||Y'Y||), centred."""
+    torch.manual_seed(0)
+    one, other = (torch.randn(50, 3, 4, dtype=torch.float64) + 1 for _ in "ab")  # 3 heads of width 4
+    other[:, 1] = one[:, 2] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q  # head 2 has become head 1
+    both = torch.cat([one.flatten(1), other.flatten(1)], 1)
+    found = between(both.mT @ both, both.sum(0), torch.tensor(50.0), heads=3)
+    for a in range(3):
+        for b in range(3):
+            x, y = (part[:, head] - part[:, head].mean(0) for part, head in ((one, a), (other, b)))
+            expected = (y.mT @ x).norm() ** 2 / ((x.mT @ x).norm() * (y.mT @ y).norm())
+            assert found[a, b].item() == pytest.approx(expected.item())
+    assert found[2, 1].item() == pytest.approx(1) and found[2].argmax() == 1
+    site = mhprobe.attach(tiny_swin()).layout.sites[0]
+    rows = torch.randn(2, math.prod(site.token_grid), 5)
+    torch.testing.assert_close(other_way(other_way(rows, site), site), rows)
+    assert torch.equal(other_way(rows, site)[:, 0], rows[:, site.token_grid[1] - 1])
+
+
+def test_pairs_of_a_block_are_counted_once_and_without_the_head_itself():
+    value = torch.arange(16.0).view(4, 4)
+    assert pairs(value, slice(1, 4)).tolist() == [6, 7, 11]
+    value[1, 2] = torch.nan
+    assert pairs(value, slice(1, 4)).tolist() == [7, 11]
+
+
+def test_classes_fall_where_their_images_are_lost():
+    """Two classes of 20 images; at the second step class 0 loses 10 images that it had."""
+    labels = torch.arange(40) % 2
+    right = torch.ones(3, 40, dtype=torch.bool)
+    right[:, labels == 1] = False
+    right[2, labels.eq(0).nonzero().flatten()[:10]] = False
+    found = cells(right, labels, classes=3)
+    assert found.accuracy[:, :2].tolist() == [[1, 0], [1, 0], [0.5, 0]] and found.accuracy[:, 2].isnan().all()
+    assert found.p[2, 0].item() == pytest.approx(2 / 2**10)  # the sign test of ten images lost and none won
+    assert found.p_holm[2, 0].item() == pytest.approx(4 * 2 / 2**10)  # two steps of two classes
+    assert found.p[:2, :2].eq(1).all() and found.p_holm[0].eq(1).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import pytest
 
@@ -52,6 +53,15 @@ def test_its_figures_name_what_is_there(name, tmp_path):
     assert used["measure"] == set(paper["measure"])  # nothing is measured for nobody
 
 
+def test_make_papers_makes_every_paper_on_every_model():
+    told = ["make", "-n", "papers", "WEIGHTS=a.safetensors b.safetensors", "ROOT=images.tar", "PAPER=figures=[1]"]
+    out = subprocess.run(told, cwd=CONF.parent, capture_output=True, text=True, check=True).stdout
+    commands = [line for line in out.splitlines() if "mhprobe.study" in line]
+    assert sorted(line.split("+paper=")[1].split()[0] for line in commands) == PAPERS
+    assert all("data.root=images.tar figures=[1]" in line for line in commands)
+    assert out.count("for file in a.safetensors b.safetensors") == len(PAPERS)
+
+
 def test_michels_scores_are_normalised_as_his_are(tmp_path):
     paper = settings("vit", "michel", tmp_path)["paper"]
     assert paper["masking"]["curves"]["importance"]["order"]["measure"]["normalize"] == "layer_l2"
@@ -67,6 +77,8 @@ def test_it_makes_its_figures(name, family, tmp_path):
     cfg = settings(family, name, tmp_path)
     if "rarity" in cfg["paper"]["measure"]:
         cfg["paper"]["measure"]["rarity"]["codes"] = 8  # so few images have few different patches
+    if "table_4" in cfg["paper"]["figures"]:
+        cfg["paper"]["figures"]["table_4"]["panel"] |= {"rounds": 2, "seconds": 1e-3, "batches": [1, 2]}
     folder = tmp_path / "run"
     mhprobe.study.run(cfg, folder)
     made = json.loads((folder / "finished.json").read_text())

@@ -139,7 +139,9 @@ def test_given_heads_have_no_rounds(model):
 
 def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys):
     settings = {
-        **dict(heads=[0, 4], curve=None, step=None, remove=None, threshold=None, rounds=1, proj_bias="keep"),
+        **dict(
+            heads=[0, 4], curve=None, step=None, remove=None, threshold=None, rounds=1, proj_bias="keep", fold="zero"
+        ),
         **dict(onnx=False, torch_export=False, speed=True, speed_rounds=6, repair={"per": "none"}),
     }
     report = Report(tmp_path, layout_of(model))

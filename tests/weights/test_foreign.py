@@ -186,7 +186,8 @@ def test_a_folder_of_timm_s_passes_through_and_is_remembered_by_timm_s_name(fold
     found, _ = network(tmp_path, f"backbone.name=local-dir:{place}", "backbone.pretrained=true", *OURS)
     assert torch.equal(found.backbone.head.weight, model.head.weight)
     assert found.description["backbone"]["name"] == "vit_tiny_patch16_224"
-    assert found.description["backbone"]["embed_dim"] == 24 and found.description["backbone"]["img_size"] == [8, 8]
+    assert found.description["backbone"]["embed_dim"] == 24
+    assert found.description["backbone"]["img_size"] in (8, [8, 8])  # as timm writes it, by its version
     builders.save_weights(found.backbone, tmp_path / "again.safetensors", found.description)
     assert torch.equal(mhprobe.load(tmp_path / "again.safetensors").head.weight, model.head.weight)
 

@@ -34,7 +34,7 @@ __all__ = [
 def families() -> tuple[type[Family], ...]:
     """Every Family defined in a module of this package, and those that a program has defined besides."""
     _import_all()
-    return tuple(family for family in _below(Family) if not inspect.isabstract(family))
+    return tuple(family for family in _below(Family) if not inspect.isabstract(family) and hasattr(family, "title"))
 
 
 @functools.cache
@@ -60,18 +60,26 @@ def family_of(model: nn.Module) -> type[Family]:
         )
     if type(model).__module__.startswith("transformers."):
         raise UserError(f"{type(model).__name__}: of transformers, {_huggingface()} have their heads found.")
-    supported = ", ".join(family.title.split(" (")[0] for family in families())
+    for module in model.modules():
+        if (reason := _NO_MATRIX.get(type(module).__name__)) is not None:
+            raise UserError(f"{type(model).__module__}.{type(model).__name__}: {reason}")
     raise UserError(
-        f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; supported: "
-        f"{supported}. "
+        f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; "
+        f"docs/models.md lists the {len(families())} that there are. "
         f"To add one, see 'A backbone family' in CONTRIBUTING.md."
     )
+
+
+_NO_MATRIX = {  # attention that no head of ours can be, by its class, and why
+    "HydraAttention": "Hydra attention has a head per channel and adds up keys times values before any query is seen, "
+    "so it never forms attention between patches to measure, map or roll out; take a ViT or a Swin.",
+}
 
 
 def _huggingface() -> str:
     from mhprobe.backbones.huggingface import KINDS
 
-    return ", ".join(KINDS)
+    return ", ".join([*KINDS, "SwinModel"])
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

@@ -61,7 +61,7 @@ class Eva(Tokens):
         for block in model.blocks:
             if isinstance(block.attn, EvaAttention):
                 return of_fixed_width(block.attn)
-            if block.attn.num_kv_groups > 1:
+            if getattr(block.attn, "num_kv_groups", 1) > 1:  # timm has them from 1.0.30
                 return (
                     "the heads of timm's AttentionRope share keys and values here, so none can be removed alone. They "
                     "can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."

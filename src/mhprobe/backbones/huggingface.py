@@ -1,4 +1,4 @@
-"""Hugging Face transformers (from 5.0): ViT, DeiT, DINOv2, DINOv3, CLIP and SigLIP vision towers, BEiT; BERT, RoBERTa.
+"""Hugging Face transformers (from 5.19): ViT, DeiT, DINOv2, DINOv3, CLIP and SigLIP vision towers, BEiT; BERT, RoBERTa.
 
 Their attention modules are written alike: heads side by side enter an output projection, and a function that the
 configuration names (eager, sdpa ...) makes them of queries, keys and values. For as long as weights are to be seen, it
@@ -126,7 +126,7 @@ class HuggingFace(Family):
 
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
-        return {"size": _pair(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        return {"size": pair(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
     @classmethod
     def features_only(cls, model: Any) -> bool:
@@ -162,7 +162,7 @@ class _Apart(Seam):
 
 def _of_image(name: str, number: int, heads: int, width: int, kind: Kind, config: Any) -> HeadSite:
     prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
-    image, patch = _pair(config.image_size), _pair(config.patch_size)
+    image, patch = pair(config.image_size), pair(config.patch_size)
     return HeadSite(
         name=name,
         stage=0,
@@ -177,7 +177,7 @@ def _of_image(name: str, number: int, heads: int, width: int, kind: Kind, config
     )
 
 
-def _pair(side: Any) -> tuple[int, int]:
+def pair(side: Any) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import HeadSite
 
 _LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call the one behind attention
@@ -50,7 +50,7 @@ def no_norm_between(name: str, attention: Any) -> None:
     """UserError where a norm over the channels of all heads stands in front of the projection."""
     norm = getattr(attention, "norm", None)
     if not isinstance(norm, nn.Identity | None):
-        raise UserError(
+        raise HeadsMixed(
             f"{name}.norm is a {type(norm).__name__} between the heads and the projection "
             f"(scale_norm): it mixes heads, so masking one changes the others. Not supported."
         )

@@ -14,16 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from mhprobe.errors import UserError
+from mhprobe.errors import HeadsMixed, UserError
 
 
 @dataclass
 class Architecture:
-    """What became of the names of one class. attention: whether its models have modules with heads at all."""
+    """What became of the names of one class. attention: whether its models have modules with heads at all.
+
+    mixed: how many of the refused have heads that are no slices of what enters a projection.
+    """
 
     attention: bool = False
     attached: int = 0
     prunable: int = 0
+    mixed: int = 0
     refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # by reason
 
     @property
@@ -48,15 +52,19 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
             found[str(known)].refused[_UNKNOWN].append(name)
             continue
         entry = found[type(model).__name__]
-        entry.attention |= any(hasattr(module, "num_heads") for module in model.modules())
+        attention = any(hasattr(module, "num_heads") for module in model.modules())
+        entry.attention |= attention
         if not any(family.claims(model) for family in families()):
             unclaimed.add(type(model))
             entry.refused[_UNKNOWN].append(name)
             continue
+        if not attention:  # a smaller one of its class, of convolutions alone
+            continue
         try:
             layout_of(model)
         except UserError as error:
-            entry.refused[re.sub(r"blocks\.\d+", "a block", str(error))].append(name)
+            entry.mixed += isinstance(error, HeadsMixed)
+            entry.refused[re.sub(r"^\S*\d\S*?(?=\.attn|[: ])", "a block", str(error))].append(name)
         else:
             entry.attached += 1
             entry.prunable += family_of(model).unprunable(model) is None
@@ -96,6 +104,7 @@ def page(found: dict[str, Architecture]) -> str:
     named = sorted(found.items(), key=lambda item: (-item[1].attached, -item[1].names, item[0]))
     heads = [(name, entry) for name, entry in named if entry.attention]
     attached, prunable = (sum(getattr(entry, what) for _, entry in heads) for what in ("attached", "prunable"))
+    mixed = sum(entry.mixed for _, entry in heads)
     total, others = sum(entry.names for _, entry in heads), len(found) - len(heads)
     rows = [
         f"| {name} | {entry.names} | {entry.attached} | {entry.prunable} | {_reasons(entry)} |" for name, entry in heads
@@ -106,8 +115,17 @@ def page(found: dict[str, Architecture]) -> str:
             "",
             f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names whose "
             f"architecture has modules with heads can be gated, measured and masked; of {prunable} heads can be "
-            f"removed. {others} more architectures have no such modules. Of an architecture that no family knows only "
-            f"the first model was built.",
+            f"removed. {mixed} of the others mix their heads before the projection, so that none could be gated alone: "
+            f"of the names with heads that can be told apart {attached / max(1, total - mixed):.0%} attach.",
+            "",
+            f"Of an architecture that no family knows only the first model was built. {others} more architectures have "
+            f"no such modules there, and are not counted: most are convolutions, but those whose first model has no "
+            f"heads where others do (MobileViT, MobileNetV4's hybrids), and those that name their heads otherwise "
+            f"(Hiera), are among them.",
+            "",
+            "Where a reason says so, or a family is one of attention between channels or with coarser keys, heads have "
+            "no attention weights over the tokens of the image; measures that ask for them are left out with that "
+            "reason.",
             "",
             "| architecture class | names | attach | can be pruned | why the others are refused |",
             "|---|---|---|---|---|",

@@ -33,7 +33,7 @@ class Tokens(Family):
                 name = f"blocks.{number}.{inside}"
                 attention = block.get_submodule(inside)
                 if type(block) not in cls.middle or type(attention) not in (*cls.attention, NoHeads):
-                    raise UserError(cls.strange(name, attention, block))
+                    raise cls.strange(name, attention, block)
                 if getattr(attention, "num_heads", 0) > 0:  # else all were removed
                     no_norm_between(name, attention)
                     yield token_site(model, number, name, attention)
@@ -44,10 +44,10 @@ class Tokens(Family):
         return ("attn",)
 
     @classmethod
-    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> str:
+    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
         """Why heads are not looked for in such attention, or in such a block."""
         expected = " or ".join(kind.__name__ for kind in cls.attention)
-        return (
+        return UserError(
             f"{name} is a {type(attention).__name__} in a {type(block).__name__}, expected the {expected} of timm's "
             f"{cls.model.__name__}: nobody has looked where its heads are."
         )

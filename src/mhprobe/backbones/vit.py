@@ -16,7 +16,7 @@ from torch import nn
 from mhprobe.backbones.base import DirectPath
 from mhprobe.backbones.parts import keep_channels, linear_pool, other_forward
 from mhprobe.backbones.tokens import Piece, Tokens
-from mhprobe.errors import UserError
+from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import HeadSite
 
 
@@ -37,14 +37,14 @@ class ViT(Tokens):
         return [f"attns.{i}.attn" for i in range(len(block.attns))] if hasattr(block, "attns") else ["attn"]
 
     @classmethod
-    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> str:
+    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
         if attention is block:
-            return (
+            return HeadsMixed(
                 f"{name.rstrip('.')} is a {type(block).__name__}: its heads and its MLP share one projection, or its "
                 f"heads are combined before it, so no slice of channels belongs to one head. Use a model of plain "
                 f"blocks."
             )
-        return (
+        return HeadsMixed(
             f"{name} is a {type(attention).__name__}, expected timm.layers.Attention: its heads are combined before "
             f"the projection, so none can be gated alone."
         )
@@ -60,6 +60,8 @@ class ViT(Tokens):
         attn = model.get_submodule(site.name)
         keep_channels(attn, site, keep)
         attn.attn_dim = len(keep) * site.head_dim
+        if not keep:  # torch 2.11's fused product of no heads ends the process (SIGFPE)
+            attn.fused_attn = False
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:

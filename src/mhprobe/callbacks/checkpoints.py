@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import UserError
-from mhprobe.io.files import write
+from mhprobe.io.files import reason, write
 from mhprobe.io.stopping import handle, stop
 from mhprobe.weights.checkpoint import load_checkpoint, save_checkpoint
 
@@ -27,20 +27,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             save_checkpoint(checkpoint, Path(path))
         except RuntimeError as error:  # torch's writer puts its own complaint in front of the disk's
             raise UserError(
-                f"checkpoint: could not write {path} ({_of_the_disk(error)}). The one before it is untouched; free "
-                f"some room and go on with ckpt_path=last."
+                f"checkpoint: could not write {path} ({_of_the_disk(error, Path(path))}). The one before it is "
+                f"untouched; free some room and go on with ckpt_path=last."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         return load_checkpoint(path)
 
 
-def _of_the_disk(error: BaseException) -> str:
+def _of_the_disk(error: BaseException, path: Path) -> str:
     """What the operating system said first, e.g. "No space left on device"."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):
-            return cause.strerror or str(cause)
+            return reason(cause, path)
         cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())
 

@@ -21,6 +21,7 @@ import torch
 from mhprobe import ranks
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
+from mhprobe.gates.fill import Fill
 from mhprobe.io.progress import stage
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.cache import MaskCache, cache_key
@@ -30,6 +31,7 @@ from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.masking.totals import totals
 from mhprobe.masking.trace import Curve
 from mhprobe.masking.units import make_units
+from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import measure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.report import Report
@@ -84,13 +86,16 @@ class MaskingCurve(L.Callback):
         identity = identity_of(pl_module, data)
         costs = self._costs(pl_module, data)
         curves: list[Curve] = []
+        chosen = functools.partial(data.batches, SPLITS[self.select_on], pl_module.device)
+        fills = {name: find_fill(pl_module, name, chosen) for name in dict.fromkeys(spec.fill for spec in self.specs)}
         for number, spec in enumerate(self.specs, 1):
             if trainer.is_global_zero:
                 stage(f"masking curve {number} of {len(self.specs)}: {spec.name}")
                 if make_units(spec.units, layout, spec.exclude_layers).per_stage:
                     log.info("%s: stages differ in their heads, so units=%s goes stage by stage", spec.name, spec.units)
             select, report = (
-                self._evaluator(trainer, pl_module, split, spec, identity) for split in (self.select_on, "test")
+                self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill])
+                for split in (self.select_on, "test")
             )
             curves += masking_curve(
                 layout,
@@ -117,8 +122,15 @@ class MaskingCurve(L.Callback):
         return self.join.answer(whole, columns)
 
     def _evaluator(
-        self, trainer: L.Trainer, module: L.LightningModule, split: str, spec: CurveSpec, identity: dict[str, Any]
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        split: str,
+        spec: CurveSpec,
+        identity: dict[str, Any],
+        fill: Fill | None,
     ) -> Evaluate:
+        found_on = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         name, data = SPLITS[split], _data(trainer)
         batches = functools.partial(data.batches, name, module.device)
         return evaluator(
@@ -129,7 +141,8 @@ class MaskingCurve(L.Callback):
             show=trainer.is_global_zero,
             pick=batches,
             rescale=spec.rescale,
-            cache=MaskCache(self.cache, cache_key(**identity, split=name, rescale=spec.rescale)),
+            cache=MaskCache(self.cache, cache_key(**identity, split=name, rescale=spec.rescale, **found_on)),
+            fill=fill,
         )
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
+from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.report import tables
-from mhprobe.report.figures import gate_history
+from mhprobe.report.figures import gate_density, gate_history
 from mhprobe.report.report import Report, Result
 from mhprobe.scoring.tally import tally
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
 
@@ -20,7 +24,8 @@ ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
 class GateHistory(L.Callback):
     """Writes gate_history (table and figure) after training, and after the test the table gates and metrics.
 
-    gates: head, site, stage, block, index, gate (in evaluation), open (P(open), or |gate|), kept (0 or 1).
+    gates: head, site, stage, block, index, gate (in evaluation), open (P(open), or |gate|), kept (0 or 1),
+    shifted (0 or 1) where a model has shifted windows. Of hard-concrete gates also the figure gate_density.
     Metrics: gates/kept, gates/expected_open; test accuracy and loss once more with gates of exactly 0 and 1.
 
     keep, threshold: the binary decision, as in ``HeadGates.kept``.
@@ -82,5 +87,15 @@ class GateHistory(L.Callback):
             "gates/binary_accuracy": float(binary["accuracy"]),
             "gates/binary_loss": float(binary["loss"]),
         }
+        shifted = [site.windows is not None and any(site.windows.shift) for _, _, site in gates.layout]
+        if any(shifted):
+            columns["shifted"] = torch.tensor(shifted).long()
         table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
         self.report.add("gates", Result(table, metrics=metrics))
+        if isinstance(gates, HardConcreteGates):
+            self.report.add("gate_density", Result(figure=_density(gates)))
+
+
+def _density(gates: HardConcreteGates) -> Figure:
+    drawn = gates.distribution.binned(gates.log_alpha.detach(), gate_density.BINS)
+    return gate_density.draw({}, (gates.effective().cpu(), drawn.mean(0)))

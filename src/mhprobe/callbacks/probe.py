@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
-from mhprobe.heads import Ablation
+from mhprobe.heads import Ablation, Patching
 from mhprobe.io.progress import progress, stage
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
@@ -80,9 +80,10 @@ class Probe(L.Callback):
             return
         for name, columns in found.items():
             beside = {"random_init": control[name]["value"]} if name in control else {}
-            self._write(name, {**columns, **beside})
-        for name, columns in control.items():
-            self._write(name, columns, "_random_init")
+            self._write(name, {**columns, **beside}, control=control.get(name))
+        for name, columns in control.items():  # its figures stand in the measure's own
+            about = self.measures[name]
+            self.report.add_columns(name, about.kind, columns, about.axes, "_random_init")
         values = self._per_head(found)
         if self.top_k is not None:
             self.report.add("agreement", agreement_of(values, self._per_head(control), self.top_k))
@@ -96,14 +97,14 @@ class Probe(L.Callback):
     def _say_cost(self, module: L.LightningModule, data: ImageData) -> None:
         batch = next(data.batches("test", module.device))
         needs = needs_of(self.measures.values())
-        passes = {need for need in needs if not isinstance(need, Ablation)}
+        passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
         shared = forward_equivalents(module, batch, passes)
         self.report.add_metrics({"probe/forward_equivalents": shared})
         line = f"the {len(self.measures)} measures need what {shared:.1f} forward passes cost per image"
         if passes != needs:
             masked = forward_equivalents(module, batch, needs) - shared
             self.report.add_metrics({"probe/forward_equivalents_ablation": masked})
-            line += f", and {masked:.1f} more with heads masked"
+            line += f", and {masked:.1f} more with heads masked or patched"
         log.debug("%s", line)
 
     # during training
@@ -183,9 +184,11 @@ class Probe(L.Callback):
         found = history(self.report.layout, self.measures[name].label, points, drawn)
         self.report.add(f"{name}_history", found)
 
-    def _write(self, name: str, columns: Mapping[str, Tensor], suffix: str = "") -> None:
+    def _write(
+        self, name: str, columns: Mapping[str, Tensor], suffix: str = "", control: Mapping[str, Tensor] | None = None
+    ) -> None:
         about = self.measures[name]
-        self.report.add_measure(name, about.kind, columns, about.label, about.also, about.axes, suffix)
+        self.report.add_measure(name, about.kind, columns, about.label, about.also, about.axes, suffix, control)
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}

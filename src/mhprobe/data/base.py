@@ -1,6 +1,8 @@
 """ImageData: a source's images, split, loaded and transformed for a model, as Lightning wants them.
 
-Train and validation are a stratified, seeded split of the source's train images; test is the source's own.
+Train and validation are a stratified, seeded split of the source's train images; test is the source's own. A share of
+the validation images may be set aside for promises (``calibration``): no training, choice of an epoch or choice of
+heads looks at them.
 
 Shapes: B images of a batch, C classes, height x width pixels.
 """
@@ -45,8 +47,11 @@ class ImageData(L.LightningDataModule):
         the user (the yaml hands it on to the source).
     batch_size, eval_batch_size: images per process; the latter defaults to the former.
     val_fraction: share of the source's train images, of every class alike, that is kept for validation.
+    calibration_fraction: share of the validation images, of every class alike, that is set aside: the split
+        "calibration", which there is only then.
     seed: of the split, the order and the augmentation.
-    limit_train, limit_val, limit_test: keep only so many images of a split (stratified), for quick runs.
+    limit_train, limit_val, limit_test, limit_calibration: keep only so many images of a split (stratified), for quick
+        runs.
     spec: set before use to what the model expects; by default the stored size, scaled to [-1, 1].
     """
 
@@ -66,15 +71,17 @@ class ImageData(L.LightningDataModule):
         limit_val: int | None = None,
         limit_test: int | None = None,
         root: str | Path | None = None,
+        calibration_fraction: float = 0.0,
+        limit_calibration: int | None = None,
     ) -> None:
         super().__init__()
         self.source, self.root, self.cache_dir = source, root, cache_dir
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.num_workers, self.seed = num_workers, seed
-        self.val_fraction = val_fraction
+        self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
         self.augment = augment or Augment()
-        self.limits = {"train": limit_train, "val": limit_val, "test": limit_test}
+        self.limits = {"train": limit_train, "val": limit_val, "test": limit_test, "calibration": limit_calibration}
         for name, value, least in [
             ("batch_size", self.batch_size, 1),
             ("eval_batch_size", self.eval_batch_size, 1),
@@ -85,6 +92,10 @@ class ImageData(L.LightningDataModule):
                 raise UserError(f"data.{name}: expected a whole number of at least {least}, got {value!r}.")
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
             raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction!r}.")
+        if not isinstance(calibration_fraction, int | float) or not 0 <= calibration_fraction < 1:
+            raise UserError(
+                f"data.calibration_fraction: expected a share from 0 to below 1, got {calibration_fraction!r}."
+            )
 
     # what it holds
 
@@ -95,7 +106,7 @@ class ImageData(L.LightningDataModule):
 
     @functools.cached_property
     def splits(self) -> dict[str, Images]:
-        """The images of "train", "val" and "test"."""
+        """The images of "train", "val" and "test", and of "calibration" where some are set aside."""
         cached = self._cache.splits
         labels = cached["train"].labels
         val = stratified(labels, round(self.val_fraction * len(labels)), self.seed)
@@ -105,10 +116,17 @@ class ImageData(L.LightningDataModule):
                 f"data.val_fraction: {self.val_fraction} of {len(labels)} training images leaves {len(val)} to "
                 f"validate and {len(train)} to train on; every class needs one to train on. Change it or add images."
             )
+        aside = val[stratified(labels[val], round(self.calibration_fraction * len(val)), self.seed)]
+        if self.calibration_fraction and not 0 < len(aside) < len(val):
+            raise UserError(
+                f"data.calibration_fraction: {self.calibration_fraction} of {len(val)} validation images are "
+                f"{len(aside)}, expected at least one and not all. Change it, or raise data.val_fraction."
+            )
         whole = {
             "train": Images(cached["train"], train),
-            "val": Images(cached["train"], val),
+            "val": Images(cached["train"], np.setdiff1d(val, aside)),
             "test": Images(cached["test"], np.arange(len(cached["test"].labels))),
+            **({"calibration": Images(cached["train"], aside)} if len(aside) else {}),
         }
         return {split: _limited(images, self.limits[split], self.seed) for split, images in whole.items()}
 
@@ -139,6 +157,11 @@ class ImageData(L.LightningDataModule):
     def training_fingerprint(self) -> str:
         """The same without which of the test images are used: what a training run depends on."""
         return self._digest(("train", "val"))
+
+    @property
+    def set_aside(self) -> str | None:
+        """The same of the images that are set aside for promises; None where there are none."""
+        return self._digest(("calibration",)) if "calibration" in self.splits else None
 
     def _digest(self, splits: tuple[str, ...]) -> str:
         digest = hashlib.sha256(self._cache.checksum.encode())

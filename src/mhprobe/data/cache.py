@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ import numpy as np
 
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError
+from mhprobe.io.files import reason
 from mhprobe.io.progress import progress
 
 FORMAT = 1
@@ -100,8 +102,8 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
                 cache = _read(folder, verify=False)
     except OSError as error:
         raise UserError(
-            f"cache_dir: the decoded images cannot be written to {folder} ({error.strerror or error}). Choose another "
-            f"place with cache_dir=<folder>."
+            f"cache_dir: the decoded images cannot be written to {folder} ({reason(error, folder)}). Make room, or "
+            f"choose another place with cache_dir=<folder>."
         ) from None
     if cache is None:
         raise RuntimeError(f"{folder} cannot be read right after it was written")
@@ -165,7 +167,7 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             raise UserError(f"{source.name}: {total} images were listed, but {written} read. Did the files change?")
         for split, labels in contents.labels.items():
             arrays[split].finish()
-            np.save(temporary / f"{split}-labels.npy", labels)
+            _save(temporary / f"{split}-labels.npy", labels)
             _compare(folder, split, arrays[split].digests, source.name)
         del arrays
         body = {
@@ -214,7 +216,7 @@ class _Decoded:
     def finish(self) -> None:
         for array in self.arrays:
             array.flush()
-        np.save(self.digest_path, self.digests)
+        _save(self.digest_path, self.digests)
 
 
 def _make_room(folder: Path, paths: list[Path]) -> None:
@@ -259,6 +261,13 @@ def _decoder() -> str:
     from PIL import __version__
 
     return f"pillow {__version__}"
+
+
+def _save(path: Path, array: Any) -> None:
+    """By Python's own write: where np.save finds the disk full it does not say so."""
+    data = io.BytesIO()
+    np.save(data, array)
+    path.write_bytes(data.getvalue())
 
 
 def _sync(path: Path) -> None:

@@ -6,7 +6,7 @@ by the short side and centre-cropped alike, the masks without blending.
 
 from __future__ import annotations
 
-import socket
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mhprobe.data.source import Contents
+from mhprobe.data.torchvisions import fetched, square
 from mhprobe.errors import UserError
 
 ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
-SECONDS = 30  # without an answer, before a download is given up
 
 
 class Pets:
@@ -50,7 +50,8 @@ class Pets:
                         raise UserError(
                             f"data.root: {pets._images[i]} or its trimap cannot be read ({error})."
                         ) from None
-                    yield split, i, self._square(image, blend=True), (self._square(trimap) == ANIMAL).astype(np.uint8)
+                    shown = square(trimap, self.stored_size) == ANIMAL
+                    yield split, i, square(image, self.stored_size, blend=True), shown.astype(np.uint8)
 
         return Contents(
             class_names=tuple(first.classes),
@@ -63,26 +64,12 @@ class Pets:
     def _split(self, name: str) -> Any:
         from torchvision.datasets import OxfordIIITPet
 
-        before = socket.getdefaulttimeout()
-        try:
-            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
-            return OxfordIIITPet(
-                self.root, split=name, target_types=["category", "segmentation"], download=self._may_download
-            )
-        except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
-            raise UserError(
-                f"Oxford-IIIT Pet is not in {self.root} and could not be fetched ({error}). Without a network use "
-                f"data.root=<folder with oxford-iiit-pet> or data=scenes."
-            ) from None
-        finally:
-            socket.setdefaulttimeout(before)
-
-    def _square(self, image: Any, blend: bool = False) -> np.ndarray:
-        """A centre crop of the short side's length, resized."""
-        from PIL import Image
-
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        crop = image.crop((left, top, left + side, top + side))
-        size = (self.stored_size, self.stored_size)
-        return np.asarray(crop.resize(size, Image.Resampling.BICUBIC if blend else Image.Resampling.NEAREST))
+        make = functools.partial(
+            OxfordIIITPet,
+            self.root,
+            split=name,
+            target_types=["category", "segmentation"],
+            download=self._may_download,
+        )
+        instead = "data.root=<folder with oxford-iiit-pet> or data=scenes"
+        return fetched(make, "Oxford-IIIT Pet", self.root, instead)

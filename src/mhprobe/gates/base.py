@@ -13,13 +13,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
+from mhprobe.gates.fill import Fill, Filling
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.lowest import lowest
+
+
+class Instead(NamedTuple):
+    """What stands in heads' places, in front of their gates, while several versions of the gates share a batch.
+
+    heads: per site (B or windows, T, H * D), as they enter the projection. mask: (R, A) bool on the CPU, which
+    heads of each version they stand for.
+    """
+
+    heads: tuple[Tensor, ...]
+    mask: Tensor
 
 
 class HeadGates(nn.Module):
@@ -42,6 +55,8 @@ class HeadGates(nn.Module):
     """
 
     beside: Tensor | None = None  # while several versions of the gates share a batch
+    instead: Instead | None = None  # and what stands in heads' places meanwhile
+    filling: Filling | None = None  # while something stands in the place of what gates leave out
 
     def __init__(
         self,
@@ -74,9 +89,24 @@ class HeadGates(nn.Module):
         span = self.layout.span(number)
         if self.beside is not None:
             gate_RC = self.beside[:, span].to(z.dtype).repeat_interleave(site.head_dim, dim=1)
-            return (z.unflatten(0, (len(gate_RC), -1)) * gate_RC[:, None, None]).flatten(0, 1)
+            z = z.unflatten(0, (len(gate_RC), -1))
+            row = (len(gate_RC), *[1] * (z.dim() - 2), -1)  # tokens of a row may lie in a line or a grid
+            if self.instead is not None and self.instead.mask[:, span].any():  # most sites keep all their own
+                theirs_RC = self.instead.mask[:, span].to(z.device).repeat_interleave(site.head_dim, dim=1)
+                z = torch.where(theirs_RC.view(row), self.instead.heads[number], z)
+            return self._filled(number, (z * gate_RC.view(row)).flatten(0, 1))
         gate = self.factors(span, training).to(z.dtype)
-        return z * gate.repeat_interleave(site.head_dim)
+        return self._filled(number, z * gate.repeat_interleave(site.head_dim))
+
+    def _filled(self, number: int, gated: Tensor) -> Tensor:
+        """(R * images * windows, T, H * D), with what stands in the place of what the gates left out."""
+        if self.filling is None:
+            return gated
+        left_RC = self.filling.left_out[:, self.layout.span(number)].to(gated.dtype)
+        left_RC = left_RC.repeat_interleave(self.layout.sites[number].head_dim, dim=1)
+        rows = self.filling.fill.rows(number).to(gated.dtype)
+        parts = gated.unflatten(0, (len(left_RC), -1, len(rows)))
+        return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * rows).flatten(0, 2)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         """(H,) what multiplies these heads, in training or in evaluation."""
@@ -160,13 +190,32 @@ class HeadGates(nn.Module):
                 self.values.copy_(before)
 
     @contextlib.contextmanager
-    def side_by_side(self, values: Tensor) -> Iterator[None]:
-        """For a while ``values`` (R, A) are the gates of a batch made of R equally large parts, a row for each."""
-        before, self.beside = self.beside, values
+    def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
+        """For a while ``values`` (R, A) are the gates of a batch made of R equally large parts, a row for each.
+
+        instead: what stands in the places of some heads of each part. fill: stands in the place of what ``values``
+        leave out of the present gates; for the images of one part.
+        """
+        before = self.beside, self.instead
+        self.beside, self.instead = values, instead
+        try:
+            with self.filled(fill, values):
+                yield
+        finally:
+            self.beside, self.instead = before
+
+    @contextlib.contextmanager
+    def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
+        """For a while ``fill`` stands in the place of what ``values`` (R, A) leave out of the present gates.
+
+        To be entered before the values themselves are in force.
+        """
+        before = self.filling
+        self.filling = None if fill is None else Filling(fill, self.effective().detach() - values)
         try:
             yield
         finally:
-            self.beside = before
+            self.filling = before
 
     def __repr__(self) -> str:
         closed = int((self.effective() == 0).sum())

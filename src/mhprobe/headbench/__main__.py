@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=64, help="images that are measured, per model")
     parser.add_argument("--measures", nargs="+", default=None, help="by name; all of conf/measure without it")
     parser.add_argument("--enter", nargs="+", default=[], metavar="CLASS", help="measures of yours: module.Class")
+    parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
     try:
         run(given)
@@ -42,7 +43,7 @@ def run(given: argparse.Namespace) -> None:
     makes = entries(given.measures, given.enter)
     rows = bench(makes, given.families, range(given.seeds), given.images, say=lambda line: print(line, flush=True))
     table = Table(list(rows[0]._fields), [list(row) for row in rows])
-    for path in Report(given.out).add("headbench", Result(table, figure.draw(rows))):
+    for path in Report(given.out, style=given.style).add("headbench", Result(table, figure.draw(rows))):
         print(path)
 
 

@@ -2,9 +2,13 @@
 
 from mhprobe.heads.batch import Ablation as Ablation
 from mhprobe.heads.batch import Direct as Direct
+from mhprobe.heads.batch import Donors as Donors
+from mhprobe.heads.batch import FillName as FillName
 from mhprobe.heads.batch import HeadBatch as HeadBatch
 from mhprobe.heads.batch import HeadWeights as HeadWeights
 from mhprobe.heads.batch import Need as Need
+from mhprobe.heads.batch import Patched as Patched
+from mhprobe.heads.batch import Patching as Patching
 from mhprobe.heads.batch import Relevance as Relevance
 from mhprobe.heads.batch import Stream as Stream
 from mhprobe.heads.batch import wide as wide

@@ -15,12 +15,19 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 
+FillName = Literal["zero", "mean", "mean_per_position", "resample", "optimal"]
+"""What stands in a head's place while it is off; see ``recording.fills``."""
+
 
 @dataclass(frozen=True)
 class Ablation:
-    """A need: what the logits are under these masks. masks: M tuples of flat indices of the heads that are off."""
+    """A need: what the logits are under these masks.
+
+    masks: M tuples of flat indices of the heads that are off. fill: what stands in their place (``recording.fills``).
+    """
 
     masks: tuple[tuple[int, ...], ...]
+    fill: FillName = "zero"
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,40 @@ class Relevance:
     epsilon: float = 1e-9
 
 
-Need = str | Ablation | Relevance
-"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation or a
-Relevance."""
+@dataclass(frozen=True, eq=False)
+class Donors:
+    """N images that can take the place of others. number: (N,) int64 that tells them apart, e.g. of their pixels."""
+
+    images: Tensor
+    labels: Tensor
+    number: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Patching:
+    """A need: what each head alone brings from one run into another, of an image (clean) and a corrupted twin of it.
+
+    corrupt: the twin is a donor of another "class", the image with "noise" on it, or without its "object".
+    direction: "denoising", heads of the clean run in the corrupted one; "noising", the other way round.
+    metric: "logit_difference" of the label and the wrong class (the donor's; otherwise the largest other one on the
+        twin), or "log_likelihood" of the label in nats.
+    estimates: "exact", one patched run per head; "atp", from one slope; "graddrop", from one per block.
+    noise: standard deviation, in that of the image's own pixels. seed: of the noise and of who gets which donor.
+    donors: None for the images of the same batch.
+    """
+
+    corrupt: str = "class"
+    direction: str = "denoising"
+    metric: str = "logit_difference"
+    estimates: tuple[str, ...] = ("exact",)
+    noise: float = 1.0
+    seed: int = 0
+    donors: Donors | None = None
+
+
+Need = str | Ablation | Relevance | Patching
+"""What a measure asks of ``record``: "grad", "attn", "attn_grad", "stream", "weights", "direct", an Ablation, a
+Relevance or a Patching."""
 
 
 class Stream(NamedTuple):
@@ -61,6 +99,19 @@ class Direct(NamedTuple):
     mlps: Tensor
     embedding: Tensor
     constant: Tensor
+
+
+class Patched(NamedTuple):
+    """What a Patching found, in units of its metric.
+
+    clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted twin. effect: by
+    estimate (B, A), how far head and image go from one run towards the other: from "corrupt" to "clean" in denoising.
+    """
+
+    clean: Tensor
+    corrupt: Tensor
+    paired: Tensor
+    effect: dict[str, Tensor]
 
 
 class HeadWeights(NamedTuple):
@@ -92,6 +143,7 @@ class HeadBatch:
     stream: per block of the layout the residual stream. weights: per site. direct: what each part writes into the
         logits, past all later blocks.
     ablated: per Ablation (M, B, C) logits under its masks.
+    patched: per Patching what it found.
     relevance: per Relevance, per site (B, T, H, D): of z's neurons; all sites of a batch explain the same logit.
     explained: per Relevance (B,), that logit. skipped: per Relevance (B, blocks), what went past each block's heads.
     logits: (B, C). labels: (B,).
@@ -111,6 +163,7 @@ class HeadBatch:
     weights: tuple[HeadWeights, ...] | None = None
     direct: Direct | None = None
     ablated: Mapping[Ablation, Tensor] = field(default_factory=dict)
+    patched: Mapping[Patching, Patched] = field(default_factory=dict)
     relevance: Mapping[Relevance, tuple[Tensor, ...]] = field(default_factory=dict)
     explained: Mapping[Relevance, Tensor] = field(default_factory=dict)
     skipped: Mapping[Relevance, Tensor] = field(default_factory=dict)

@@ -29,12 +29,14 @@ class Windows:
     """How a windowed site cuts its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
 
     pad_first: whether the grid is filled up to whole windows before the roll, as torchvision does, or after it (timm).
+    strided: whether a window's tokens are as far apart as they can be (MaxViT's grid), and not neighbours.
     """
 
     grid: tuple[int, int]
     size: tuple[int, int]
     shift: tuple[int, int]
     pad_first: bool = False
+    strided: bool = False
 
     def rows(self) -> Tensor:
         """(T,) position of raster token t among one image's windowed rows (windows x tokens per window).
@@ -50,8 +52,12 @@ class Windows:
             return torch.nn.functional.pad(index, (0, wide - index.shape[1], 0, tall - index.shape[0]), value=-1)
 
         index = torch.roll(pad(index) if self.pad_first else index, (-self.shift[0], -self.shift[1]), (0, 1))
-        index = pad(index).view(tall // win_h, win_h, wide // win_w, win_w)
-        token_of_row = index.permute(0, 2, 1, 3).flatten()
+        if self.strided:
+            index = index.view(win_h, tall // win_h, win_w, wide // win_w)
+            token_of_row = index.permute(1, 3, 0, 2).flatten()
+        else:
+            index = pad(index).view(tall // win_h, win_h, wide // win_w, win_w)
+            token_of_row = index.permute(0, 2, 1, 3).flatten()
         rows = torch.empty(height * width, dtype=torch.long)
         (occupied,) = torch.nonzero(token_of_row >= 0, as_tuple=True)
         rows[token_of_row[occupied]] = occupied

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,9 +36,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise UserError(
-                f"cannot write {path} ({error.strerror or error}). Free some room or choose another folder: out=..."
+                f"cannot write {path} ({reason(error, path)}). Free some room or choose another folder: out=..."
             ) from error
         raise
+
+
+def reason(error: OSError, path: Path) -> str:
+    """Why ``path`` cannot be written: in the system's words, and where room is short how much there is."""
+    said = error.strerror or str(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return said
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return f"{said}: {shutil.disk_usage(there).free:,} bytes are free there"
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
+from mhprobe.data.images import decode
 from mhprobe.data.loader import Picks
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
@@ -19,6 +22,8 @@ from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
+
+UNKNOWN = "unknown"  # the label of a file
 
 
 def judged(model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, **options: Any) -> dict[str, Judged]:
@@ -35,13 +40,13 @@ def write_maps(
     report: Report,
     model: nn.Module,
     data: ImageData,
-    chosen: Sequence[int],
+    chosen: Sequence[int | str],
     kinds: Mapping[str, MapKind],
     **options: Any,
 ) -> None:
     """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
 
-    chosen: positions in the test split. options: of ``faithfulness``.
+    chosen: positions in the test split, or image files. options: of ``faithfulness``.
     """
     results, found = gallery(model, data, chosen, kinds, **options)
     for name, result in results.items():
@@ -59,29 +64,37 @@ def write_maps(
 
 
 def gallery(
-    model: nn.Module, data: ImageData, chosen: Sequence[int], kinds: Mapping[str, MapKind], **options: Any
+    model: nn.Module,
+    data: ImageData,
+    chosen: Sequence[int | str],
+    kinds: Mapping[str, MapKind],
+    smooth: bool = False,
+    **options: Any,
 ) -> tuple[dict[str, Result], dict[str, dict[str, Judged]]]:
     """The results ``maps`` and ``<kind>_<image>``, and by kind the judged maps. Arguments: as of ``write_maps``.
 
-    UserError for no kind, and for positions that the test split has not.
+    smooth: also the result ``maps_smooth``, the same overview without the edges of patches.
+
+    UserError for no kind, for positions that the test split has not, and for files that are no images.
     """
     if not kinds:
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
-    size = data.sizes["test"]
-    if not chosen or not all(0 <= image < size for image in chosen):
-        raise UserError(f"images: expected positions from 0 to {size - 1} in the test split, got {list(chosen)}.")
-    batch = data.splits["test"][Picks(np.asarray(chosen), np.ones(len(chosen), dtype=bool))]
+    batch = opened(data, chosen)
+    own = (batch.labels < 0).any()
+    if own and (asking := [name for name, kind in kinds.items() if _explains_label(kind)]):
+        raise UserError(f"images: a file has no label, which {', '.join(asking)} explains; give target=top1.")
     pictures = batch.images.float() / 255
     batch = data.transform(batch, train=False)
     device = next(model.parameters()).device
-    images, labels = batch.images.to(device), batch.labels.to(device)
+    images, labels = batch.images.to(device), None if own else batch.labels.to(device)
     with torch.inference_mode():
         probability, predicted = model.eval()(images).double().softmax(1).cpu().max(1)
-    names = data.class_names
+    names = [*data.class_names, UNKNOWN]  # -1 is the last
     results: dict[str, Result] = {}
     every: dict[str, dict[str, Judged]] = {}
     rows: list[list[Any]] = []
-    facts = list(zip(chosen, batch.labels.tolist(), predicted.tolist(), probability.tolist(), strict=True))
+    called = [_called(image) for image in chosen]
+    facts = list(zip(called, batch.labels.tolist(), predicted.tolist(), probability.tolist(), strict=True))
     titles = [f"image {image}: {names[label]}\n→ {names[best]} {p:.2f}" for image, label, best, p in facts]
     for kind, make in kinds.items():
         found = judged(model, images, labels, make, **options)
@@ -90,13 +103,61 @@ def gallery(
             areas = torch.stack(one[1:], 1).tolist()
             for (image, label, best, p), numbers in zip(facts, areas, strict=True):
                 rows.append([image, names[label], names[best], p, kind, name, *numbers])
-        for number, image in enumerate(chosen if make.per_head else ()):
+        for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number)
             results[f"{kind}_{image}"] = Result(figure=drawn)
     columns = ["image", "label", "predicted", "probability", "kind", "map", *Judged._fields[1:]]
     whole = _whole(kinds, every)
     overview = figures.draw(pictures, titles, whole) if whole else None
+    if smooth and whole:
+        results["maps_smooth"] = Result(figure=figures.draw(pictures, titles, whole, smooth=True))
     return {**results, "maps": Result(Table(columns, rows), overview)}, every
+
+
+def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
+    """Images as they are stored, uint8: of the test split by position, or a file, cut and scaled like the data's.
+
+    The label of a file is -1. UserError for a position or a file that is not there, and for two files of one name.
+    """
+    size, files = data.sizes["test"], [image for image in chosen if isinstance(image, str)]
+    inside = [image for image in chosen if not isinstance(image, str)]
+    if not chosen or not all(0 <= image < size for image in inside):
+        raise UserError(
+            f"images: expected positions from 0 to {size - 1} in the test split or files, got {list(chosen)}."
+        )
+    called = [str(_called(image)) for image in chosen]
+    if twice := [file for file in files if called.count(str(_called(file))) > 1]:
+        raise UserError(f"images: two have one name, which their figures take, among them {twice[0]}; rename one.")
+    parts = [_of_file(data, image) if isinstance(image, str) else _of_split(data, image) for image in chosen]
+    index = torch.arange(len(chosen))
+    labels = torch.tensor([label for _, label in parts])
+    return Batch(torch.stack([image for image, _ in parts]), labels, index, torch.ones(len(index), dtype=torch.bool))
+
+
+def _of_split(data: ImageData, position: int) -> tuple[Tensor, int]:
+    batch = data.splits["test"][Picks(np.asarray([position]), np.ones(1, dtype=bool))]
+    return batch.images[0], int(batch.labels[0])
+
+
+def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
+    """(3, height, width) and the label that nobody knows."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"images: {path} is no file. Give positions in the test split, or files with one image each.")
+    try:
+        pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=path)
+    except UserError as error:
+        raise UserError(str(error).replace("data.root: ", "images: ")) from None
+    return torch.tensor(pixels).permute(2, 0, 1), -1
+
+
+def _called(image: int | str) -> int | str:
+    """What figures and tables call it."""
+    return Path(image).stem if isinstance(image, str) else image
+
+
+def _explains_label(kind: MapKind) -> bool:
+    return "label" in (getattr(kind, "target", None), getattr(getattr(kind, "rule", None), "target", None))
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.heads import HeadLayout
+from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.record import record
-
-Query = str | tuple[int, int]
 
 
 def attention(
@@ -44,9 +43,9 @@ def attention(
     if len({site.token_grid for site in sites.values()}) > 1:
         grids = ", ".join(sorted({" x ".join(map(str, site.token_grid)) for site in sites.values()}))
         raise UserError(f"attention: these heads have grids of {grids}; ask for heads of one grid at a time.")
-    asking = {number: _asking(site, query) for number, site in sites.items()}
+    asking = {number: who_looks(site, query) for number, site in sites.items()}
     attn = record(model, images, needs={"attn"}).need("attn", "attention")
-    maps = {number: _seen(attn[number], sites[number], asking[number]) for number in numbers}
+    maps = {number: looked_at(attn[number], sites[number], asking[number]) for number in numbers}
     return torch.stack([maps[number][:, head] for number, head in chosen], 1)
 
 
@@ -62,36 +61,3 @@ def _chosen(layout: HeadLayout, head: Any) -> list[tuple[int, int]]:
     if wrong := [each for each in flat if not 0 <= each < layout.num_heads]:
         raise UserError(f"attention: head: the model has heads 0 to {layout.num_heads - 1}, got {wrong[0]}.")
     return [every[each] for each in flat]
-
-
-def _asking(site: HeadSite, query: Query) -> Tensor:
-    """(T,) the share of each token in who looks."""
-    height, width = site.token_grid
-    prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
-    asking = torch.zeros(tokens)
-    if query == "mean":
-        asking[prefix:] = 1
-    elif query == "class" and site.class_token:
-        asking[0] = 1
-    elif query == "registers" and prefix > site.class_token:
-        asking[int(site.class_token) : prefix] = 1
-    elif isinstance(query, tuple) and len(query) == 2 and 0 <= query[0] < height and 0 <= query[1] < width:
-        asking[prefix + query[0] * width + query[1]] = 1
-    else:
-        has = ["mean"] + ["class"] * site.class_token + ["registers"] * (prefix > site.class_token)
-        raise UserError(
-            f"attention: query: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
-            f"{site.name}, got {query!r}."
-        )
-    return asking / asking.sum()
-
-
-def _seen(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
-    """(B, W, H, K, K) weights and (T,) who looks -> (B, H, rows, columns)."""
-    places = site.places().to(attn.device)
-    real = places >= 0
-    share_WK = asking.to(attn)[places.clamp(min=0)] * real
-    given = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]
-    total = attn.new_zeros(len(attn), site.num_heads, len(asking))
-    total.index_add_(2, places.clamp(min=0).flatten(), given.transpose(1, 2).flatten(2))
-    return total[..., site.prefix_tokens :].unflatten(-1, site.token_grid)

@@ -16,6 +16,7 @@ Shapes: M masks, A heads, N images of the split, n of them in a record.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mhprobe.io.files import reason
 from mhprobe.masking.base import Scores
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
 _NAME = 32  # bytes of a question's sha256
 _SCORES = struct.Struct("<BI")
+_warned: set[Path] = set()
 _LOSS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 
 
@@ -55,7 +58,6 @@ class MaskCache:
         self.known: dict[bytes, tuple[int, int]] = {}  # question -> where its answer is in the file, how long
         self.read = 0  # the file up to here is in ``known``
         self.inode = 0  # of that file
-        self.warned = False
 
     def load(self, masks: Tensor, images: Tensor | None, num_images: int) -> tuple[Tensor, Tensor, Tensor]:
         """(M,) bool, which masks are known on ``images`` (n,), None for all N; their (M, n) right and losses."""
@@ -97,14 +99,15 @@ class MaskCache:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                os.write(handle, b"".join(records))
+                data = b"".join(records)
+                if os.write(handle, data) < len(data):  # the last of the room; readers skip what is cut off
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
         except OSError as error:
             # scores are still right without it: no reason to lose a search
-            if not self.warned:
-                log.warning("cannot write %s (%s): what is evaluated is not kept.", self.file, error.strerror or error)
-            self.warned = True
+            said = "cannot write %s (%s): what is evaluated is not kept."
+            self._warn(said, self.file, reason(error, self.file))
 
     def _scan(self) -> None:
         """Take in what was appended since the last time."""
@@ -128,12 +131,16 @@ class MaskCache:
                 self.known[data[body : body + _NAME]] = self.read + body + _NAME, length - _NAME
                 at = body + length
                 continue
-            if not self.warned:
-                log.warning("%s is damaged in part; what is lost of it is evaluated again.", self.file)
-                self.warned = True
+            self._warn("%s is damaged in part; what is lost of it is evaluated again.", self.file)
             following = data.find(_MAGIC, at + 1)
             at = len(data) if following < 0 else following
         self.read += at
+
+    def _warn(self, text: str, *about: Any) -> None:
+        """Once per file, however many searches look into it."""
+        if self.file not in _warned:
+            log.warning(text, *about)
+        _warned.add(self.file)
 
     def _read(self, place: tuple[int, int]) -> bytes:
         at, length = place

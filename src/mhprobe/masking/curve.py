@@ -18,7 +18,7 @@ import torch
 
 import mhprobe.masking
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import FillName, HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Units
 from mhprobe.masking.constraints import check_reached, constrain, target_of
 from mhprobe.masking.limits import Cost, Limits
@@ -33,7 +33,8 @@ class CurveSpec:
     name: of the curve. units: index, layer, head or stage. order: which goes next. exclude_layers: never masked.
     min_heads_per_layer: of every layer so many heads stay. rescale: whether the heads that a layer keeps are
     multiplied by H / kept. target: where to stop: {heads: at most so many are left} | {flops: share of the dense
-    model's} | {latency: share}.
+    model's} | {latency: share}. fill: what stands in the place of masked heads, for what is told about the curve; the
+    evaluate functions know it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class CurveSpec:
     min_heads_per_layer: int = 0
     rescale: bool = False
     target: Mapping[str, float] | None = None
+    fill: FillName = "zero"
 
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
         """The units, which know how far the curve may go. costs: what masks leave of flops and latency."""
@@ -124,6 +126,7 @@ def masking_curve(
             chosen_on=chosen_on,
             rescale=spec.rescale,
             traces=trace(paths, evaluate, step, tested=split != chosen_on),
+            fill=spec.fill,
         )
         for split, evaluate in scored
     ]

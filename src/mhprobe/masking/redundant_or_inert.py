@@ -15,12 +15,14 @@ largest over the same pairs in every draw of the similarity's null (images permu
 draws, in their spread, is compared with how far single draws stand above the others, over all heads of the curve. So no
 law is assumed (the largest of many is skewed), and p is at least one over the number of heads times draws.
 
-A head is redundant if that p, times the number of similarities and adjusted over the heads of the curve, is at most
-``level``. It is adjusted by Benjamini and Hochberg's rule, since the verdicts make a list to look at: of its heads a
-share of at most ``level`` is expected to be on it by chance. Holm's rule would guard against a single false one.
+That p, times the number of similarities and adjusted over the heads of the curve, says whether a head shares more than
+chance with a kept one. It is adjusted by Benjamini and Hochberg's rule, since the verdicts make a list to look at: of
+its heads a share of at most ``level`` is expected to be on it by chance. Holm's rule would guard against a single one.
 
-More than chance is not much, and most heads of a trained network are that. So the control is tested too, head against
-head: do those of the first phase stand higher above chance than those that can not go (``control``)?
+More than chance is not much, and nearly all heads of a trained network are that. So a head is redundant if it shares
+more than chance, *and* more than heads that can not go do: it stands higher than all but a share ``level`` of these
+(``bar``; below twenty, than all). What heads reach that are needed all the same cannot be why others can go. Where no
+head that can not go was compared, no head is called redundant. ``control`` tests the phases against each other.
 
 Shapes: A heads, S steps.
 """
@@ -83,8 +85,9 @@ class MaskedHead:
 
     likeness: by similarity; None where it was compared with no kept head. p: that its likeness to kept heads is chance,
     over all similarities and adjusted over the heads of the curve; NaN where no similarity has a null that can be
-    tested. write_norm: what it writes into the residual
-    stream, relative to the stream. write_share: the same relative to the median head.
+    tested. write_norm: what it writes into the residual stream, relative to the stream. write_share: the same relative
+    to the median head. alike: more than chance, by p. bar: where heads that can not go stand (see above), NaN
+    without any.
     """
 
     curve: str
@@ -98,6 +101,8 @@ class MaskedHead:
     write_share: float
     redundant: bool
     inert: bool
+    alike: bool = False
+    bar: float = math.nan
 
     @property
     def standing(self) -> float:
@@ -118,8 +123,8 @@ class RedundantOrInert:
 
     writes: makes a per-head measure of what a head adds to the residual stream. similar, distant: make pairwise
         measures, by the name they get in the table; of the latter 1 - value is the similarity.
-    level: of the test behind "redundant", which is explained above. inert: a head is inert if it writes less than this
-        share of the median over all heads.
+    level: of the test and of the bar behind "redundant", explained above. inert: a head is inert if it writes less
+        than this share of the median over all heads.
     """
 
     writes: Callable[[HeadLayout], Any]
@@ -189,7 +194,18 @@ def masked_heads(
             )
         )
     adjusted = benjamini_hochberg(torch.tensor([head.p for head in found], dtype=torch.float64)).tolist()
-    return [dataclasses.replace(head, p=p, redundant=p <= level) for head, p in zip(found, adjusted, strict=True)]
+    return [_judged(head, p, _bar(found, head, level), level) for head, p in zip(found, adjusted, strict=True)]
+
+
+def _judged(head: MaskedHead, p: float, bar: float, level: float) -> MaskedHead:
+    return dataclasses.replace(head, p=p, bar=bar, alike=p <= level, redundant=p <= level and head.standing > bar)
+
+
+def _bar(heads: Sequence[MaskedHead], head: MaskedHead, level: float) -> float:
+    """What all but a share ``level`` of the others that can not go stay below; NaN without any."""
+    others = [each.standing for each in heads if each.phase != "before" and each is not head]
+    known = sorted(standing for standing in others if not math.isnan(standing))
+    return known[len(known) - 1 - math.floor(level * len(known))] if known else math.nan
 
 
 def control(heads: Sequence[MaskedHead]) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mhprobe.masking.base import Evaluate, Path
 from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.stats.significance import holm, mcnemar, wilson
 
 
@@ -41,7 +42,7 @@ class Trace:
 
     Intervals of accuracy are Wilson's, of delta by bootstrap over images (stats/). p: (K,) McNemar's exact test against
     the unmasked model on the same images; None where the path was chosen on these images, since the test would not
-    know of the choice.
+    know of the choice. promised: how many steps keep a guarantee, where one was asked for.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Trace:
     mask: Tensor
     points: Points
     p: Tensor | None
+    promised: int | None = None
 
     @property
     def p_holm(self) -> Tensor | None:
@@ -67,7 +69,8 @@ class Curve:
 
     search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
     images chose the path, None where none did. rescale: whether kept heads were multiplied by H / kept. traces: one;
-    of a random order one per repeat.
+    of a random order one per repeat. guarantee: what the traces' ``promised`` promises.
+    fill: what stood in the place of masked heads.
     """
 
     name: str
@@ -76,6 +79,8 @@ class Curve:
     chosen_on: str | None
     rescale: bool
     traces: tuple[Trace, ...]
+    guarantee: Guarantee | None = None
+    fill: str = "zero"
 
     @property
     def optimistic(self) -> bool:
@@ -126,8 +131,18 @@ def first(dropped: Tensor) -> int:
     return int(dropped.int().argmax()) if dropped.any() else len(dropped)
 
 
-def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None, tested: bool = True) -> tuple[Trace, ...]:
-    """One Trace per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once."""
+def trace(
+    paths: Sequence[Path],
+    evaluate: Evaluate,
+    step: int | None = None,
+    tested: bool = True,
+    guarantee: Guarantee | None = None,
+    seed: int = 0,
+) -> tuple[Trace, ...]:
+    """One Trace per path, at all its steps or only at ``step``. One walk over the data, equal masks scored once.
+
+    guarantee: to be kept by the first steps of each path, on images that did not choose it. seed: of their order.
+    """
     steps = [tuple(range(len(path.names) + 1)) if step is None else (step,) for path in paths]
     masks = [path.masks()[list(chosen)] for path, chosen in zip(paths, steps, strict=True)]
     unmasked = paths[0].added.new_zeros(1, paths[0].added.shape[1])
@@ -139,8 +154,14 @@ def trace(paths: Sequence[Path], evaluate: Evaluate, step: int | None = None, te
     difference = scores.losses - scores.losses[place[0]]
     heads, delta = distinct.sum(1).double(), difference.mean(1)
     points = Points(heads, scores.accuracy, scores.mean_loss, low, high, delta, *bootstrap(difference))
+
+    def promised(at: Tensor) -> int | None:
+        if guarantee is None:
+            return None
+        return kept_promise(right, scores.right[at[1:]], guarantee.points, guarantee.confidence, seed)
+
     return tuple(
-        Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None)
+        Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None, promised(at))
         for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
     )
 

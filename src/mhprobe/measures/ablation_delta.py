@@ -14,18 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe import ranks
-from mhprobe.heads import Ablation, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure, mean_of
+from mhprobe.errors import one_of
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout
+from mhprobe.measures.base import mean_of
 from mhprobe.measures.outcomes import labels_of, outcomes_of
+from mhprobe.measures.per_class import PerClass
 from mhprobe.measures.resampling import add_resamples, declare_resamples, resampled_interval
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error
 
 
-class AblationDelta(Measure):
+class AblationDelta(PerClass):
     """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
 
     The loss comes first: it moves for every head, where most heads change the same few predictions.
+
+    fill: what stands in the head's place: zero (what removal leaves), its mean, its mean_per_position, its output on
+        another image (resample), or the optimal constant; found on the selection images. UserError for another.
 
     Columns, (A,) where nothing else is said, larger is more important, negative where masking helps:
         value: mean loss masked - unmasked, in nats, with standard_error, low and high (95 %);
@@ -50,39 +54,40 @@ class AblationDelta(Measure):
     [0.6931, 0.0]
     """
 
+    fooled_by = "two heads that do the same: neither is missed alone; and live heads that nobody misses look dead"
     kind = "per_head"
     label = "rise of the loss without the head (nats)"
     also = ("by_class",)
+    tables = ("by_class", "class_p_holm", "class_accuracy")
 
     kept: Tensor  # (A,) images right with and without the head
     lost: Tensor  # (A,) right with it only
     won: Tensor  # (A,) right without it only
     rise: Tensor  # (A,) sum of loss without it - loss with it
     square: Tensor  # (A,) sum of its squares
-    class_images: Tensor  # (C,)
     class_right: Tensor  # (C,) right with all heads
     class_lost: Tensor  # (A, C) right with the head only
     class_won: Tensor  # (A, C) right without it only
 
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+    def __init__(self, layout: HeadLayout, fill: FillName = "zero", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
+        one_of("ablation_delta", "fill", fill, FillName)
         heads = layout.num_heads
-        self.ablation = Ablation(tuple((head,) for head in range(heads)))
+        self.ablation = Ablation(tuple((head,) for head in range(heads)), fill)
+        if fill != "zero":
+            self.label = f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
         self.needs = frozenset({self.ablation})
         for name in ("kept", "lost", "won"):
             self.add_state(name, torch.zeros(heads, dtype=torch.long))
         for name in ("rise", "square"):
             self.add_state(name, torch.zeros(heads, dtype=torch.float64))
         declare_resamples(self, heads)
-        # only logits tell how many classes there are: these grow once, at the first batch
-        self.add_state("class_images", torch.zeros(0, dtype=torch.long))
-        self.add_state("class_right", torch.zeros(0, dtype=torch.long))
+        self.add_class_state("class_right", torch.long)
         for name in ("class_lost", "class_won"):
-            self.add_state(name, torch.zeros(heads, 0, dtype=torch.long))
+            self.add_class_state(name, torch.long, heads)
 
     def update(self, batch: HeadBatch) -> None:
-        if not len(self.class_images):
-            self._grow(batch.logits.shape[1])
+        self.see_classes(batch)
         if not batch.valid.any():
             return
         right, loss = outcomes_of(batch, batch.logits)
@@ -126,17 +131,3 @@ class AblationDelta(Measure):
             "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),
             "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape).clone(),
         }
-
-    def before_sync(self) -> None:
-        classes = max(ranks.gather(len(self.class_images)))
-        if not len(self.class_images):  # this rank was shown nothing
-            self._grow(classes)
-
-    def _grow(self, classes: int) -> None:
-        with torch.inference_mode(False):
-            self.class_images = self.class_images.new_zeros(classes)
-            self.class_right = self.class_right.new_zeros(classes)
-            self.class_lost = self.class_lost.new_zeros(self.layout.num_heads, classes)
-            self.class_won = self.class_won.new_zeros(self.layout.num_heads, classes)
-        names = [*self.class_names] or [f"class {number}" for number in range(classes)]
-        self.axes = dict.fromkeys(("by_class", "class_p_holm", "class_accuracy"), names)

@@ -43,6 +43,7 @@ class CKA(PairMeasure):
     the debiased estimate needs 4 rows.
     """
 
+    fooled_by = "one large direction that all heads share, such as brightness, makes any two of them alike"
     label = "linear CKA"
     equal_up_to = "a rotation and a scale"
 

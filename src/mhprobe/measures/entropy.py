@@ -37,6 +37,10 @@ class Entropy(Measure):
     [0.6931, 0.0]
     """
 
+    fooled_by = (
+        "a head with a fixed offset: queries whose key lies outside the grid spread out; a sink looks "
+        "like any sharp head"
+    )
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "entropy of attention (nats)"

@@ -56,6 +56,9 @@ class GateImportance(Measure):
     ([1.0, 2.0], [-0.5, 2.0])
     """
 
+    fooled_by = (
+        "a head that hurts looks as important as one that helps; two heads that stand in for each other look weak"
+    )
     needs = frozenset({"grad"})
     kind = "per_head"
     label = "gate importance: mean |dL/dξ| (nats)"

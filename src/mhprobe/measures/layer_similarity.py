@@ -46,6 +46,9 @@ class LayerSimilarity(Measure):
     UserError when svcca has fewer rows than a layer has channels; FewImages warns with fewer images than that.
     """
 
+    fooled_by = (
+        "layers that add different things to a stream that carries the old ones along; one direction that they share"
+    )
     kind = "pairwise_layers"
 
     def __init__(

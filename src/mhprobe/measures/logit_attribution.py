@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe import ranks
 from mhprobe.heads import HeadBatch, HeadLayout, wide
-from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.base import mean_of
 from mhprobe.measures.outcomes import labels_of
+from mhprobe.measures.per_class import PerClass
 from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
 
 LEVEL = 0.05  # of the tests, over all heads and classes
 FACTS = ("logit", "heads", "mlps", "embedding", "biases")
 
 
-class LogitAttribution(Measure):
+class LogitAttribution(PerClass):
     """Mean over images of what a head writes into the label's logit, above its mean over all classes.
 
     Columns, (A,) where nothing else is said, in units of the logits; larger speaks for the label, negative against:
@@ -55,16 +55,17 @@ class LogitAttribution(Measure):
     [1.0, -2.0]
     """
 
+    fooled_by = "a head that works by way of later blocks: it writes nothing into the logits itself"
     needs = frozenset({"direct"})
     kind = "per_head"
     label = "write into the label's logit, above the mean over classes"
     also = ("logits",)
+    tables = ("own", "everywhere")
 
     total: Tensor  # (A,) sum over images of the contribution to the label's logit
     square: Tensor  # (A,) sum of its squares
     size: Tensor  # (A,) sum over images of the mean over classes of |contribution|
     facts: Tensor  # (5,) sums over images, see FACTS
-    class_images: Tensor  # (C,)
     class_total: Tensor  # (A, C) as total, image by image to its class
     class_square: Tensor  # (A, C)
     all_total: Tensor  # (A, C) sum over all images of the contribution to each class
@@ -75,15 +76,12 @@ class LogitAttribution(Measure):
         for name in ("total", "square", "size"):
             self.add_state(name, torch.zeros(heads, dtype=torch.float64))
         self.add_state("facts", torch.zeros(len(FACTS), dtype=torch.float64))
-        # only logits tell how many classes there are: these grow once, at the first batch
-        self.add_state("class_images", torch.zeros(0, dtype=torch.long))
         for name in ("class_total", "class_square", "all_total"):
-            self.add_state(name, torch.zeros(heads, 0, dtype=torch.float64))
+            self.add_class_state(name, torch.float64, heads)
 
     def update(self, batch: HeadBatch) -> None:
         direct = batch.need("direct", self.name)
-        if not len(self.class_images):
-            self._grow(batch.logits.shape[1])
+        self.see_classes(batch)
         if not batch.valid.any():
             return
         labels = labels_of(batch)
@@ -128,19 +126,6 @@ class LogitAttribution(Measure):
         error = standard_error(self.class_total, self.class_square, self.class_images)
         p = two_sided(mean, error).masked_fill(self.class_images < 2, torch.nan)
         return holm(p.flatten()).view_as(p)
-
-    def before_sync(self) -> None:
-        classes = max(ranks.gather(len(self.class_images)))
-        if not len(self.class_images):  # this rank was shown nothing
-            self._grow(classes)
-
-    def _grow(self, classes: int) -> None:
-        with torch.inference_mode(False):
-            self.class_images = self.class_images.new_zeros(classes)
-            for name in ("class_total", "class_square", "all_total"):
-                setattr(self, name, self.total.new_zeros(self.layout.num_heads, classes))
-        names = [*self.class_names] or [f"class {number}" for number in range(classes)]
-        self.axes = {"own": names, "everywhere": names}
 
 
 def _above_mean(part: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class LRPRelevance(Measure):
         images: () how many.
     """
 
+    fooled_by = "a head that only passes on what others would bring as well: relevance is not what is lost without it"
     kind = "per_head"
     label = "|relevance|, share of the layer"
 

@@ -28,8 +28,10 @@ COLUMNS = ("special", "other", *KINDS)
 class NoOp(Measure):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
-    special: which kinds of keys are special. threshold: from how many standard deviations above the image's mean norm
-        a token is of high norm.
+    special: which kinds of keys are special; by default one: the class token, without it registers, without these
+        tokens of high norm. Kinds that are pooled outvote each other: ordinary patches above 2 standard deviations are
+        many, and hide what the class token does. threshold: from how many standard deviations above the image's mean
+        norm a token is of high norm, as for token_kinds.
 
     Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
     elsewhere (a no-op), NaN where a model has no special keys; null: 1, no difference; attention: mean share of
@@ -38,6 +40,7 @@ class NoOp(Measure):
     the image's loss per unit of attention.
     """
 
+    fooled_by = "a head that looks at a special token and writes nothing: its slope along attention need not be small"
     needs = frozenset({"attn", "attn_grad", "stream"})
     kind = "per_head"
     label = "|dL/dA|, special over other keys"
@@ -51,11 +54,12 @@ class NoOp(Measure):
     def __init__(
         self,
         layout: HeadLayout,
-        special: Sequence[str] = ("cls", "registers", "high_norm"),
-        threshold: float = 2.0,
+        special: Sequence[str] | None = None,
+        threshold: float = 3.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
+        special = _special(layout) if special is None else special
         if not special or set(special) - set(KINDS):
             raise UserError(f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}.")
         if threshold <= 0:
@@ -99,3 +103,11 @@ class NoOp(Measure):
             "uniform_attention": self.even / self.images / queries,
             **{f"gradient_{name}": size[:, number] for number, name in enumerate(COLUMNS)},
         }
+
+
+def _special(layout: HeadLayout) -> tuple[str, ...]:
+    """The one kind of special keys that says most about this model."""
+    site = layout.sites[0]
+    if site.class_token:
+        return ("cls",)
+    return ("registers",) if site.prefix_tokens else ("high_norm",)

@@ -8,8 +8,11 @@ the lowest number, 0 being the ground).
 Prefix tokens are left out: as keys always; as queries except for the column ``cls``. In a windowed site only pairs of
 the same window and shift region count, for heads, offsets and chance alike.
 
+The best of many heads is best by luck too, on the images that say so. So images are dealt into two halves by a hash of
+their pixels: a head (and an offset) is chosen on the first and scored on the second.
+
 Shapes: B images, W windows, Q queries, K keys, H heads of one site, T grid tokens, A heads of all sites,
-R relations, S sites, O offsets.
+R relations, S sites, O offsets. Sums have the half of the images in front.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.hashing import numbers_in
 from mhprobe.measures.places import attention_of, places_of, where_site
 from mhprobe.stats.significance import Z95, standard_error
 
@@ -33,6 +37,10 @@ RELATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "object to ground": lambda query, key: (query > 0) & (key == 0),
     "ground to object": lambda query, key: (query == 0) & (key > 0),
 }
+_BY_RELATION = (
+    *("relations", "offset", "even", "best_down", "best_right"),
+    *("relations_held_out", "relations_low", "relations_high", "offset_held_out"),
+)
 _CHUNK = 2**25  # pairs of patches looked at together
 
 
@@ -47,35 +55,46 @@ class ObjectAttention(Measure):
         relations (A, R): accuracy of the argmax key, the query itself left out, over the queries for which the relation
         can be met; offset (A, R): that of the best fixed offset at the head's site; even (A, R): that of an even draw.
         best_down, best_right (A, R): the best offset, in patches.
+        held_out, held_out_low, held_out_high (A,): value and its 95 % interval on the second half of the images, of the
+        one head that is best on the first half; NaN elsewhere. The same for relations (A, R): relations_held_out,
+        relations_low, relations_high; offset_held_out (A, R): the best offset of the first half on the second.
     """
 
+    fooled_by = "one large object in the middle: a head that looks at the middle looks at the object"
     needs = frozenset({"attn"})
     label = "share of patches whose argmax key is on an object"
     also = ("relations",)
 
-    share: Tensor  # (A,) sum over images of the share of patches whose argmax key is on an object
-    square: Tensor  # (A,) sum of its square
+    dealt: Tensor  # (2,) images of each half
+    share: Tensor  # (2, A) sum over images of the share of patches whose argmax key is on an object
+    square: Tensor  # (2, A) sum of its square
     chance: Tensor  # (A,) sum of the share that an even draw would have
     mass: Tensor  # (A,) sum of the mean attention to patches on objects
     cls: Tensor  # (A,) images whose class token looks at an object
-    followed: Tensor  # (A, R) queries whose argmax key meets the relation
+    followed: Tensor  # (2, A, R) queries whose argmax key meets the relation
+    followed_square: Tensor  # (2, A, R) sum over images of the square of their number
+    followed_possible: Tensor  # (2, A, R) sum over images of their number times that of queries that can
     even: Tensor  # (S, R) sum over queries of the share of keys that meet it
-    possible: Tensor  # (S, R) queries that can meet it
+    possible: Tensor  # (2, S, R) queries that can meet it
+    possible_square: Tensor  # (2, S, R) sum over images of the square of their number
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        self.axes = {key: list(RELATIONS) for key in ("relations", "offset", "even", "best_down", "best_right")}
+        self.axes = {key: list(RELATIONS) for key in _BY_RELATION}
         heads, sites, relations = layout.num_heads, len(layout.sites), len(RELATIONS)
-        for name in ("share", "square", "chance", "mass"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.float64))
+        for name, shape in (("share", (2, heads)), ("square", (2, heads)), ("chance", (heads,)), ("mass", (heads,))):
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64))
+        self.add_state("dealt", torch.zeros(2, dtype=torch.long))
         self.add_state("cls", torch.zeros(heads, dtype=torch.long))
-        self.add_state("followed", torch.zeros(heads, relations, dtype=torch.long))
+        for name in ("followed", "followed_square", "followed_possible"):
+            self.add_state(name, torch.zeros(2, heads, relations, dtype=torch.long))
         self.add_state("even", torch.zeros(sites, relations, dtype=torch.float64))
-        self.add_state("possible", torch.zeros(sites, relations, dtype=torch.long))
+        for name in ("possible", "possible_square"):
+            self.add_state(name, torch.zeros(2, sites, relations, dtype=torch.long))
         for number, site in enumerate(layout.sites):
             height, width = site.token_grid
             offsets = (2 * height - 1) * (2 * width - 1)
-            self.add_state(f"offsets_{number}", torch.zeros(relations, offsets, dtype=torch.long))
+            self.add_state(f"offsets_{number}", torch.zeros(2, relations, offsets, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         if batch.objects is None:
@@ -89,39 +108,50 @@ class ObjectAttention(Measure):
         for number, site in enumerate(self.layout.sites):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
-            if batch.valid.all():
-                self._site(number, site, attn, shown_BT)
-            else:
-                self._site(number, site, attn[batch.valid], shown_BT)
+            seen = attn if batch.valid.all() else attn[batch.valid]
+            self._site(number, site, seen, shown_BT, batch.derive(_half))
+        self.dealt += torch.bincount(batch.derive(_half), minlength=2)
         self.images += len(objects)
 
-    def _site(self, number: int, site: HeadSite, attn_BWHQK: Tensor, shown_BT: Tensor) -> None:
+    def _site(self, number: int, site: HeadSite, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
         """Add one site's counts."""
         places = places_of(site, attn_BWHQK.device)
         places_WK, grid_WK, pairs_WQK = places.token, places.patch, places.patch_pairs
         shown_BWK = shown_BT[:, (places_WK - site.prefix_tokens).clamp(min=0)]
         span = self.layout.span(number)
-        self._overall(span, site, attn_BWHQK, shown_BWK, grid_WK, pairs_WQK)
+        self._overall(span, site, attn_BWHQK, shown_BWK, grid_WK, pairs_WQK, half_B)
 
         offsets_WQK = _offsets(places_WK - site.prefix_tokens, site.token_grid)
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
         step = max(1, _CHUNK // (others_WQK.numel() * attn_BWHQK.shape[2]))
-        chunks = list(zip(attn_BWHQK.split(step), shown_BWK.split(step), strict=True))
-        best = [attn.masked_fill(~others_WQK[None, :, None], -1).argmax(-1).transpose(2, 3) for attn, _ in chunks]
+        chunks = list(zip(attn_BWHQK.split(step), shown_BWK.split(step), half_B.split(step), strict=True))
+        best = [attn.masked_fill(~others_WQK[None, :, None], -1).argmax(-1).transpose(2, 3) for attn, *_ in chunks]
         for r, holds in enumerate(RELATIONS.values()):
-            for (_, shown), best_BWQH in zip(chunks, best, strict=True):
+            for (_, shown, half), best_BWQH in zip(chunks, best, strict=True):
                 true_BWQK = holds(shown[..., :, None], shown[..., None, :]) & others_WQK
                 possible_BWQ = true_BWQK.any(-1)
                 hit_BWQH = true_BWQK.gather(-1, best_BWQH) & possible_BWQ[..., None]
-                self.followed[span, r] += hit_BWQH.sum((0, 1, 2))
-                self.possible[number, r] += possible_BWQ.sum()
+                hits_BH, possible_B = hit_BWQH.sum((1, 2)), possible_BWQ.sum((1, 2))
+                self.followed[:, span, r].index_add_(0, half, hits_BH)
+                self.followed_square[:, span, r].index_add_(0, half, hits_BH.square())
+                self.followed_possible[:, span, r].index_add_(0, half, hits_BH * possible_B[:, None])
+                self.possible[:, number, r].index_add_(0, half, possible_B)
+                self.possible_square[:, number, r].index_add_(0, half, possible_B.square())
                 even_BWQ = true_BWQK.sum(-1).double() / others_WQK.sum(-1).clamp(min=1)
                 self.even[number, r] += even_BWQ.sum()
                 counts: Tensor = getattr(self, f"offsets_{number}")
-                counts[r].index_add_(0, offsets_WQK.flatten(), true_BWQK.sum(0).flatten())
+                for each in range(2):
+                    counts[each, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half == each].sum(0).flatten())
 
     def _overall(
-        self, span: slice, site: HeadSite, attn_BWHQK: Tensor, shown_BWK: Tensor, grid_WK: Tensor, pairs_WQK: Tensor
+        self,
+        span: slice,
+        site: HeadSite,
+        attn_BWHQK: Tensor,
+        shown_BWK: Tensor,
+        grid_WK: Tensor,
+        pairs_WQK: Tensor,
+        half_B: Tensor,
     ) -> None:
         on_BWK = (shown_BWK > 0) & grid_WK
         best_BWHQ = attn_BWHQK.masked_fill(~pairs_WQK[None, :, None], -1).argmax(-1)
@@ -133,42 +163,87 @@ class ObjectAttention(Measure):
         for attn, on_BWK1 in zip(attn_BWHQK, on_BWK.double()[..., None], strict=True):
             given_WHQ = ((attn.double() * pairs_WQK[:, None]) @ on_BWK1[:, None])[..., 0]
             self.mass[span] += given_WHQ.sum((0, 2)) / queries
-        self.share[span] += share_BH.sum(0)
-        self.square[span] += share_BH.square().sum(0)
+        self.share[:, span].index_add_(0, half_B, share_BH)
+        self.square[:, span].index_add_(0, half_B, share_BH.square())
         self.chance[span] += (even_BWQ * grid_WK).sum() / queries
         if site.class_token:
             row_BHK = attn_BWHQK[:, 0, :, 0].masked_fill(~grid_WK[0], -1)
             self.cls[span] += on_BWK[:, 0].gather(1, row_BHK.argmax(-1)).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
-        value = self.share / self.images
-        half = Z95 * standard_error(self.share, self.square, self.images)
+        value = self.share.sum(0) / self.images
+        error = Z95 * standard_error(self.share.sum(0), self.square.sum(0), self.images)
         site_of_head = torch.tensor([number for number, _, _ in self.layout], device=value.device)
-        possible_SR = self.possible.double()
-        offset, down, right = (torch.stack(parts)[site_of_head] for parts in zip(*self._best_offsets(), strict=True))
+        possible_SR = self.possible.sum(0).double()
+        offset, held, down, right = (
+            torch.stack(parts)[site_of_head] for parts in zip(*self._best_offsets(), strict=True)
+        )
         return {
             "value": value,
-            "low": value - half,
-            "high": value + half,
+            "low": value - error,
+            "high": value + error,
             "chance": self.chance / self.images,
             "mass": self.mass / self.images,
             "cls": where_site(self.layout, self.cls / self.images, lambda site: site.class_token),
-            "relations": mean_of(self.followed, possible_SR[site_of_head]),
+            "relations": mean_of(self.followed.sum(0), possible_SR[site_of_head]),
             "offset": mean_of(offset, possible_SR[site_of_head]),
             "even": mean_of(self.even, possible_SR)[site_of_head],
             "best_down": down,
             "best_right": right,
+            **self._chosen(),
+            **self._chosen_by_relation(site_of_head),
+            "offset_held_out": mean_of(held, self.possible[1].double()[site_of_head]),
             "images": self.images.clone(),
         }
 
-    def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Per site and relation: how often the best offset was right, and how far down and right it points."""
+    def _chosen(self) -> dict[str, Tensor]:
+        """``held_out`` of the head that is best on the first half; NaN for all where a half has no images."""
+        score = mean_of(self.share, self.dealt.double()[:, None].expand_as(self.share))
+        error = Z95 * standard_error(self.share[1], self.square[1], self.dealt[1])
+        return {
+            "held_out": _of_best(score[0], score[1]),
+            "held_out_low": _of_best(score[0], score[1] - error),
+            "held_out_high": _of_best(score[0], score[1] + error),
+        }
+
+    def _chosen_by_relation(self, site_of_head: Tensor) -> dict[str, Tensor]:
+        """The same for relations. Queries of one image are no independent draws: the interval is over images.
+
+        Its error is that of a ratio of sums over images, linearised: the square of followed - ratio * possible.
+        """
+        possible, square = self.possible[:, site_of_head].double(), self.possible_square[1][site_of_head].double()
+        score = mean_of(self.followed, possible)
+        left = self.followed_square[1] - 2 * score[1] * self.followed_possible[1] + score[1].square() * square
+        images = self.dealt[1].double()
+        error = Z95 * (left.clamp(min=0) * images / (images - 1)).sqrt() / possible[1]
+        return {
+            "relations_held_out": _of_best(score[0], score[1]),
+            "relations_low": _of_best(score[0], score[1] - error),
+            "relations_high": _of_best(score[0], score[1] + error),
+        }
+
+    def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Per site and relation: how often the best offset is right, the first half's on the second; its steps."""
         found = []
         for number, site in enumerate(self.layout.sites):
             height, width = site.token_grid
-            count, best = getattr(self, f"offsets_{number}").max(-1)
-            found.append((count.double(), best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
+            counts: Tensor = getattr(self, f"offsets_{number}").double()
+            count, best = counts.sum(0).max(-1)
+            held = counts[1].gather(-1, counts[0].argmax(-1, keepdim=True))[..., 0]
+            found.append((count, held, best // (2 * width - 1) - height + 1, best % (2 * width - 1) - width + 1))
         return found
+
+
+def _of_best(chosen_by: Tensor, values: Tensor) -> Tensor:
+    """(A, ...) ``values`` where ``chosen_by`` is largest along A, NaN elsewhere and where nothing could be chosen."""
+    best = chosen_by.nan_to_num(nan=-1.0).argmax(0, keepdim=True)
+    there = torch.zeros_like(values, dtype=torch.bool).scatter(0, best, True)
+    return values.masked_fill(~there | chosen_by.isnan(), torch.nan)
+
+
+def _half(batch: HeadBatch) -> Tensor:
+    """(valid images,) 0 or 1, by their pixels alone."""
+    return (numbers_in(batch) >> 8) % 2
 
 
 def _patches(batch: HeadBatch, grid: tuple[int, int], pixels: tuple[float, float]) -> Tensor:

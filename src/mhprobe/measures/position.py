@@ -51,6 +51,10 @@ class Position(Measure):
     (1.0, 0, 0)
     """
 
+    fooled_by = (
+        "a head that always looks at the same place, not at the same offset; in small windows few "
+        "queries can reach an offset"
+    )
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "share of queries at the head's offset"

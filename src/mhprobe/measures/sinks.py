@@ -39,6 +39,7 @@ class Sinks(Measure):
     UserError unless ``queries`` is in (0, 1].
     """
 
+    fooled_by = "a token that many queries have a reason to look at, such as a large object, looks like a sink"
     needs = frozenset({"attn", "stream", "weights"})
     kind = "per_head"
     label = "share of attention on one token"

@@ -50,6 +50,7 @@ class WeightSimilarity(Measure):
     UserError where weights of a group differ in width. DuplicateHead names pairs above 0.99999.
     """
 
+    fooled_by = "heads that do the same by other weights; equal weights in different layers, which see different inputs"
     needs = frozenset({"weights"})
     kind = "pairwise"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from mhprobe.data.batch import Batch
-from mhprobe.heads import Need
+from mhprobe.heads import Ablation, Need
 from mhprobe.recording.record import record
 
 IMAGES = 4  # enough to count: operations are proportional to images
@@ -31,7 +32,8 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need])
             plain = operations(lambda: model(images))
     finally:
         model.train(training)
-    return operations(lambda: record(model, images, labels, needs)) / plain
+    masked = {dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need for need in needs}
+    return operations(lambda: record(model, images, labels, masked)) / plain  # what stands in costs no product
 
 
 class Counter(TorchDispatchMode):
@@ -41,7 +43,7 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
+        if func._overloadpacket in flop_registry and args[0] is not None:  # None: no slope came
             self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
 

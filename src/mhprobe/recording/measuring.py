@@ -11,8 +11,10 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, gates_of
-from mhprobe.heads import HeadBatch, Need
+from mhprobe.gates.fill import Fill
+from mhprobe.heads import Ablation, FillName, HeadBatch, Need
 from mhprobe.measures.base import Measure
+from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 
@@ -34,7 +36,8 @@ def measure(
 
     model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
     batches: starts a walk over the images. select: over those that measures choose on which have to choose something
-    first (e.g. Interaction its pairs); without it they choose on ``batches``, which flatters.
+    first (e.g. Interaction its pairs), and on which is found what stands in a head's place (``recording.fills``);
+    without it that is done on ``batches``, which flatters.
     class_names: passed on to measures. done: called after each batch, also of ``select``.
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
     head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``.
@@ -49,7 +52,8 @@ def measure(
         each.to(device)
         each.class_names = tuple(class_names)
     choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
-    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates, of) if choosing else {}
+    fills = {name: find_fill(model, name, select or batches) for name in fills_of(measures.values())}
+    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates, of, fills) if choosing else {}
     for key, each in choosing.items():
         if key not in refused:
             try:
@@ -57,7 +61,7 @@ def measure(
             except UserError as error:
                 refused[key] = error
     willing = {key: each for key, each in measures.items() if key not in refused}
-    refused |= _feed(model, batches(), willing, False, done, at_gates, of)
+    refused |= _feed(model, batches(), willing, False, done, at_gates, of, fills)
     found: dict[str, Columns] = {}
     for key, each in willing.items():
         if key in refused:
@@ -74,6 +78,12 @@ def measure(
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
     """What ``record`` has to deliver for all of them together."""
     return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
+
+
+def fills_of(measures: Iterable[Measure]) -> list[FillName]:
+    """What measures want in a head's place, by name, besides nothing."""
+    needs = [need for each in measures for need in (*each.needs, *(each.select_needs or ()))]
+    return sorted({need.fill for need in needs if isinstance(need, Ablation)} - {"zero"})
 
 
 def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value") -> Tensor:
@@ -102,6 +112,7 @@ def _feed(
     done: Callable[[Batch], None],
     at_gates: bool,
     of: Of,
+    fills: Mapping[FillName, Fill | None],
 ) -> dict[str, UserError]:
     """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
@@ -111,7 +122,7 @@ def _feed(
             if not active:
                 break
             needs = needs_of(active.values(), selecting)
-            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects, of)
+            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects, of, fills)
             heads = _at_gates(heads, gates_of(model)) if at_gates else heads
             for key, each in active.items():
                 try:

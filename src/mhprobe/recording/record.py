@@ -8,7 +8,8 @@ Shapes: B images, T tokens, H heads of one site, D head width, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,25 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite, HeadWeights, Need, Relevance
+from mhprobe.gates.fill import Fill
+from mhprobe.heads import (
+    Ablation,
+    FillName,
+    HeadBatch,
+    HeadLayout,
+    HeadSite,
+    HeadWeights,
+    Need,
+    Patched,
+    Patching,
+    Relevance,
+)
 from mhprobe.recording.checks import check_batch, check_labels, check_model
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.objective import UNLABELLED, Of, objective
 from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.patching import Run, patched
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.recording.taps import Taps
@@ -38,6 +52,7 @@ def record(
     index: Tensor | None = None,
     objects: Tensor | None = None,
     of: Of = "loss",
+    fills: Mapping[FillName, Fill | None] = MappingProxyType({}),
 ) -> HeadBatch:
     """Run ``model`` on ``images`` and return a HeadBatch.
 
@@ -45,22 +60,21 @@ def record(
     images: (B, 3, height, width), normalised; of a text (B, tokens). labels: (B,), needed for slopes.
     needs: "grad" for slopes along the heads, "attn" for attention weights and "attn_grad" for slopes along them,
         "stream" for the residual stream, "weights" for each head's own, "direct" for what parts write into the logits;
-        an Ablation for logits under masks (more passes); a Relevance for layer-wise relevance. z is always there.
+        an Ablation for logits under masks and a Patching for what heads bring from one run into another (more passes);
+        a Relevance for layer-wise relevance. z is always there.
     valid: (B,) bool, default all True. index: (B,) positions in the split, for error messages; default 0, 1, ...
-    objects: (B, height, width) int64, passed on to measures.
+    objects: (B, height, width) int64, passed on. fills: by name what stands in a head's place (``recording.fills``).
     of: what slopes are taken of, per image: the cross-entropy "loss" (measures take it to be that), the logit of the
         "label", and without labels the "top1" logit, or the "norm" of the features of a model that classifies nothing.
 
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
-    named = {need for need in needs if isinstance(need, str)}
-    slopes = named & {"grad", "attn_grad"}
+    slopes = (named := {need for need in needs if isinstance(need, str)}) & {"grad", "attn_grad"}
     _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
-    tapped = named | {"stream"} if "direct" in named else named
-    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, tapped) as taps:
+    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, _tapped(named)) as taps:
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
@@ -68,8 +82,7 @@ def record(
         if slopes:
             _check_target(model, taps.backbone, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
-    count = len(images)
-    z = _per_head(layout, taps.heads, count)
+    count, z = len(images), _per_head(layout, taps.heads, len(images))
     explained, relevance, skipped = _relevances(model, layout, images, labels, needs)
     return HeadBatch(
         z=z,
@@ -79,7 +92,8 @@ def record(
         stream=taps.stream,
         weights=_weights(taps.backbone, layout) if "weights" in named else None,
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
-        ablated=_ablated(model, layout, images, needs),
+        ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
+        patched=_patched(model, Run(images, taps.heads, logits.detach()), labels, objects, needs),
         relevance=relevance,
         explained=explained,
         skipped=skipped,
@@ -89,6 +103,16 @@ def record(
         images=images,
         objects=objects,
     )
+
+
+def _patched(
+    model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, needs: Collection[Need]
+) -> dict[Patching, Patched]:
+    return {need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)}
+
+
+def _tapped(named: set[str]) -> set[str]:
+    return named | {"stream"} if "direct" in named else named
 
 
 def _weights(backbone: nn.Module, layout: HeadLayout) -> tuple[HeadWeights, ...]:
@@ -130,15 +154,26 @@ def _relevances(
     )
 
 
-def _ablated(model: nn.Module, layout: HeadLayout, images: Tensor, needs: Collection[Need]) -> dict[Ablation, Tensor]:
-    """(M, B, C) logits for each Ablation; masks that several of them name are run once."""
-    asked = [need for need in needs if isinstance(need, Ablation)]
-    masks = list(dict.fromkeys(mask for need in asked for mask in need.masks))
-    if not masks:
-        return {}
-    logits = masked_logits(model, images, torch.stack([layout.mask(mask) for mask in masks]))
-    place = {mask: number for number, mask in enumerate(masks)}
-    return {need: logits[[place[mask] for mask in need.masks]] for need in asked}
+def _ablated(
+    model: nn.Module,
+    layout: HeadLayout,
+    images: Tensor,
+    needs: Collection[Need],
+    fills: Mapping[FillName, Fill | None],
+) -> dict[Ablation, Tensor]:
+    """(M, B, C) logits for each Ablation; masks that several of them name are run once for each fill."""
+    found: dict[Ablation, Tensor] = {}
+    for name in dict.fromkeys(need.fill for need in needs if isinstance(need, Ablation)):
+        asked = [need for need in needs if isinstance(need, Ablation) and need.fill == name]
+        if name not in fills:
+            raise UserError(f"record: an ablation with fill={name} needs it in fills, found by recording.fills.")
+        masks = list(dict.fromkeys(mask for need in asked for mask in need.masks))
+        if masks:
+            stacked = torch.stack([layout.mask(mask) for mask in masks])
+            logits = masked_logits(model, images, stacked, fill=fills[name])
+            place = {mask: number for number, mask in enumerate(masks)}
+            found |= {need: logits[[place[mask] for mask in need.masks]] for need in asked}
+    return found
 
 
 def _check_finite(
@@ -171,11 +206,14 @@ def _per_window(attn: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
 
 def _per_head(layout: HeadLayout, rows: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """Per site (B * windows, tokens, H * D) -> (B, T, H, D)."""
-    return tuple(_in_raster_order(site, each, batch) for site, each in zip(layout.sites, rows, strict=True))
+    return tuple(in_raster_order(site, each, batch) for site, each in zip(layout.sites, rows, strict=True))
 
 
-def _in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
-    """(B * windows, tokens, H * D) as the projection sees it -> (B, T, H, D) in raster order."""
+def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
+    """(B * windows, tokens, H * D) as the projection sees it -> (B, T, H, D) in raster order.
+
+    UserError for an input of another size than the gates were attached for.
+    """
     tokens = rows.reshape(batch, -1, site.channels)
     if site.windows is not None:
         order = site.windows.rows().to(rows.device)

@@ -16,14 +16,17 @@ import contextlib
 import copy
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, backbone_of, family_of, layout_of, slice_sites
 from mhprobe.backbones.base import Seam, Segments
+from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, gates_of, remove_gates
+from mhprobe.gates.base import Instead
+from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
@@ -32,10 +35,26 @@ _FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller ba
 
 
 def masked_logits(
-    model: nn.Module, images: Tensor, masks: Tensor, side_by_side: int | None = None, rescale: bool = False
+    model: nn.Module,
+    images: Tensor,
+    masks: Tensor,
+    side_by_side: int | None = None,
+    rescale: bool = False,
+    fill: Fill | None = None,
 ) -> Tensor:
     """(M, B, C) logits of ``model`` in eval mode under ``masks`` (M, A) bool, True = head off; see ``Replay``."""
-    return Replay(model, masks, rescale)(images, side_by_side)
+    return Replay(model, masks, rescale, fill=fill)(images, side_by_side)
+
+
+def patched_logits(
+    model: nn.Module, images: Tensor, masks: Tensor, heads: Sequence[Tensor], side_by_side: int | None = None
+) -> Tensor:
+    """(M, B, C) logits in eval mode with the heads of each of ``masks`` (M, A) bool putting out ``heads`` instead.
+
+    heads: per site (B or windows, T, H * D), what they put out elsewhere, in front of the gates, as taps see it.
+    UserError where a wrapper runs the backbone more than once: it is not said which run is meant.
+    """
+    return Replay(model, masks, instead=heads)(images, side_by_side)
 
 
 class Replay:
@@ -47,18 +66,36 @@ class Replay:
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps; heads that the gates
         had closed before count neither time.
     smaller: compute on a copy of the backbone without the heads that all of the masks switch off. Equal up to rounding,
-        since products of another size add in another order. Without effect where heads cannot be removed.
+        since products of another size add in another order. Without effect where heads cannot be removed, and where
+        something stands in the place of the heads that are off.
+    instead: what the heads of a mask put out, instead of being off; for one batch alone. See ``patched_logits``.
+    fill: what stands in the place of heads that are off; UserError together with ``rescale``, which makes up for there
+        being nothing.
     """
 
-    def __init__(self, model: nn.Module, masks: Tensor, rescale: bool = False, smaller: bool = False) -> None:
-        self.model, self.backbone, self.gates = model, backbone_of(model), gates_of(model)
-        self.values, self.place = _unlike(gate_values(self.gates, masks, rescale))
-        backbone, off_A = self.backbone, (self.values == 0).all(0)
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: Tensor,
+        rescale: bool = False,
+        smaller: bool = False,
+        instead: Sequence[Tensor] | None = None,
+        fill: Fill | None = None,
+    ) -> None:
+        if rescale and fill is not None:
+            raise UserError(
+                "masking: rescale makes up for heads that leave nothing behind, and fill leaves something; expected "
+                "rescale=false or fill=zero."
+            )
+        self.model, self.backbone, self.gates, self.fill = model, backbone_of(model), gates_of(model), fill
+        self.versions, self.place = _versions(self.gates, masks, rescale, instead)
+        backbone, off_A = self.backbone, (self.versions.values == 0).all(0)
         self.tree: _Tree | None = None
-        if smaller and off_A.any() and not off_A.all() and family_of(backbone).unprunable(backbone) is None:
-            self.tree = _Tree.of(_without(backbone, off_A.cpu()), self.values[:, ~off_A])
+        able = smaller and instead is None and fill is None and off_A.any() and not off_A.all()
+        if able and family_of(backbone).unprunable(backbone) is None:
+            self.tree = _Tree.of(_without(backbone, off_A.cpu()), _Versions(self.versions.values[:, ~off_A]))
         else:
-            self.tree = _Tree.of(backbone, self.values)
+            self.tree = _Tree.of(backbone, self.versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
         """side_by_side: how many masks, at most, share one batch once they have parted from all others.
@@ -69,13 +106,46 @@ class Replay:
         if side_by_side is None:
             side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
         with inspecting(self.model, gradients=False):
-            logits = None
+            logits, fill = None, None if self.fill is None else self.fill.for_images(images)
             if self.tree is not None:
-                self.tree.widest = side_by_side
+                self.tree.widest, self.tree.fill = side_by_side, fill
                 logits = _around(self.model, self.backbone, images, self.tree)
             if logits is None:
-                logits = _whole(self.model, self.gates, images, self.values)
+                logits = _whole(self.model, self.gates, images, self.versions, fill)
             return torch.stack(logits)[self.place]
+
+
+class _Versions(NamedTuple):
+    """Of one model, no two alike. values: (M, A) what multiplies each head."""
+
+    values: Tensor
+    instead: Instead | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def marks(self) -> Tensor:
+        """(M, A) what tells them apart."""
+        return self.values if self.instead is None else self.instead.mask
+
+    def at(self, rows: Sequence[int]) -> tuple[Tensor, Instead | None]:
+        """What ``HeadGates.side_by_side`` takes for some of them."""
+        chosen = list(rows)
+        instead = None if self.instead is None else Instead(self.instead.heads, self.instead.mask[chosen])
+        return self.values[chosen], instead
+
+
+def _versions(
+    gates: HeadGates, masks: Tensor, rescale: bool, heads: Sequence[Tensor] | None
+) -> tuple[_Versions, Tensor]:
+    """What ``masks`` ask for, without repetition, and for each mask where it is among them."""
+    if heads is None:
+        values, place = _unlike(gate_values(gates, masks, rescale))
+        return _Versions(values), place
+    present = gates.effective()
+    rows, place = torch.unique(masks.cpu(), dim=0, return_inverse=True)
+    return _Versions(present.expand(len(rows), -1), Instead(tuple(heads), rows)), place
 
 
 def gate_values(gates: HeadGates, masks: Tensor, rescale: bool = False) -> Tensor:
@@ -107,7 +177,8 @@ def forwards(layout: HeadLayout, values: Tensor) -> float:
     values: (M, A) masks, or the gates under them where some are closed anyhow (see ``gate_values``). One mask after the
     other would be M passes.
     """
-    blocks = len(layout.blocks)
+    if not (blocks := len(layout.blocks)):  # its family does not take it apart
+        return float(len(torch.unique(values, dim=0)))
     ends = [_heads_up_to(layout, block).stop for block in range(blocks)]
     return sum(len(torch.unique(values[:, :end], dim=0)) if end else 1 for end in ends) / blocks
 
@@ -123,10 +194,10 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
     return smaller.eval()
 
 
-def _whole(model: nn.Module, gates: HeadGates, images: Tensor, values: Tensor) -> list[Tensor]:
+def _whole(model: nn.Module, gates: HeadGates, images: Tensor, versions: _Versions, fill: Fill | None) -> list[Tensor]:
     logits = []
-    for row in values:
-        with gates.side_by_side(row[None]):
+    for row in range(len(versions)):
+        with gates.side_by_side(*versions.at([row]), fill):
             logits.append(logits_of(model(images)))
     return logits
 
@@ -139,11 +210,16 @@ def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) 
     answers = _Answers(tree)
     logits = []
     with _instead(backbone, answers):
-        for mask in range(len(tree.values)):
+        for mask in range(len(tree.versions)):
             answers.mask, answers.call = mask, 0
             logits.append(logits_of(model(images)))
             if not answers.known:
                 return None
+            if tree.versions.instead is not None and len(answers.known) > 1:
+                raise UserError(
+                    f"patching: {type(model).__name__} runs its backbone {len(answers.known)} times for one batch, "
+                    f"expected once: it is not said whose heads to patch. Give the backbone itself."
+                )
     return logits
 
 
@@ -166,31 +242,33 @@ class _Answers:
 
 
 class _Tree:
-    """The walk of one batch through the blocks. values: (M, A) gates, no two rows alike."""
+    """The walk of one batch through the blocks."""
 
     widest = 1  # masks side by side
+    fill: Fill | None = None  # what stands in a head's place in this batch
 
     @classmethod
-    def of(cls, backbone: nn.Module, values: Tensor) -> _Tree | None:
+    def of(cls, backbone: nn.Module, versions: _Versions) -> _Tree | None:
         """None where the backbone's forward cannot be taken apart."""
         segments = family_of(backbone).segments(backbone)
-        return None if segments is None else cls(backbone, gates_of(backbone), segments, values)
+        return None if segments is None else cls(backbone, gates_of(backbone), segments, versions)
 
-    def __init__(self, backbone: nn.Module, gates: HeadGates, segments: Segments, values: Tensor) -> None:
-        self.gates, self.segments, self.values = gates, segments, values
+    def __init__(self, backbone: nn.Module, gates: HeadGates, segments: Segments, versions: _Versions) -> None:
+        self.gates, self.segments, self.versions = gates, segments, versions
         self.spans = [_heads_up_to(gates.layout, block) for block in range(len(segments.blocks))]
         family = family_of(backbone)
         self.seams = [
             [family.seam(backbone, site) for site in gates.layout.sites if site.block == block]
             for block in range(len(segments.blocks))
         ]
-        self.keys = [[bytes(row[span].view(torch.uint8).tolist()) for span in self.spans] for row in values.cpu()]
+        marks = versions.marks.cpu()
+        self.keys = [[bytes(row[span].view(torch.uint8).tolist()) for span in self.spans] for row in marks]
 
     def logits(self, images: Tensor) -> list[Tensor]:
         """Per mask, (B, C)."""
         self.found: dict[int, Tensor] = {}
-        self._walk(0, self.segments.stem(images), range(len(self.values)))
-        return [self.found[mask] for mask in range(len(self.values))]
+        self._walk(0, self.segments.stem(images), range(len(self.versions)))
+        return [self.found[mask] for mask in range(len(self.versions))]
 
     def _walk(self, block: int, x: Tensor, masks: Sequence[int]) -> None:
         """From ``block`` to the end, for masks that agree on all blocks before: ``x`` is what those computed."""
@@ -231,7 +309,7 @@ class _Tree:
         self.found.update(zip(masks, self.segments.tail(x).chunk(len(masks)), strict=True))
 
     def _run(self, block: int, x: Tensor, masks: Sequence[int]) -> Tensor:
-        with self.gates.side_by_side(self.values[list(masks)]):
+        with self.gates.side_by_side(*self.versions.at(masks), self.fill):
             return self.segments.blocks[block](x)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mhprobe.backbones import backbone_of, family_of
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, Stream
 
 Args = tuple[Tensor, ...]
@@ -27,12 +28,18 @@ class Taps(contextlib.ExitStack):
     """``with Taps(model, layout, needs) as taps: model(images)``.
 
     heads: per site (rows, T, H * D), in front of the gate. attn: per site (rows, H, queries, keys).
-    stream: per block. UserError for a site without attention weights where ``needs`` asks for them.
+    stream: per block. UserError for a site without attention weights, or a model
+    without a residual stream, where ``needs`` asks for them.
     """
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
         super().__init__()
         self.backbone, self.layout, self.needs = backbone_of(model), layout, frozenset(needs)
+        if "stream" in self.needs and not layout.blocks:
+            raise UserError(
+                f"{type(self.backbone).__name__}: its residual stream is not read, for convolutions stand between its "
+                f"blocks. Measures of heads alone work."
+            )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)
         self.attn: list[Tensor] = list(self.heads) if self.needs & {"attn", "attn_grad"} else []
@@ -52,10 +59,13 @@ class Taps(contextlib.ExitStack):
     def stream(self) -> tuple[Stream, ...] | None:
         return tuple(Stream(**places) for places in self._stream) if self._stream else None
 
-    def slopes(self, of: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
-        """(): slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed."""
+    def slopes(self, of: Tensor, again: bool = False) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+        """(): slopes of the scalar ``of`` along the gated heads, and along attention weights where they are needed.
+
+        again: keep the graph for another call.
+        """
         along = [*self._gated, *self.attn] if "attn_grad" in self.needs else self._gated
-        found = torch.autograd.grad(of, along)
+        found = torch.autograd.grad(of, along, retain_graph=again, materialize_grads=True)
         return found[: len(self._gated)], found[len(self._gated) :] or None
 
     def _tap_sites(self) -> None:
@@ -94,7 +104,8 @@ def _enters(places: dict[str, Tensor], place: str, _module: nn.Module, args: Arg
 
 
 def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any) -> None:
-    places["after"] = out.detach().flatten(1, -2)
+    found = out[0] if isinstance(out, tuple) else out  # Hugging Face's may give back their weights beside it
+    places["after"] = found.detach().flatten(1, -2)
 
 
 def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
-from mhprobe.report.html import write_comparison, write_report
+from mhprobe.report.html import jobs, write_comparison, write_report
 
 
 def main() -> int:
@@ -27,14 +27,6 @@ def main() -> int:
         return 2
     print(page)
     return 0
-
-
-def jobs(folder: Path) -> list[Path]:
-    """The runs in the folder of a sweep or a study, in their order; of anything else the folder itself."""
-    if any((folder / name).exists() for name in ("metrics.json", "tables", "figures")):
-        return [folder]
-    inside = [path.parent for path in folder.glob("*/metrics.json")]
-    return sorted(inside, key=lambda run: (len(run.name), run.name)) or [folder]
 
 
 if __name__ == "__main__":

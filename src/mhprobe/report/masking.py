@@ -72,6 +72,6 @@ def _of_the_others(heads: Sequence[MaskedHead]) -> str:
         return ""
     more = "more" if p < 0.05 else "not more"
     return (
-        f"; of the {len(others)} that can not go {sum(head.redundant for head in others)} are redundant too, and those "
-        f"that can go are {more} like kept heads than these, p = {p:.2g}"
+        f"; of the {len(others)} that can not go {sum(head.alike for head in others)} share more than chance with a "
+        f"kept head too, and those that can go are {more} like kept heads than these, p = {p:.2g}"
     )

@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.trace import Curve
-from mhprobe.report import figures, tables
+from mhprobe.report import tables, twins
 from mhprobe.report.figures import style
 
 if TYPE_CHECKING:
@@ -49,16 +49,19 @@ class Dashboard(Protocol):
 class Report:
     """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, ``metrics.json`` and ``labels.json`` into ``folder``.
 
-    loggers: Lightning's; those that are a Dashboard are told too. Each method returns the files it wrote. A folder
-    that cannot be written is a UserError.
+    loggers: Lightning's; those that are a Dashboard are told too. style: "screen", or "paper" for figures that fit the
+    columns of a printed page. Each method returns the files it wrote. A folder that cannot be written is a UserError.
     """
 
-    def __init__(self, folder: Path, layout: HeadLayout | None = None, loggers: Iterable[object] = ()) -> None:
-        self.folder = Path(folder)
+    def __init__(
+        self, folder: Path, layout: HeadLayout | None = None, loggers: Iterable[object] = (), style: str = "screen"
+    ) -> None:
+        self.folder, self.style = Path(folder), style
         self._layout = layout
         self.loggers = list(loggers)
         self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
         self.labels: dict[str, str] = {}
+        self.origin: Mapping[str, str] = {}  # version, commit and command, for the figures' files
         self.about = ""  # model, data and number of images, for the small print of figures
 
     @property
@@ -97,23 +100,34 @@ class Report:
         also: Sequence[str] = (),
         axes: Mapping[str, Sequence[str]] | None = None,
         suffix: str = "",
+        control: Mapping[str, Tensor] | None = None,
     ) -> list[Path]:
         """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise, ...).
 
         label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
         axes: for columns with one more axis behind the heads or pairs, the names along it; each becomes a table of its
         own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
-        e.g. an epoch's or a control's results apart.
+        e.g. an epoch's results apart. control: the same columns of a freshly initialised network, for the figures.
         """
         label = self.labels[name] = label or name.replace("_", " ")
-        paths = []
-        for end, table in tables.of_measure(self.layout, kind, columns, axes).items():
-            paths += self.add_table(f"{name}{end}{suffix}", table)
+        paths = self.add_columns(name, kind, columns, axes, suffix)
         paths.append(write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode()))
-        paths += self.add_figure(name + suffix, figures.draw(kind, self.layout, columns, label, axes))
-        for other in also:
-            paths += self.add_figure(f"{name}_{other}{suffix}", figures.draw(other, self.layout, columns, label, axes))
+        for each, stem in ((kind, name), *((other, f"{name}_{other}") for other in also)):
+            figure = twins.draw(each, self.layout, columns, label, axes, control)
+            paths += self.add_figure(stem + suffix, figure)
         return paths
+
+    def add_columns(
+        self,
+        name: str,
+        kind: str,
+        columns: Mapping[str, Tensor],
+        axes: Mapping[str, Sequence[str]] | None = None,
+        suffix: str = "",
+    ) -> list[Path]:
+        """The tables alone, as ``add_measure`` writes them."""
+        found = tables.of_measure(self.layout, kind, columns, axes)
+        return [path for end, table in found.items() for path in self.add_table(f"{name}{end}{suffix}", table)]
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""
@@ -141,7 +155,7 @@ class Report:
 
     def add_figure(self, name: str, figure: Any) -> list[Path]:
         """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure."""
-        paths = style.save(figure, self.folder / "figures" / name, self.about)
+        paths = style.save(figure, self.folder / "figures" / name, self.about, self.style == "paper", self.origin)
         for dashboard in self.dashboards:
             dashboard.add_figure(name, paths[0])
         return paths

@@ -28,7 +28,7 @@ from mhprobe.masking.trace import Curve, Points, Trace
 CURVE_COLUMNS = (
     *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
     *("p", "p_holm", "delta", "delta_low", "delta_high", "spent", "exhaustive", "seed"),
-    *("search", "chosen_on", "rescale"),
+    *("search", "chosen_on", "rescale", "fill"),
 )
 
 
@@ -160,7 +160,8 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
     spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
         image takes; empty where the order does not say. seed: of a random path.
     search: how steps were decided. chosen_on: the split that the path was chosen on. rescale: 1 where kept heads were
-        multiplied by H / kept.
+        multiplied by H / kept. fill: what stood in the place of masked heads.
+    promised, where a guarantee was asked for: 1 at the steps that keep it, 0 at the others.
     """
     rows = []
     for curve in found:
@@ -187,6 +188,7 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
         "search": curve.search,
         "chosen_on": curve.chosen_on or "",
         "rescale": int(curve.rescale),
+        "fill": curve.fill,
     }
 
 
@@ -200,6 +202,7 @@ def _of_path(trace: Trace, k: int, p_holm: Tensor | None) -> dict[str, Any]:
         "spent": trace.path.spent[step - 1] if step and trace.path.spent else "",
         "exhaustive": trace.path.exhaustive[step - 1] if step and trace.path.exhaustive else "",
         "seed": "" if trace.path.seed is None else trace.path.seed,
+        **({} if trace.promised is None else {"promised": int(step <= trace.promised)}),
     }
 
 
@@ -213,7 +216,8 @@ def masked_heads(heads: Sequence[MaskedHead]) -> Table:
 
     curve, split, head, step, phase; kept_<name>, similarity_<name>, null_<name>, null_error_<name>, p_<name> for each
     similarity, empty where no kept head was compared or where there is no such thing; p over all of them, adjusted over
-    the heads of the curve; write_norm, write_share, verdict.
+    the heads of the curve; standing, bar: where the head stands from chance (0) to identity (1), and where heads that
+    can not go do; write_norm, write_share, verdict.
     """
     rows = []
     for head in heads:
@@ -225,6 +229,7 @@ def masked_heads(heads: Sequence[MaskedHead]) -> Table:
             row[f"null_error_{name}"] = "" if like is None or math.isnan(like.error) else like.error
             row[f"p_{name}"] = "" if like is None or math.isnan(like.p) else like.p
         row["p"] = "" if math.isnan(head.p) else head.p
+        row |= {name: "" if math.isnan(at) else at for name, at in (("standing", head.standing), ("bar", head.bar))}
         rows.append(row | {"write_norm": head.write_norm, "write_share": head.write_share, "verdict": head.verdict})
     return from_rows(rows)
 

@@ -24,6 +24,7 @@ from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, S
 from mhprobe.callbacks.curve import MaskingCurve
 from mhprobe.callbacks.finite import StopAtNonFinite
 from mhprobe.callbacks.gates import GateHistory
+from mhprobe.callbacks.keep_attention import keep_attention
 from mhprobe.callbacks.probe import Probe
 from mhprobe.callbacks.same_run import SameRun
 from mhprobe.callbacks.screen import ShowsTraining
@@ -31,12 +32,13 @@ from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
+from mhprobe.report.html.facts import origin
 from mhprobe.report.report import Report
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained
@@ -105,7 +107,10 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in parts.items()]
     for logger in loggers:
         logger.log_hyperparams(cfg)
-    return Report(folder, layout, loggers)
+    made = Report(folder, layout, loggers, cfg["style"])
+    if is_first():
+        made.origin = origin(cfg["command"], folder)
+    return made
 
 
 def _task(logger: dict[str, Any], command: str) -> dict[str, str]:
@@ -178,6 +183,7 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
         "data": data.fingerprint,
         "epochs": trainer.current_epoch,
         "seed": cfg["seed"],
+        **({} if data.set_aside is None else {"set_aside": data.set_aside}),
         **model.results,
     }
     description = {**model.description, "made": made}
@@ -204,6 +210,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     """Finish the report and say where it is; then complain about measures that could not be computed."""
     if not trainer.is_global_zero:
         return
+    keep_attention(report.folder, model.backbone, data)
     finish_report(report.folder, cfg["command"], model.gates.layout)
     report.close()  # dashboards take the page along
     show(report.folder)
@@ -260,16 +267,17 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {"backbone": described, "class_names": list(data.class_names), "data": data.source.name}
 
 
-def _random_twin(cfg: Config, model: GatedClassifier, data: ImageData) -> nn.Module:
-    """The same architecture with gates, freshly initialised from the run's seed."""
+def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module:
+    """The same architecture with gates, freshly initialised from the run's seed. UserError for pruned weights."""
     settings = portable(model.description["backbone"])  # without a path to weights
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(cfg["seed"] + 1)  # not the weights this run itself may have started from
+    # its weights may be asked for slopes, whatever mode the test is in
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        torch.manual_seed(seed + 1)  # not the weights this run itself may have started from
         twin = build(**{**settings, "pretrained": False}, num_classes=data.num_classes)
     if attach(twin).layout != model.gates.layout:
         raise UserError(
             "probe.control: expected weights whose heads are those of their architecture, got pruned ones, which "
-            "have no random twin. Leave probe.control=null, or probe the weights before the removal."
+            "have no random twin. Leave it out (probe.control=null), or take the weights before the removal."
         )
     return twin.eval()
 
@@ -303,7 +311,7 @@ def _probe(cfg: Config, model: GatedClassifier, data: ImageData, report: Report)
         return
     built, refused = _measures(cfg, model.gates.layout)
     settings = dict(cfg["probe"])
-    settings["control"] = _random_twin(cfg, model, data) if settings["control"] == "random_init" else None
+    settings["control"] = random_twin(model, data, cfg["seed"]) if settings["control"] == "random_init" else None
     settings["also_on"] = None if settings["also_on"] is None else _second_data(settings["also_on"], data)
     probe = Probe(built, report, **settings)
     probe.refused += refused
@@ -363,7 +371,7 @@ def panels(figures: Config) -> dict[str, Callable[..., Any]]:
 
 def masking_curve(settings: Config, cache_dir: Path, model: GatedClassifier, report: Report) -> MaskingCurve:
     """The callback that draws the curves of ``settings``, which are checked before anything runs."""
-    specs = [_curve(name, part) for name, part in settings["curves"].items()]
+    specs = [_curve(name, part, settings["fill"]) for name, part in settings["curves"].items()]
     for spec in specs:
         spec.check(model.gates.layout)
     longest = max(len(make_units(spec.units, model.gates.layout, spec.exclude_layers).names) for spec in specs)
@@ -375,11 +383,12 @@ def masking_curve(settings: Config, cache_dir: Path, model: GatedClassifier, rep
     return MaskingCurve(specs, report, cache_dir / "orders", **options)
 
 
-def _curve(name: str, part: dict[str, Any]) -> CurveSpec:
+def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
+    """fill: of curves that name none."""
     where = f"masking.curves.{name}"
     order = construct(part.get("order"), f"{where}.order")
     make: Callable[..., CurveSpec] = explained(CurveSpec, where)
-    return make(name=name, **{**part, "order": order})
+    return make(name=name, **{**part, "order": order, "fill": part["fill"] or fill})
 
 
 # data and hardware

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
+from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.moved import MOVED
@@ -57,7 +58,8 @@ def main(command: str) -> None:
         if started:  # the parts answer for their own files
             raise
         where = error.filename or "the run's folder"
-        fail(f"out: {where} cannot be written ({error.strerror or error}). Choose another folder with out=<folder>.")
+        why = reason(error, Path(error.filename or "."))
+        fail(f"out: {where} cannot be written ({why}). Make room, or choose another folder with out=<folder>.")
     except Stopped as stopped:
         sys.exit(stopped.code)
     except KeyboardInterrupt:  # a launcher's own

@@ -16,13 +16,16 @@ Facts = Mapping[str, Any]
 
 # where things lie, how fast they come and what is shown: no two runs differ by these
 INDIFFERENT = {
-    "data": {"root", "cache_dir", "download_dir", "num_workers", "eval_batch_size", "limit_test"},
+    "data": {"root", "cache_dir", "download_dir", "num_workers", "eval_batch_size", "limit_test"}
+    | {"calibration_fraction", "limit_calibration"},  # data.images says which are left
     "trainer": {"accelerator", "devices", "num_nodes", "strategy", "precision", "log_every_n_steps", "benchmark"},
     "gates": {"keep", "threshold"},
 }
 # what decides which images a step sees, and which network: it cannot change under a run
 FIXED = ("seed", "data", "processes", "backbone", "heads", "weights", "gates.relaxation", "gates.mask", "gates.frozen")
 ABSENT = "absent"
+LAST = Path("checkpoints", "last.ckpt")
+SWEEP = "multirun.yaml"  # what Hydra leaves in the folder of a sweep
 WHY = {"processes": " (they share out the images of a step)"}
 
 
@@ -96,20 +99,22 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
 def earlier(runs: Path, folder: Path) -> list[Path]:
     """The last.ckpt that the run in ``folder`` may go on from, newest first.
 
-    Its own, if it has one. Else those of runs beside it in ``runs``; a job of a sweep has only the jobs of the same
-    number in earlier sweeps.
+    Its own, if it has one. Else those of runs beside it in ``runs``; a job of a sweep, wherever that lies, has only the
+    jobs of the same number in earlier sweeps beside it.
     """
-    own = folder / "checkpoints" / "last.ckpt"
+    own = folder / LAST
     if own.is_file():
         return [own]
-    inside = (
-        folder.resolve().relative_to(runs.resolve()).parts if folder.resolve().is_relative_to(runs.resolve()) else ()
-    )
-    job = "/".join(["*", *inside[1:]])
-    found = [
-        path for path in runs.glob(f"{job}/checkpoints/last.ckpt") if path.relative_to(runs).parts[:1] != inside[:1]
-    ]
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    sweep = next((parent for parent in folder.parents if (parent / SWEEP).is_file()), None)
+    if sweep is not None:
+        sweeps = [other.parent for other in sweep.parent.glob(f"*/{SWEEP}") if other.parent != sweep]
+        found = [other / folder.relative_to(sweep) / LAST for other in sweeps]
+    else:
+        folder, runs = folder.resolve(), runs.resolve()
+        inside = folder.relative_to(runs).parts if folder.is_relative_to(runs) else ("",)
+        others = [other for other in runs.glob("*") if other.name != inside[0]]
+        found = [other.joinpath(*inside[1:]) / LAST for other in others]
+    return sorted((path for path in found if path.is_file()), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _under(key: str, names: Iterable[str]) -> bool:

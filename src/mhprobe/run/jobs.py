@@ -102,7 +102,7 @@ def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
 
 
 class SaysWhatFailed(Callback):
-    """At the end of a sweep: one line for each job that failed, and its exit code."""
+    """At the end of a sweep: its jobs side by side, one line for each that failed, and its exit code."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # claimed once: a job in another process would claim a folder of its own
@@ -113,6 +113,7 @@ class SaysWhatFailed(Callback):
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
         jobs = sorted((path.parent for path in folder.glob("*/config")), key=lambda path: (len(path.name), path.name))
         failed = {job: json.loads((job / FAILED).read_text()) for job in jobs if (job / FAILED).is_file()}
+        _side_by_side(folder)
         if not failed:
             return
         print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
@@ -120,3 +121,11 @@ class SaysWhatFailed(Callback):
             told = OmegaConf.load(job / "config" / "overrides.yaml")
             print(f"  {job.name} ({' '.join(str(part) for part in told)}): {end['message']}", file=sys.stderr)
         sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)
+
+
+def _side_by_side(folder: Path) -> None:
+    """``report.html`` of the whole sweep, and where it is."""
+    from mhprobe.report.html import finish_sweep
+
+    if (page := finish_sweep(folder)) is not None:
+        print(f"side by side: {page}")

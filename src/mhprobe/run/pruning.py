@@ -18,14 +18,18 @@ from mhprobe.gates import gates_of
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Order
+from mhprobe.report import tables
+from mhprobe.report.figures import curves as curves_figure
 from mhprobe.report.figures import speed as speed_figure
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.schema import comes_with_weights
+from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.promised import Promise, Promised
 from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
@@ -47,6 +51,58 @@ def refuse(cfg: dict[str, Any]) -> None:
             "prune: which heads go? prune=order prune.remove=<how many> takes them by an order (prune/order=...); "
             "prune=given prune.heads=<list, file, table or gates> takes those that you name."
         )
+    if settings["fold"] != "zero" and (settings["proj_bias"] == "drop" or settings["rescale"]):
+        raise UserError(
+            "prune.fold: heads leave their mean in the projection's bias, and nothing is to be made up for; expected "
+            "prune.proj_bias=keep and prune.rescale=false beside it."
+        )
+    if asked_promise(settings):
+        _refuse_with_promise(settings, cfg["data"])
+
+
+def asked_promise(settings: dict[str, Any]) -> bool:
+    return settings["order"] is not None and settings["guarantee"]["points"] is not None
+
+
+def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None:
+    """The promise is of a path that is found once, and of the masked network."""
+    changes = {
+        "prune.target": settings["target"] is not None,
+        "prune.rounds": settings["rounds"] > 1,
+        "prune.repair": settings["repair"]["per"] != "none",
+        "prune.tune_epochs": settings["tune_epochs"] > 0,
+        "prune.proj_bias": settings["proj_bias"] != "keep",
+    }
+    if wrong := [key for key, given in changes.items() if given]:
+        raise UserError(
+            f"{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or prune "
+            f"the pruned file again (weights=<pruned.safetensors>). prune.remove=<heads> says how far to go at most."
+        )
+    if not data["calibration_fraction"]:
+        raise UserError(
+            "prune.guarantee: stands on images that chose neither weights nor path; expected "
+            "data.calibration_fraction above 0, a share of the validation images (best given to mhprobe.train, too)."
+        )
+
+
+def made_from(
+    cfg: dict[str, Any], data: ImageData, source: Given | OnPath | Promised, weights: dict[str, Any]
+) -> dict[str, Any]:
+    """What the pruned file's JSON says of where it comes from. weights: the description of the loaded ones.
+
+    UserError for too few images to promise on; a line where the training may have looked at them.
+    """
+    made = {"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]}
+    if not isinstance(source, Promised):
+        return made
+    source.check_images(data.sizes["calibration"])
+    set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
+    if not set_aside:
+        print(
+            "prune.guarantee: the weights do not say that their training set these images aside, so their epoch may "
+            "have been chosen on them: train with the same data.calibration_fraction."
+        )
+    return {**made, "set_aside_in_training": set_aside}
 
 
 def one_process(trainer: L.Trainer) -> torch.device:
@@ -79,10 +135,16 @@ def retraining(
     return train
 
 
-def source_of(settings: dict[str, Any], order: Order | None) -> Given | OnPath:
+def source_of(settings: dict[str, Any], order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
     """What the section ``prune`` of the configuration says of the heads that go. order: of prune=order."""
     if order is None:
         return Given(*(settings[name] for name in ("heads", "curve", "step", "remove", "threshold")))
+    if asked_promise(settings):
+        limits = ("units", "remove", "exclude_layers", "min_heads_per_layer", "rescale")
+        options = {name: settings[name] for name in limits}
+        return Promised(
+            order, Guarantee(**settings["guarantee"]), **options, chosen_on=settings["select_on"], seed=seed
+        )
     limits = ("remove", "target", "exclude_layers", "min_heads_per_layer", "rescale")
     return OnPath(order, settings["units"], *(settings[name] for name in limits))
 
@@ -92,7 +154,7 @@ def run_pruning(
     model: nn.Module,
     images: Images,
     report: Report,
-    source: Given | OnPath,
+    source: Given | OnPath | Promised,
     description: dict[str, Any],
     *,
     train: Train | None = None,
@@ -103,6 +165,7 @@ def run_pruning(
 
     settings: the section ``prune`` of the configuration. model: carries gates. description: of its weights file.
     train: recovery after each round, None for none. kept: what learned gates decided. made: more for the file's JSON.
+    Where nothing can be promised there are the tables alone.
     """
     if settings["onnx"]:
         export.needs_onnx()
@@ -114,13 +177,25 @@ def run_pruning(
         kept=kept,
         rounds=settings["rounds"],
         proj_bias=settings["proj_bias"],
+        fold=settings["fold"],
         mend=mend,
         train=train,
     )
+    if found.promise is not None:
+        _report_promise(report, found.promise)
+        if not found.promise.steps:
+            _report(report, found)
+            return found
     gone = kept_heads(layout_of(model), found.gone)
     about = {
         **pruned_description(description, gone, settings["proj_bias"], folded_gates(model)),
-        "made": {**(made or {}), "rescaled": found.rescaled, "test/accuracy": found.stages[-1].accuracy},
+        "made": {
+            **(made or {}),
+            "rescaled": found.rescaled,
+            "fold": settings["fold"],
+            "test/accuracy": found.stages[-1].accuracy,
+            **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
+        },
     }
     saved = write_all(_files(settings, found.model, images, report.folder, about))
     _report(report, found)
@@ -174,6 +249,33 @@ def _files(
     if settings["torch_export"]:
         files[folder / "pruned.pt2"] = export.torch_export_bytes(model, example)
     return files
+
+
+def _promised(promise: Promise) -> dict[str, Any]:
+    """The promise in plain values."""
+    return {
+        "points": promise.guarantee.points,
+        "confidence": promise.guarantee.confidence,
+        "heads": promise.heads,
+        "steps": promise.steps,
+        "images": promise.images,
+    }
+
+
+def _report_promise(report: Report, promise: Promise) -> None:
+    """The path's curve on the images that were set aside, and how far the promise holds."""
+    curves = [promise.curve]
+    figure = curves_figure.draw(curves, report.layout.num_heads)
+    metrics = {f"prune/promise/{name}": value for name, value in _promised(promise).items()}
+    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves))
+
+
+def nothing_promised(promise: Promise) -> UserError:
+    """What the command ends with where no step can be promised."""
+    return UserError(
+        f"prune.guarantee: no step of the path can be promised to lose at most {promise.guarantee.points:g} points on "
+        f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
+    )
 
 
 def _report(report: Report, found: Pruned) -> None:

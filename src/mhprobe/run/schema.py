@@ -12,6 +12,7 @@ from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mhprobe.errors import UserError
+from mhprobe.heads import FillName
 
 
 class _Section(BaseModel):
@@ -46,6 +47,7 @@ class Voita(_Section):
     heads: list[Annotated[int, Field(ge=1)]] | None
     scratch_epochs: Annotated[int, Field(ge=1)] | None
     scratch_optim: dict[str, Any]
+    probe: str | None
 
 
 class Causal(_Section):
@@ -79,9 +81,11 @@ class Curve(_Section):
     min_heads_per_layer: Annotated[int, Field(ge=0)] = 0
     rescale: bool = False
     target: dict[str, float] | None = None
+    fill: FillName | None = None  # None: that of all curves
 
 
 class Masking(_Section):
+    fill: FillName = "zero"
     select_on: Literal["validation", "test"]
     steps: Annotated[int, Field(ge=0)] | None
     step: Annotated[int, Field(ge=0)] | None
@@ -121,8 +125,14 @@ class Repair(_Section):
     ridge: Annotated[float, Field(ge=0)]
 
 
+class PromiseAsked(_Section):
+    points: Annotated[float, Field(gt=0, lt=100)] | None = None
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
 class Prune(_Section):
     order: dict[str, Any] | None = None  # prune=order
+    guarantee: PromiseAsked | None = None
     target: dict[str, float] | None = None
     units: str = "head"
     exclude_layers: list[int] = []
@@ -136,6 +146,7 @@ class Prune(_Section):
     select_on: Literal["train", "validation"]
     images: Annotated[int, Field(ge=1)]
     proj_bias: Literal["keep", "drop"]
+    fold: Literal["zero", "mean"]
     rounds: Annotated[int, Field(ge=1)]
     repair: Repair
     tune_epochs: Annotated[int, Field(ge=0)]
@@ -166,6 +177,7 @@ class Config(_Section):
     cache_dir: str
     progress: Literal["auto", "lines", "off"] = "auto"
     verbose: bool = False
+    style: Literal["screen", "paper"] = "screen"
     backbone: dict[str, Any]
     data: dict[str, Any]
     gates: Gates
@@ -183,7 +195,7 @@ class Config(_Section):
     search: dict[str, Any] = {}
     prune: Prune | None = None
     maps: dict[str, dict[str, Any]] | None = None
-    images: list[Annotated[int, Field(ge=0)]] = []
+    images: list[int | str] = []
     faithfulness: Faithfulness | None = None
     paper: Paper | None = None
     figures: list[int | str] | None = None

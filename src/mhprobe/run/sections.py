@@ -16,6 +16,7 @@ from typing import cast
 
 import hydra._internal.hydra as machinery
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -25,6 +26,7 @@ from mhprobe.run.jobs import claim
 PACKAGE = Path(__file__).parents[1]
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 ENGINES = ("launcher", "sweeper")  # of Hydra: who runs the jobs of a sweep, and who chooses them
+NAMES = ("name", "experiment", "backbone", "backbone.name")  # what names a run, the first that is swept
 ADDS = ("experiment", "callback", "paper")  # groups that add something to a command instead of choosing a part of it
 
 
@@ -104,6 +106,7 @@ def install() -> None:
     OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
     OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
     OmegaConf.register_new_resolver("mhprobe.network", _network, replace=True)
+    OmegaConf.register_new_resolver("mhprobe.swept", _swept, replace=True)
 
 
 def data_of_weights(overrides: Sequence[str]) -> list[str]:
@@ -131,6 +134,16 @@ def _network(*, _root_: DictConfig) -> str:
     path = Path(str(weights))
     own = path.stem not in ("model", "pruned", "best", "last")
     return path.stem if own else "_".join([*path.absolute().parts[-3:-1], path.stem])
+
+
+def _swept(name: str, *, _root_: DictConfig) -> str:
+    """A folder's name for a sweep: its jobs' name; where that is swept, the first one's and how many there are more."""
+    parser = OverridesParser.create()
+    for override in map(parser.parse_override, _root_.hydra.overrides.task):
+        if override.key_or_group in NAMES and override.is_choice_sweep():
+            first, *others = override.sweep_string_iterator()
+            return f"{first}_and_{len(others)}_more"
+    return name
 
 
 def _groups(command: str) -> str:

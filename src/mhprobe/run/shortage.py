@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from mhprobe.errors import UserError
+from mhprobe.io.files import reason
 
 # of a disk, whoever was writing or reading: full, over quota, read-only, broken, or no longer there
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV}
@@ -29,16 +31,18 @@ def explained(cfg: Mapping[str, Any]) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not no_memory(error):
             raise
-        reason = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
+        words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
         sizes = [f"data.{key}={cfg['data'].get(key)}" for key in ("batch_size", "eval_batch_size")]
         raise UserError(
-            f"out of memory ({reason}). Lower {sizes[0]} (training) or "
+            f"out of memory ({words}). Lower {sizes[0]} (training) or "
             f"{sizes[1]} (tests and probes); trainer.accumulate_grad_batches keeps the size of a step."
         ) from error
     except OSError as error:
         if error.errno not in DISK:
             raise
+        folders = {key: Path(str(cfg.get(key))).expanduser() for key in ("out", "cache_dir")}
+        said = " and ".join(f"{key}={folder} ({reason(error, folder)})" for key, folder in folders.items())
         raise UserError(
-            f"{error.filename or 'a file of the run'}: {error.strerror}. Make room or choose other folders: "
-            f"out={cfg.get('out')}, cache_dir={cfg.get('cache_dir')}."
+            f"{error.filename or 'a file of the run'} cannot be written ({error.strerror}). Make room or choose other "
+            f"folders: now {said}."
         ) from error

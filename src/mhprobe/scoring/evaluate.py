@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
+from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.cache import MaskCache, describe
 from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
+from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
@@ -47,6 +50,7 @@ def evaluator(
     rescale: bool = False,
     cache: MaskCache | None = None,
     judge: Judge = by_labels,
+    fill: Fill | None = None,
 ) -> Evaluate:
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
@@ -57,8 +61,9 @@ def evaluator(
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
     cache: where scores, slopes and measured columns are looked up, and kept.
     judge: what is right and what is lost: by the labels, or by the unmasked model (see scoring/unmasked.py).
+    fill: what stands in the place of masked heads (``recording.fills``); None for nothing. The cache's key has to know.
     """
-    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, judge)
+    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, judge, fill)
 
 
 class _Evaluator(Evaluate):
@@ -73,8 +78,9 @@ class _Evaluator(Evaluate):
         rescale: bool,
         cache: MaskCache | None,
         judge: Judge,
+        fill: Fill | None,
     ) -> None:
-        self.judge = judge
+        self.judge, self.fill = judge, fill
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
@@ -103,7 +109,7 @@ class _Evaluator(Evaluate):
         place = torch.full((self.images,), -1, device=device)
         place[chosen.to(device)] = torch.arange(len(chosen), device=device)
 
-        replay = Replay(self.model, masks, self.rescale, smaller=True)
+        replay = Replay(self.model, masks, self.rescale, smaller=True, fill=self.fill)
         show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
         with torch.inference_mode(), show:
             for batch in self._walk(images):
@@ -150,15 +156,23 @@ class _Evaluator(Evaluate):
     def _shares(self, mask: Tensor) -> Iterator[Tensor]:
         """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""
         values = self._values(mask)
-        with self.gates.fixed(values):
-            for batch in self.batches():
+        for batch in self.batches():
+            fill = None if self.fill is None else self.fill.for_images(batch.images)
+            with self.gates.filled(fill, values[None]), self.gates.fixed(values):
                 heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index)
+                heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
-                self._done(2 * len(share_BA))
-                yield share_BA
+            self._done(2 * len(share_BA))
+            yield share_BA
         self.computed += 2 * self.images
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+        if self.fill is not None and mask.any():
+            raise UserError(
+                "masking: measures score the masked model with nothing in the masked heads' place; expected "
+                "rescore_every=null with a fill, or fill=zero."
+            )
+
         def find() -> Tensor:
             with self.gates.fixed(self._values(mask)):
                 return score_heads(self.model, make(self.gates.layout), self.batches, column).double()

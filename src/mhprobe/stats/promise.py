@@ -17,10 +17,47 @@ Shapes: S steps, n images.
 
 from __future__ import annotations
 
+import bisect
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Loses at most ``points`` of accuracy (per cent of all images) on new images, with this confidence.
+
+    UserError for a limit or a confidence out of range.
+    """
+
+    points: float = 1.0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.points < 100 or not 0 < self.confidence < 1:
+            raise UserError(
+                f"guarantee: expected points between 0 and 100 and confidence between 0 and 1, got {self.points}, "
+                f"{self.confidence}."
+            )
+
+    @property
+    def images_needed(self) -> int:
+        """The fewest images that can show it where a step changes none of them.
+
+        >>> Guarantee(points=1.0, confidence=0.95).images_needed
+        332
+        """
+
+        def shown(images: int) -> bool:
+            return float(loses_more(torch.zeros(1, images), self.points / 100)) <= 1 - self.confidence
+
+        most = 1
+        while not shown(most):
+            most *= 2
+        return bisect.bisect_left(range(most), True, key=shown)
 
 
 def kept_promise(
@@ -33,10 +70,7 @@ def kept_promise(
 
     UserError for a limit or a confidence out of range.
     """
-    if not 0 < points < 100 or not 0 < confidence < 1:
-        raise UserError(
-            f"guarantee: expected points between 0 and 100 and confidence between 0 and 1, got {points}, {confidence}."
-        )
+    Guarantee(points, confidence)
     loss_Sn = whole_n.double() - steps_Sn.double()
     order = torch.randperm(loss_Sn.shape[1], generator=torch.Generator().manual_seed(seed))
     shown_S = loses_more(loss_Sn[:, order], points / 100) <= 1 - confidence

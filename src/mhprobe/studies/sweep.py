@@ -2,9 +2,9 @@
 
 FOLDER is where ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1`` wrote its runs. Reads each run's
 metrics.json, tables/gates.csv and config. Writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
-heads kept. Writes tables/survivors.csv and figures/survivors.png too: which heads survive, by stage and block. With RUN
-also by what they do; RUN is a probed run of the whole model with the measures that ``survival`` takes (position,
-token_kinds, entropy, attention_distance). No torch, no training: seconds.
+heads kept. Writes tables/survivors.csv and figures/survivors.png too: which heads survive, by stage and block, and on a
+Swin by plain or shifted windows. With RUN also by what they do; RUN is a probed run of the whole model with the
+measures that ``survival`` takes (position, token_kinds, entropy, attention_distance). No torch, no training: seconds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Gates(NamedTuple):
     stages: list[str]  # (A,)
     blocks: list[str]  # (A,)
     kept: list[bool]  # (A,)
+    windows: list[str]  # (A,) plain or shifted; empty without shifted windows
 
     @property
     def num_heads(self) -> int:
@@ -78,14 +79,14 @@ def table(runs: Sequence[Run]) -> Table:
     return Table(columns, rows)
 
 
-def write(folder: Path, probe: Path | None = None) -> list[Path]:
+def write(folder: Path, probe: Path | None = None, style: str = "screen") -> list[Path]:
     """Tables and figures of the sweep in ``folder``. probe: the run that measured the heads of the whole model."""
     from mhprobe.report.figures import retained, survival
     from mhprobe.report.report import Report, Result
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
-    report = Report(folder)
+    report = Report(folder, style=style)
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
@@ -96,6 +97,8 @@ def write(folder: Path, probe: Path | None = None) -> list[Path]:
         "stage": [f"stage {stage}" for stage in gates[0].stages],
         "block": [f"block {block}" for block in gates[0].blocks],
     }
+    if gates[0].windows:
+        groups["windows"] = gates[0].windows
     if probe is not None:
         groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
     rows = [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
@@ -134,7 +137,9 @@ def _gates(path: Path) -> Gates | None:
         return None
     rows = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
     digest = rows[0].get(DIGEST, "")
-    gates = Gates(path, digest, [row["stage"] for row in rows], [row["block"] for row in rows], [False] * len(rows))
+    stages, blocks = ([row[name] for row in rows] for name in ("stage", "block"))
+    windows = [f"{'shifted' if row['shifted'] == '1' else 'plain'} windows" for row in rows if "shifted" in row]
+    gates = Gates(path, digest, stages, blocks, [False] * len(rows), windows)
     return gates._replace(kept=read_kept(path, gates, "sweep").tolist())
 
 
@@ -174,11 +179,12 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model, for labels of heads")
+    parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     arguments = parser.parse_args()
     from mhprobe.run.cli import fail
 
     try:
-        for path in write(arguments.folder, arguments.probe):
+        for path in write(arguments.folder, arguments.probe, arguments.style):
             print(path)
     except UserError as error:
         fail(str(error))

@@ -4,16 +4,20 @@ Voita et al., 2019, Table 2: is it the architecture that remains, or what was le
 of heads, gates are learned from ``weights`` until so many are open (gates=hard_concrete_target). Then a model with
 those heads alone, all its weights new, is trained for as many epochs as weights and gates took together. Both are
 tested after their last epoch: with learned gates the best epoch on validation is the first, when all are open.
+Figures 7 to 10 come along: accuracy against heads kept, and which heads these are (studies/sweep.py).
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhprobe.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mhprobe.classifier import GatedClassifier
     from mhprobe.data.base import ImageData
 
@@ -21,7 +25,11 @@ Config = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1."""
+    """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
+
+    delta: scratch - pruned, with its 95 % interval; p: McNemar's exact test of the two on the same images; p_holm:
+    the same after Holm's correction over the numbers of heads. Empty for the whole model, where the two are one.
+    """
 
     heads: int
     pruned: float
@@ -29,11 +37,26 @@ class Row(NamedTuple):
     scratch: float
     pruned_epochs: int | str
     scratch_epochs: int | str
+    delta: float | str = ""
+    delta_low: float | str = ""
+    delta_high: float | str = ""
+    p: float = math.nan
+    p_holm: float | str = ""
+
+
+class Fitted(NamedTuple):
+    """A trained model's metrics, and which test images it has right, with gates of exactly 0 and 1."""
+
+    metrics: dict[str, float]
+    right: Tensor  # (N,) bool
 
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    from mhprobe.report.html import finish_report
     from mhprobe.run import builders
+    from mhprobe.studies import sweep
+    from mhprobe.studies.paired import compared, corrected
     from mhprobe.weights.checkpoint import load_weights
 
     options = cfg["voita"]
@@ -58,20 +81,30 @@ def run(cfg: Config, folder: Path) -> None:
         pruned = fit(_pruned(cfg, size), here)
         kept = here / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
-        ours = pruned["gates/binary_accuracy"], pruned["test/accuracy"], scratch["test/accuracy"]
-        rows.append(Row(size, *ours, learned, epochs))
+        ours = (
+            pruned.metrics["gates/binary_accuracy"],
+            pruned.metrics["test/accuracy"],
+            scratch.metrics["test/accuracy"],
+        )
+        rows.append(Row(size, *ours, learned, epochs, *compared(pruned.right, scratch.right)))
+    adjusted = corrected([row.p for row in rows[1:]])
+    rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
-        write(folder, rows, data)
+        write(folder, rows, data, cfg["style"])
+        probe = options["probe"]  # Figures 7 to 10: accuracy against heads kept, and which heads these are
+        sweep.write(folder, None if probe is None else Path(probe), cfg["style"])
+        finish_report(folder, cfg["command"], model.gates.layout)
 
 
-def fit(cfg: Config, folder: Path) -> dict[str, float]:
-    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``. Returns the metrics.
+def fit(cfg: Config, folder: Path) -> Fitted:
+    """Train as ``cfg`` says and test the weights of the last epoch, writing into ``folder``.
 
     A study that was stopped goes on from the checkpoints of its parts (``ckpt_path=last``); a part that has none yet
     begins.
     """
     from mhprobe.run import builders
     from mhprobe.run.resume import begun, resume
+    from mhprobe.studies.paired import right
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -82,7 +115,8 @@ def fit(cfg: Config, folder: Path) -> dict[str, float]:
     builders.save(cfg, trainer, model, data, folder)
     report.close()
     trainer.strategy.barrier()  # the other ranks read what the first has written
-    return report.metrics
+    keep = (cfg["gates"]["keep"], cfg["gates"]["threshold"]) if builders.learns_gates(model) else None
+    return Fitted(report.metrics, right(model, data, keep))
 
 
 def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -> dict[str, float]:
@@ -95,19 +129,23 @@ def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -
     return model.results
 
 
-def write(folder: Path, rows: list[Row], data: ImageData) -> None:
+def write(folder: Path, rows: list[Row], data: ImageData, style: str = "screen") -> None:
     """Table, figure and a line for each number of heads."""
     from mhprobe.report import tables
     from mhprobe.report.figures import voita
     from mhprobe.report.report import Report, Result
 
     images = data.sizes["test"]
-    table = tables.Table([*Row._fields, "images"], [[*row, images] for row in rows])
+    plain = [["" if value != value else value for value in row] for row in rows]  # NaN is no test
+    table = tables.Table([*Row._fields, "images"], [[*row, images] for row in plain])
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
-    Report(folder).add("voita", Result(table, voita.draw(points, images, 1 / data.num_classes)))
+    sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
+    figure = voita.draw(points, images, 1 / data.num_classes, sure)
+    Report(folder, style=style).add("voita", Result(table, figure))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
-        print(f"{row.heads} of {rows[0].heads} heads: {accuracies}")
+        tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""
+        print(f"{row.heads} of {rows[0].heads} heads: {accuracies}{tested}")
     print(f"tables and figures: {folder}")
 
 

@@ -9,7 +9,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from mhprobe.data.batch import Batch
 from mhprobe.data.split import stratified
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of, remove_gates
+from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadSite
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Evaluate
+from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import gate_values
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.scoring.tally import tally
@@ -31,11 +33,23 @@ from mhprobe.stats.significance import wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
 from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.removal import ProjBias, drop_bias, kept_heads, largest_difference, prune_heads, refuse_unprunable
+from mhprobe.surgery.promised import Promise, Promised
+from mhprobe.surgery.removal import (
+    ProjBias,
+    drop_bias,
+    kept_heads,
+    largest_difference,
+    prune_heads,
+    refuse_unfoldable,
+    refuse_unprunable,
+)
 from mhprobe.surgery.repair import repair
 
 CHECKED = 256  # test images on which masked and pruned logits are compared
 TOLERANCE = 1e-5  # relative to the largest logit, in float32: the same sums in another order
+
+Fold = Literal["zero", "mean"]
+"""What stands in the place of a head that goes, as a constant in its projection's bias."""
 
 Train = Callable[[nn.Module, dict[str, list[int]], int], nn.Module]
 """(network, the loaded network's heads that it has by site, round) -> the network after some training."""
@@ -61,7 +75,8 @@ class Pruned:
     """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
 
     stages: in their order; the last is of ``model``. difference: the largest between masked and pruned logits.
-    rescaled: whether the heads that layers kept were multiplied by H / kept.
+    rescaled: whether the heads that layers kept were multiplied by H / kept. promise: of ``Promised`` heads; where
+    it is of no step, ``model`` is the loaded one.
     """
 
     model: nn.Module
@@ -69,10 +84,13 @@ class Pruned:
     stages: list[Stage] = field(default_factory=list)
     difference: float = 0.0
     rescaled: bool = False
+    promise: Promise | None = None
 
 
 class Images:
     """The images of a pruning, as batches on ``device``: some to choose and repair with, the test's to report.
+
+    Those that were set aside say what can be promised.
 
     look_at: so many images of the split ``select_on``, of every class alike; not augmented.
     """
@@ -96,11 +114,30 @@ class Images:
         """Batches of all test images, or of some."""
         return self.data.batches("test", self.device, None if count is None else self._some("test", count))
 
-    def evaluate(self, model: nn.Module, rescale: bool) -> Evaluate:
+    def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
+        """What is to stand in the place of the heads that go, found on the images that choose."""
+        if fold != "zero":
+            refuse_unfoldable(model)
+        return find_fill(model, fold, self.selection)
+
+    def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that choose."""
         return evaluator(
-            model, self.selection, len(self.chosen), "choosing heads", True, pick=self.selection, rescale=rescale
+            model,
+            self.selection,
+            len(self.chosen),
+            "choosing heads",
+            True,
+            pick=self.selection,
+            rescale=rescale,
+            fill=fill,
         )
+
+    def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
+        """Scores masks of ``model`` on the images that were set aside."""
+        walk = functools.partial(self.data.batches, "calibration", self.device)
+        count = self.data.sizes["calibration"]
+        return evaluator(model, walk, count, "what can be promised", True, rescale=rescale, fill=fill)
 
     def _some(self, split: str, count: int) -> Tensor:
         labels = self.data.splits[split].labels
@@ -111,18 +148,21 @@ class Images:
 def prune(
     model: nn.Module,
     images: Images,
-    source: Given | OnPath,
+    source: Given | OnPath | Promised,
     *,
     kept: Tensor | None = None,
     rounds: int = 1,
     proj_bias: ProjBias = "keep",
+    fold: Fold = "zero",
     mend: Mapping[str, Any] | None = None,
     train: Train | None = None,
 ) -> Pruned:
     """``model`` without the heads that ``source`` chooses; ``model`` itself carries gates and is left as it is.
 
-    kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``.
-    proj_bias: as for ``prune_heads``. mend: options of ``repair``, None for none. train: called after each round.
+    kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
+    can be promised, nothing is removed.
+    proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias.
+    mend: options of ``repair``, None for none. train: called after each round.
 
     Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
     rounding.
@@ -137,14 +177,20 @@ def prune(
     now, found, left = model, Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool)), 1.0
     found.stages.append(score("dense", 0, model))
     for number in range(1, rounds + 1):
+        fill = images.stands_in(now, fold)
         if isinstance(source, OnPath):
-            evaluate = images.evaluate(now, source.rescale)
+            evaluate = images.evaluate(now, source.rescale, fill)
             batch = lambda: next(images.selection()).images  # noqa: E731
             choice, left = source.choose(now, evaluate, batch, layout, left, number / rounds)
+        elif isinstance(source, Promised):
+            score_both = (make(now, source.rescale, fill) for make in (images.evaluate, images.calibrate))
+            choice, found.promise = source.choose(now, *score_both)
+            if not found.promise.steps:
+                return found
         else:
             choice = source.choose(now, kept)
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
-        smaller = _remove(now, choice, proj_bias, images, found, number)
+        smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
             found.stages.append(score("repaired", number, smaller))
@@ -160,14 +206,21 @@ def prune(
 
 
 def _remove(
-    model: nn.Module, choice: Choice, proj_bias: ProjBias, images: Images, found: Pruned, number: int
+    model: nn.Module,
+    choice: Choice,
+    proj_bias: ProjBias,
+    images: Images,
+    found: Pruned,
+    number: int,
+    fill: Fill | None,
 ) -> nn.Module:
     """The smaller network, whose logits were seen to be those of the masked one."""
     layout = layout_of(model)
     emptied = [name for name, heads in kept_heads(layout, choice.mask).items() if not heads]
     values = gate_values(gates_of(model), choice.mask[None], choice.rescale)[0]
-    with gates_of(model).fixed(values):
-        pruned = prune_heads(model, choice.mask, proj_bias=proj_bias)
+    pruned = None if fill is None else prune_heads(model, choice.mask, fold=fill)  # under the present gates
+    with gates_of(model).filled(fill, values[None]), gates_of(model).fixed(values):
+        pruned = pruned or prune_heads(model, choice.mask, proj_bias=proj_bias)
         reference = model
         if proj_bias == "drop":
             reference = copy.deepcopy(model)

@@ -23,13 +23,17 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of, layout_of, slice_sites
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
+from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
 
 ProjBias = Literal["keep", "drop"]
 
 
 def prune_heads(
-    model: nn.Module, mask: Tensor | Sequence[int] | Sequence[tuple[int, int]], proj_bias: ProjBias = "keep"
+    model: nn.Module,
+    mask: Tensor | Sequence[int] | Sequence[tuple[int, int]],
+    proj_bias: ProjBias = "keep",
+    fold: Fill | None = None,
 ) -> nn.Module:
     """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
@@ -37,9 +41,12 @@ def prune_heads(
     mask: (A,) bool, True = off, or the heads that go as flat indices or (site, head) pairs (see ``HeadLayout.mask``).
     proj_bias: what becomes of the projection's bias in a layer that loses all heads: "keep" equals the mask, "drop"
         sets it to zero, which changes the logits.
+    fold: a constant per head (``recording.fills``: mean, optimal) that stands in for each head that goes: it moves into
+        the projection's bias. Logits are those of the mask with that fill.
 
     The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
-    Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all.
+    Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all, and where
+    there is no bias to fold into.
 
     >>> import mhprobe, timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3)
@@ -69,6 +76,8 @@ def prune_heads(
     remove_gates(pruned)
     if gates is not None:
         _fold(pruned, layout, gates.effective())
+    if fold is not None:
+        _fold_constants(pruned, layout, mask, fold)
     kept = kept_heads(layout, mask)
     if proj_bias == "drop":
         drop_bias(pruned, [name for name, heads in kept.items() if not heads])
@@ -100,6 +109,19 @@ def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
     }
 
 
+def refuse_unfoldable(model: nn.Module) -> None:
+    """UserError with the reason if a constant cannot move into the projections' biases."""
+    family = family_of(model)
+    for site in layout_of(model).sites:
+        seam = family.seam(model, site)
+        if seam.output.bias is None or seam.point is not seam.output:
+            why = "has no bias" if seam.output.bias is None else "stands behind a norm"
+            raise UserError(
+                f"prune.fold: the projection of {site.name} {why}, so a head's constant cannot move into its bias; use "
+                f"prune.fold=zero."
+            )
+
+
 def drop_bias(model: Any, sites: Iterable[str]) -> None:
     """Set the output projection's bias to zero, in place, at the named sites."""
     family, names = family_of(model), set(sites)
@@ -118,6 +140,20 @@ def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor
             difference = max(difference, (left - right).abs().max().item())
             size = max(size, left.abs().max().item())
     return difference, size
+
+
+def _fold_constants(model: nn.Module, layout: HeadLayout, mask: Tensor, fill: Fill) -> None:
+    """Add what the projection makes of the constants of the heads in ``mask`` to its bias; gates are in its weights."""
+    refuse_unfoldable(model)
+    family = family_of(model)
+    with torch.no_grad():
+        for site, off_H, constant in zip(layout.sites, layout.split(mask), fill.sites, strict=True):
+            if constant.numel() != site.channels:
+                raise UserError(f"prune_heads: fold takes a constant per head, got {tuple(constant.shape)} numbers.")
+            projection = family.seam(model, site).output
+            instead = constant.flatten().double() * off_H.to(constant.device).repeat_interleave(site.head_dim)
+            bias = projection.bias.double() + projection.weight.double() @ instead
+            projection.bias.copy_(bias)
 
 
 def _fold(model: nn.Module, layout: HeadLayout, gates: Tensor) -> None:

@@ -8,22 +8,12 @@ from typing import ClassVar
 import torch
 
 from mhprobe.headbench.canvas import NOISES, SCRATCH, Canvas
-from mhprobe.headbench.plants.sink_no_op import SHARP, SinkNoOp
+from mhprobe.headbench.plants.sink_no_op import DRAWN, SHARP, SinkNoOp
 
 
 class SinkBroadcast(SinkNoOp):
     question = "does it hand out what a sink knows?"
-    signs: ClassVar = {
-        "token_kinds.cls": 1,
-        "sinks": 1,
-        "sinks.sink": 1,
-        "no_op.attention": 1,
-        "confidence.with_prefix": 1,
-        "entropy": -1,
-        "write_norm": 1,
-        "sinks.common": 1,
-        "sinks.role": 1,
-    }
+    signs: ClassVar = {**DRAWN, "write_norm": 1, "sinks.common": 1, "sinks.role": 1}
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         width = canvas.site(site).head_dim

@@ -17,19 +17,19 @@ from mhprobe.heads import HeadSite
 SHARP = 9.0
 
 
+DRAWN: dict[str, int] = {  # what tells that all attention goes to one token, whatever the head makes of it
+    "token_kinds.cls": 1,
+    "sinks": 1,
+    "sinks.sink": 1,
+    "no_op.attention": 1,
+    "confidence.with_prefix": 1,
+    "entropy": -1,
+}
+
+
 class SinkNoOp(Plant):
     question = "does it rest on a sink?"
-    signs: ClassVar = {
-        "token_kinds.cls": 1,
-        "sinks": 1,
-        "sinks.sink": 1,
-        "no_op": -1,
-        "sinks.write": -1,
-        "no_op.attention": 1,
-        "confidence.with_prefix": 1,
-        "entropy": -1,
-        "write_norm": -1,
-    }
+    signs: ClassVar = {**DRAWN, "no_op": -1, "sinks.write": -1, "write_norm": -1}
     first = True
 
     def fits(self, canvas: Canvas, site: HeadSite) -> bool:

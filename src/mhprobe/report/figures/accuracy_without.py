@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     canvas,
     even_groups,
     head_matrix,
+    inches,
     matrix_height,
     place,
     scale,
@@ -54,7 +55,7 @@ def draw(
                 span = layout.span(site)
                 _cells(axes, row, drop[span], whole, columns[p][span] < level, cell, norm)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
-        figure.text(left / figure.get_size_inches()[0], 1 - 0.12 / high, title, va="top", fontsize=8)
+        figure.text(left / inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
         bar = figure.colorbar(image, cax=place(figure, left + wide + 0.15, high - 0.45 - bar_tall, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label("accuracy lost (points)")

@@ -19,6 +19,7 @@ _LEVELS = {
     "random_init": ("random initialisation", ":", COLOURS[2]),
 }
 
+DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "A dot per head, a bar at the mean of its block. The dashed line is what even attention or chance would give, "
     "the dotted line a freshly initialised network: dots on a line say nothing about training."
@@ -52,7 +53,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
                 edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
                 axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=colour, linewidth=1.2, label=title)
         axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])
         axes.set_xlabel("block")
         axes.set_ylabel(label)

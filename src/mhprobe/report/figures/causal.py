@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Names,
     canvas,
     head_matrix,
+    inches,
     matrix_height,
     place,
 )
@@ -60,7 +61,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
         ]
         if beside:
-            wide, high = figure.get_size_inches()
+            wide, high = inches(figure)
             at = (left / wide, (bottom + tall - grid - 0.5) / high)
             figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
         else:

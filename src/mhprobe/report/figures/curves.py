@@ -30,7 +30,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     the curve); on the images that chose the path there is none, and the legend says so. Of a random curve the mean
     over repeats is drawn, in grey. The legend names the searches.
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
-    chance only where some curve comes near it.
+    chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -47,6 +47,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
             _line(
                 axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, crowded=len(shown) > 6
             )
+            _promise(axes, curve, over)
         _notes(axes, shown)
         if curves[0].step[0] == 0:
             unmasked = 100 * float(shown[0].points.accuracy[0])
@@ -95,6 +96,18 @@ def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, 
         axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {split}, chosen on it")
 
 
+def _promise(axes: Axes, curve: Curve, over: Over) -> None:
+    """Where the promise ends, and what it is."""
+    if curve.guarantee is None or curve.traces[0].promised is None:
+        return
+    steps = curve.traces[0].promised
+    asked = f"at most {curve.guarantee.points:g} % lost\non new images, at {100 * curve.guarantee.confidence:g} %"
+    if steps:
+        axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
+    line = "-." if steps else ""
+    axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {asked}")
+
+
 def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
     """What holds for all lines, as entries of the legend."""
     if any(curve.worse is not None and curve.worse.any() for curve in shown):
@@ -109,7 +122,8 @@ def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
 def _names(shown: Sequence[Curve]) -> dict[str, str]:
     """Names of curves in the legend, with their search where curves differ in it."""
     searches = {curve.search for curve in shown if curve.search}
-    return {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
+    named = {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
+    return {c.name: named[c.name] if c.fill == "zero" else f"{named[c.name]}, filled: {c.fill}" for c in shown}
 
 
 def _look(number: int) -> tuple[str, str, Any]:

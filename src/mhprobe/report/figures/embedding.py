@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, MARKERS, NAMELESS, Names, canvas, panel_grid, place, site_title
+from mhprobe.report.figures.style import (
+    COLOURS,
+    MARKERS,
+    NAMELESS,
+    Names,
+    canvas,
+    inches,
+    panel_grid,
+    place,
+    site_title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +74,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             bar.outline.set_visible(False)
             bar.set_label("block (markers: clusters)")
         figure.text(
-            0.5, 0.06 / figure.get_size_inches()[1],
+            0.5, 0.06 / inches(figure)[1],
             f"embedding of {label}" + ("" if together else " (colours and markers: clusters, numbers: heads)"),
             ha="center", va="bottom", fontsize=8,
         )  # fmt: skip

@@ -24,6 +24,7 @@ from mhprobe.report.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "A value for every pair among the heads that were compared. A dot: its 95 % interval excludes 0. Of many "
     "pairs one in twenty gets a dot by chance."

@@ -33,8 +33,11 @@ class Judged(NamedTuple):
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
 
 
-def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged]) -> Figure:
-    """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first."""
+def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False) -> Figure:
+    """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first.
+
+    smooth: values between the patches' middles are interpolated, instead of a square per patch.
+    """
 
     rows, wide = len(pictures), 1 + len(columns)
     tall = rows * (_SIDE + _BELOW)
@@ -45,7 +48,7 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged])
             _picture(axes, pictures[row])
             axes.text(0, -0.05, titles[row], transform=axes.transAxes, va="top", fontsize=7)
             for column, (name, judged) in enumerate(columns.items(), 1):
-                axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row)
+                axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row, smooth)
                 if row == 0:
                     axes.set_title(name, pad=3)
     return figure
@@ -74,7 +77,9 @@ def _picture(axes: Axes, picture: Tensor) -> None:
     axes.set_axis_off()
 
 
-def _overlay(figure: Figure, left: float, bottom: float, picture: Tensor, judged: Judged, row: int) -> Axes:
+def _overlay(
+    figure: Figure, left: float, bottom: float, picture: Tensor, judged: Judged, row: int, smooth: bool = False
+) -> Axes:
     """The map over the image in grey, its colour bar and its areas below."""
     values = judged.maps[row].double()
     axes = place(figure, left, bottom, _SIDE, _SIDE)
@@ -83,7 +88,7 @@ def _overlay(figure: Figure, left: float, bottom: float, picture: Tensor, judged
     height, width = picture.shape[-2:]
     over = axes.imshow(
         values.numpy(), cmap=cmap, norm=norm, alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5),
-        interpolation="nearest",
+        interpolation="bicubic" if smooth else "nearest",
     )  # fmt: skip
     axes.set_axis_off()
     bar = figure.colorbar(over, cax=place(figure, left, bottom - 0.09, _SIDE, 0.05), orientation="horizontal")

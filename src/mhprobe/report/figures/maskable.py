@@ -16,9 +16,10 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 
 CAPTION = (
     "Were the heads that could go redundant or inert? Up: likeness to the most similar kept head, from chance "
-    "(dotted, 0: what the likest of as many heads is when images are permuted) to identity (1); filled where that is "
-    "more than chance. Across: how much the head writes; left of the dashed line inert. Compare the phases: if heads "
-    "that can not go stand as high, likeness does not explain why the others can."
+    "(dotted, 0: what the likest of as many heads is when images are permuted) to identity (1); filled: redundant, "
+    "more than chance and than all but a twentieth of the heads that can not go. Across: how much the head writes; "
+    "left of the dashed line inert. Compare the phases: if heads that can not go stand as high, likeness does not "
+    "explain why the others can."
 )
 
 
@@ -27,10 +28,10 @@ def draw(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
 
     Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
     dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
-    to identity (1), by the named similarity; filled where the test over all similarities calls it redundant. The
+    to identity (1), by the named similarity; filled where the head is redundant, over all similarities. The
     dotted line is 0 of the measure itself where it has no chance level.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
     for head in heads:
@@ -68,7 +69,7 @@ def draw(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
             axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=ticks))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}"))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlim(lowest, highest)
             axes.set_ylim(-0.06, 1.03)

@@ -12,6 +12,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, even_groups, place, ticks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CAPTION = (
@@ -20,14 +21,21 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def draw(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    words: tuple[str, str] = ("head (framed: positional)", "share of queries with argmax there"),
+) -> Figure:
     """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.
 
     The centre of a map is the query itself, up is up. Offsets that no query reaches are white.
+    words: below the maps, and at the colour bar.
     """
     from matplotlib import colormaps
     from matplotlib.colors import PowerNorm
-    from matplotlib.patches import Rectangle
 
     exists = columns["exists"].double()
     # of an offset reached by few queries, a share is noise: count it against a tenth of the most at least
@@ -52,13 +60,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             y -= side * len(sites)
             axes = place(figure, left, y, side * heads, side * len(sites))
             image = axes.imshow(mosaic.numpy(), cmap=cmap, norm=norm, interpolation="none", aspect="auto")
-            for row, s in enumerate(sites):
-                for head, flat in enumerate(range(*layout.span(s).indices(layout.num_heads))):
-                    if columns["positional"][flat]:
-                        corner = (head * size[1] - 0.5, row * size[0] - 0.5)
-                        axes.add_patch(
-                            Rectangle(corner, size[1] - 1, size[0] - 1, fill=False, edgecolor=COLOURS[1], linewidth=1.2)
-                        )
+            _frame(axes, [columns["positional"][layout.span(s)] for s in sites], size)
             axes.set_xticks([(h + 0.5) * size[1] - 1 for h in ticks(heads, side)], [str(h) for h in ticks(heads, side)])
             axes.set_yticks(
                 [(r + 0.5) * size[0] - 1 for r in range(len(sites))], [str(layout.sites[s].block) for s in sites]
@@ -69,13 +71,23 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             if len(groups) > 1:
                 axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
             y -= gap
-        axes.set_xlabel("head (framed: positional)")
+        axes.set_xlabel(words[0])
         bar = figure.colorbar(
             image, cax=place(figure, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, 0.1, bar_tall)
         )
         bar.outline.set_visible(False)
-        bar.set_label("share of queries with argmax there")
+        bar.set_label(words[1])
     return figure
+
+
+def _frame(axes: Axes, positional: list[Tensor], size: tuple[int, int]) -> None:
+    """Around the maps of positional heads; positional: of each site (H,)."""
+    from matplotlib.patches import Rectangle
+
+    for row, on_H in enumerate(positional):
+        for head in on_H.nonzero().flatten().tolist():
+            corner = (head * size[1] - 0.5, row * size[0] - 0.5)
+            axes.add_patch(Rectangle(corner, size[1] - 1, size[0] - 1, fill=False, edgecolor=COLOURS[1], linewidth=1.2))
 
 
 def _reach(exists: Tensor) -> tuple[int, int]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Limits = Literal["shared", "each"] | Sequence[float]
 
+DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
     "initialised network where it was probed: likeness that is no larger was not learned."

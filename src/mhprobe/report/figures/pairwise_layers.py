@@ -26,6 +26,7 @@ from mhprobe.report.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: blocks add to "
     "one stream. Chance and a freshly initialised network are marked at the colour bar."
@@ -35,8 +36,8 @@ CAPTION = (
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Layer x layer, input at the top left; grey: not compared, and a layer with itself.
 
-    Lines part the stages. With "null", the chance level is drawn on the colour bar, or written below it where layers
-    are so alike that it would take up most of the scale. So is, with "random_init", the untrained control's mean.
+    Lines part the stages. With "null", the chance level stands at the colour bar, or is written below it where layers
+    are so alike that it would take up most of the scale. So does, with "random_init", the untrained control's mean.
     """
 
     value = columns["value"].double().clone()
@@ -47,7 +48,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     layers = len(value)
     side = min(4.5, max(1.6, 0.3 * layers))
     control = control_of(columns)
-    room = 0.2 if len(control) else 0.0  # above or below the bar
+    room = 0.3 if len(control) else 0.0  # above or below the bar
     left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
     label = wrapped(label, side)
@@ -69,9 +70,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, side))
         bar.outline.set_visible(False)
         bar.set_label(label)
-        if len(chance) and norm.vmin <= chance.mean() <= norm.vmax:
+        if len(chance):
             mark_chance(bar.ax, chance)
-        elif len(chance):
-            bar.ax.set_xlabel(f"chance\n{chance.mean():.2g}", fontsize=7, labelpad=2)
         mark_control(bar.ax, control, chance)
     return figure

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
 
+DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "A square per head, blocks from input to output. Below, where there is an interval or a reference, the heads "
     "in order: a bar is the 95 % interval, the line what chance or a freshly initialised network gives. Heads "
@@ -40,6 +41,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     Columns "low" and "high" are the interval. A reference is a column called as in ``REFERENCES``: what a head without
     any skill would score, drawn as a small mark at each head.
     """
+    from matplotlib.colors import Normalize
 
     value = columns["value"].double()
     cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
@@ -58,13 +60,15 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
 
     with canvas(size) as figure:
         cmap, norm = scale(value, log=True)
+        if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
+            cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
         top_at = bottom + (tall + grid_tall) / 2
         image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
         bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
         bar.outline.set_visible(False)
         bar.set_label(label)
-        if set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:
-            bar.set_ticks([0, 1])  # yes or no: nothing lies between
+        if yes_or_no:
+            bar.set_ticks([0, 1])
         if ranked:
             _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
     return figure

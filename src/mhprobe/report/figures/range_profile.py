@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, panel_grid, place, site_title
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, inches, panel_grid, place, site_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
                 head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
         figure.legend(
             [head_line, even_line], ["a head, around its argmax key", "even attention"],
-            loc="upper left", bbox_to_anchor=(left / figure.get_size_inches()[0], 1), ncols=2, borderaxespad=0.3,
+            loc="upper left", bbox_to_anchor=(left / inches(figure)[0], 1), ncols=2, borderaxespad=0.3,
         )  # fmt: skip
     return figure

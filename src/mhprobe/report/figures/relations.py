@@ -12,12 +12,14 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import NAMELESS, Names, canvas, colour, place
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 CAPTION = (
     "How often the key that a head attends to most is right for a relation between patches. Compare with the best "
-    "fixed offset, which needs no content, and with an even draw, which is chance."
+    "fixed offset, which needs no content, and with an even draw, which is chance. The best of many dots is best by "
+    "luck too: the ring is the head that is best on one half of the images, scored on the other, with a 95 % interval."
 )
 
 
@@ -40,6 +42,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
                 axes.hlines(
                     level, torch.arange(len(first)) - 0.4, torch.arange(len(first)) + 0.4, color=shade, label=text
                 )
+            _held_out(axes, sites + spread, columns, r)
             axes.set_ylim(-3, 103)
             axes.set_title(name, pad=3)
             axes.set_xlabel("layer")
@@ -48,5 +51,21 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             else:
                 axes.set_ylabel("largest weight on target (%)")
         handles, texts = axes.get_legend_handles_labels()
-        figure.legend(handles, texts, loc="upper center", ncols=3)
+        figure.legend(handles, texts, loc="upper center", ncols=4)
     return figure
+
+
+def _held_out(axes: Axes, x: Tensor, columns: Mapping[str, Tensor], r: int) -> None:
+    """The head that was chosen on other images, and its interval."""
+    score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
+    for head in score.isfinite().nonzero().flatten().tolist():
+        axes.errorbar(
+            [float(x[head])],
+            [float(score[head])],
+            yerr=[[float(score[head] - low[head])], [float(high[head] - score[head])]],
+            fmt="o",
+            markerfacecolor="none",
+            color=colour(2)[0],
+            markersize=6,
+            label="best on other images",
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mhprobe.report.figures.style import canvas, place, scale, ticks
+from mhprobe.report.figures.style import canvas, inches, place, scale, ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,7 @@ def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: f
     cmap, norm = scale(values if low is None else torch.tensor([low, 1.0]))
     image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
     axes.spines[:].set_visible(False)
-    wide, _ = figure.get_size_inches()
+    wide, _ = inches(figure)
     box = axes.get_position()
     bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.08 / wide, box.y0, 0.1 / wide, box.height)))
     bar.outline.set_visible(False)

@@ -6,6 +6,7 @@ Figures are made without pyplot: no window system, no global state. Colours can 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import io
 import math
 import textwrap
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.report.paper import DPI, fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase, SubFigure
 
 STYLE: Any = {
     "font.size": 8,
@@ -52,25 +54,46 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def save(figure: Figure, stem: Path, about: str = "") -> list[Path]:
+def save(
+    figure: Figure,
+    stem: Path,
+    about: str = "",
+    paper: bool = False,
+    origin: Mapping[str, str] = MappingProxyType({}),
+) -> list[Path]:
     """Write ``<stem>.png`` (150 dpi) and ``<stem>.pdf``; the same figure gives the same bytes.
 
     about: what it is of (model, data, how many images), in small print below it: figures leave their folder.
+    paper: as wide as one column of a printed page or two, with 300 dpi (report/paper.py).
+    origin: "version", "commit" and "command" that made it, written into the files' metadata: Software, Comment and
+    Source of a PNG, Creator, Keywords and Subject of a PDF.
     """
     from matplotlib import rc_context
 
-    box = None
+    box: Any = None
     if about:
         lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
         figure.text(0.99, lowest, about, ha="right", va="top", fontsize=5.5, color="0.45")
         box = "tight"
+    if paper:
+        with rc_context(STYLE):
+            box = fit(figure)
     paths = []
-    for suffix, metadata in ((".png", {}), (".pdf", {"CreationDate": None})):
+    for suffix, metadata in ((".png", _named(origin, _PNG)), (".pdf", {**_named(origin, _PDF), "CreationDate": None})):
         data = io.BytesIO()
         with rc_context(STYLE):
-            figure.savefig(data, format=suffix[1:], dpi=150, metadata=metadata, bbox_inches=box)
+            figure.savefig(data, format=suffix[1:], dpi=DPI if paper else 150, metadata=metadata, bbox_inches=box)
         paths.append(write(stem.with_name(stem.name + suffix), data.getvalue()))
     return paths
+
+
+_PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
+_PDF = {"version": "Creator", "commit": "Keywords", "command": "Subject"}  # of the few names that PDF knows
+
+
+def _named(origin: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+    said = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
+    return {names[part]: said[part].format(value) for part, value in origin.items()}
 
 
 @contextlib.contextmanager
@@ -80,12 +103,31 @@ def canvas(size: tuple[float, float]) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
-        yield Figure(figsize=size)
+        yield _room.get() or Figure(figsize=size)  # type: ignore[misc]
+
+
+_room: contextvars.ContextVar[SubFigure | None] = contextvars.ContextVar("room", default=None)
+
+
+@contextlib.contextmanager
+def drawn_on(room: SubFigure) -> Iterator[None]:
+    """What is drawn inside takes this part of a figure for its canvas."""
+    token = _room.set(room)
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def inches(figure: FigureBase) -> tuple[float, float]:
+    """Width and height, also of a part of a figure."""
+    wide, tall = figure.bbox.size / figure.dpi  # type: ignore[attr-defined]
+    return float(wide), float(tall)
 
 
 def place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     """Axes at a place given in inches: cells of all panels come out equally large."""
-    wide, tall = figure.get_size_inches()
+    wide, tall = inches(figure)
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
 
 
@@ -196,8 +238,14 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def mark_chance(axes: Axes, chance: Tensor) -> None:
-    """The chance level on a colour bar: a band from its least to its greatest value, and a line at its mean."""
+    """The chance level at a colour bar: a band from its least to its greatest value, and a line at its mean.
+
+    The bar's axis grows to reach it; where that would shrink the colours too much, it is written beyond the end.
+    """
     low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
+    if not _reaches(axes, mean):
+        _beyond(axes, f"chance\n{mean:.2g}", mean)
+        return
     axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
     for edge in {low, high} - {mean}:
         axes.axhline(edge, color="black", linewidth=0.4)
@@ -217,29 +265,48 @@ def control_of(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
-    """The mean of a random initialisation's values on a colour bar, or written at its end where it is off the scale.
+    """The mean of a random initialisation's values at a colour bar, whose axis grows to reach it.
 
     chance: what ``mark_chance`` has marked, if anything; the two texts keep apart.
     """
     if not len(control):
         return
-    mean, (bottom, top) = control.mean().item(), axes.get_ylim()
+    mean = control.mean().item()
     text = f"random init\n{mean:.2g}"
-    if mean > top:
-        axes.set_title(f"{text} \u2191", fontsize=7, pad=3)  # further up than the bar reaches
+    if not _reaches(axes, mean):
+        _beyond(axes, text, mean)
         return
-    if mean < bottom:
-        below = axes.get_xlabel()
-        text = f"{text} \u2193"
-        axes.set_xlabel(f"{below}\n{text}" if below else text, fontsize=7, labelpad=2)
-        return
+    bottom, top = axes.get_ylim()
     axes.axhline(mean, color="white", linewidth=1.6)
     axes.axhline(mean, color=COLOURS[1], linewidth=1.0)
-    figure: Any = axes.figure
-    tall = 72 * figure.get_size_inches()[1] * axes.get_position().height  # points
+    tall = 72 * inches(axes.figure)[1] * axes.get_position().height  # points
     away = (mean - chance.mean().item()) / (top - bottom) * tall if len(chance) else tall
     shift = max(0.0, 15 - abs(away)) * (1 if away >= 0 else -1)
     axes.annotate(
         text, (0, mean), xytext=(-3, shift), textcoords="offset points", ha="right", va="center", fontsize=7,
         color=COLOURS[1],
     )  # fmt: skip
+
+
+def _reaches(axes: Axes, level: float) -> bool:
+    """Whether the axis of a colour bar holds ``level``: made longer for it, by its own length at most.
+
+    Beyond the colours the axis is bare: nothing in the matrices has that value.
+    """
+    bottom, top = axes.get_ylim()
+    low, high = min(bottom, level), max(top, level)
+    if high - low > 2 * (top - bottom):
+        return False
+    if (low, high) != (bottom, top):
+        edge = 0.04 * (high - low)
+        axes.set_ylim(low - edge * (low < bottom), high + edge * (high > top))
+    return True
+
+
+def _beyond(axes: Axes, text: str, level: float) -> None:
+    """Written past the end of the axis, with an arrow and in words: it is no tick of the scale."""
+    up = level > axes.get_ylim()[1]
+    before = axes.get_title() if up else axes.get_xlabel()
+    text = f"{text} {'↑' if up else '↓'}\n(off the scale)"
+    text = f"{before}\n{text}" if before else text
+    axes.set_title(text, fontsize=7, pad=3) if up else axes.set_xlabel(text, fontsize=7, labelpad=2)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch, with "
-    "95 % intervals. Where the intervals overlap, training the larger model first has not been shown to help. The "
-    "dotted line is guessing."
+    "95 % intervals. A star: the two differ on the same images (McNemar, p < .05 after Holm). Without one, training "
+    "the larger model first has not been shown to help. The dotted line is guessing."
 )
 
 
-def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float) -> Figure:
+def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
     """points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
 
-    images: of the test, for 95 % intervals.
+    images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
     """
 
     with canvas((5.5, 2.9)) as figure:
@@ -42,6 +42,8 @@ def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float)
             axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, label="chance")
         axes.set_xticks(at, [f"{point[0]}" + (" (all)" if i == 0 else "") for i, point in enumerate(points)])
         axes.set_xlim(-0.5, len(points) - 0.5)
+        for x in (x for x, on in enumerate(sure) if on):
+            axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
         axes.set_xlabel("heads")
         axes.set_ylabel("test accuracy (%), 95 % interval")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)

@@ -2,7 +2,7 @@
 // The head atlas: a grid of heads coloured by a measure, its control beside it, and everything known of one head.
 
 const HEADS = DATA.heads;
-const atlas = { colour: null, open: 0, focus: 0, chosen: new Set() };
+const atlas = { colour: null, map: null, open: 0, focus: 0, chosen: new Set() };
 const listeners = []; // told when heads are chosen
 const same = (a, b) => a.size === b.size && [...a].every((x) => b.has(x));
 
@@ -150,7 +150,7 @@ function drawHead() {
     el("div", { class: "controls" }, step(-1), step(1),
       el("button", { type: "button", id: "choose-head", "aria-pressed": String(chosen), onclick: () => toggle(head.id) }, chosen ? "Chosen ✕" : "Choose")),
     el("p", { class: "note" }, `Number ${head.id} of ${HEADS.length} (from 0), in ${head.site}`),
-    ...numbersOf(head), ...nearest(head), ...mapsOf(head), ...classesOf(head), ...ordersOf(head), ...historyOf(head));
+    ...numbersOf(head), ...mapsOf(head), ...nearest(head), ...classesOf(head), ...ordersOf(head), ...historyOf(head));
 }
 
 const rankOf = (values, id) => 1 + values.filter((other) => other != null && other > values[id]).length;
@@ -198,19 +198,29 @@ const classesOf = (head) => DATA.classes.flatMap(({ name, names, values }) => {
   return [el("h3", {}, name[0].toUpperCase() + name.slice(1)), bars(names, values[head.id])];
 });
 
+const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"; // levels of a map, from 0
+
+function drawnMap(rows, says) {
+  const canvas = el("canvas", { width: rows[0].length, height: rows.length, role: "img", "aria-label": says });
+  const context = canvas.getContext("2d");
+  rows.forEach((row, y) => [...row].forEach((letter, x) => {
+    context.fillStyle = d3.interpolateViridis(LETTERS.indexOf(letter) / (LETTERS.length - 1));
+    context.fillRect(x, y, 1, 1);
+  }));
+  return canvas;
+}
+
 function mapsOf(head) {
-  return DATA.maps.flatMap(({ name, titles, heads }) => {
-    const grids = heads[head.id];
-    if (!grids) return [];
-    const pictures = grids.map((grid, i) => {
-      const canvas = el("canvas", { width: grid[0].length, height: grid.length, role: "img", "aria-label": `${name} of ${headName(head)}, ${titles[i] ?? `image ${i}`}` });
-      const context = canvas.getContext("2d");
-      grid.forEach((row, y) => row.forEach((value, x) => { context.fillStyle = d3.interpolateViridis(value / 99); context.fillRect(x, y, 1, 1); }));
-      return el("figure", { class: "map" }, canvas, el("figcaption", {}, titles[i] ?? `image ${i}`));
-    });
-    return [el("h3", {}, `${name[0].toUpperCase()}${name.slice(1)} maps`), el("div", { class: "maps" }, ...pictures),
-      el("p", { class: "note" }, "Bright: much, each map on its own scale from 0. By chance, with even attention, a map would be one colour.")];
-  });
+  const known = DATA.maps.filter(({ heads }) => heads[head.id]);
+  if (!known.length) return [];
+  const { name, titles, pictures, heads } = known.find((one) => one.name === atlas.map) ?? known[0];
+  const menu = el("select", { id: "which-map", onchange: (event) => { atlas.map = event.target.value; drawHead(); byId("which-map").focus(); } },
+    ...known.map((one) => el("option", { selected: one.name === name }, one.name)));
+  const shown = heads[head.id].map((rows, i) => el("figure", { class: "map" },
+    pictures[i] ? el("img", { src: pictures[i], alt: titles[i] ?? `image ${i}` }) : null,
+    drawnMap(rows, `${name}, ${headName(head)}, ${titles[i] ?? `image ${i}`}`), el("figcaption", {}, titles[i] ?? `image ${i}`)));
+  return [el("h3", {}, "Where it looks"), el("p", { class: "controls" }, el("label", {}, "Map ", menu)), el("div", { class: "maps" }, ...shown),
+    el("p", { class: "note" }, "Bright: much, each map on its own scale from 0. By chance, with even attention, a map would be one colour.")];
 }
 
 function ordersOf(head) {

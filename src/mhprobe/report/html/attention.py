@@ -1,27 +1,78 @@
 """Maps of single images, head by head, small enough for a page.
 
-Shapes: B images, h, w the grid of a map.
+A map is as many strings as it has rows, a letter per cell: "A" for 0 to "/" for the map's own largest value.
+
+Shapes: B images, H heads of a site, h, w the grid of a map.
 """
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 from mhprobe.report.html.folder import Run, column
 
 IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+LEVELS = len(LETTERS)
+KEPT = "attention.safetensors"  # what callbacks/keep_attention.py leaves in every run that tests a model
 OF_A_HEAD = re.compile(r"(?P<kind>[^/]+)/(?:block (?P<block>\d+)|(?P<site>.+)) head (?P<index>\d+)")
 
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per kind of map: titles of the images; for each head that has maps, a grid of 0 to 99 per image.
+    """One entry per query or kind of map: titles and pictures of the images; for heads that have maps, one per image.
 
-    99 is the largest value of the map itself. Empty where the run wrote no maps of heads.
+    Empty where the run wrote no maps of heads.
     """
+    return [*_of_queries(run, heads), *_of_kinds(run, heads)] if heads else []
+
+
+def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Attention of every head in the run's first test images."""
+    file = run.folder / KEPT
+    if not file.exists():
+        return []
+    try:
+        kept, titles = _kept(file)
+    except (OSError, ValueError, KeyError) as error:
+        run.unread.append(f"{KEPT}: {error}")
+        return []
+    pictures = [_url(picture) for picture in kept.pop("pictures")]
+    sites: dict[str, list[int]] = {}
+    for head in heads:
+        sites.setdefault(head["site"], []).append(head["id"])
+    found: dict[str, dict[int, Any]] = {}
+    for key, levels_BHhw in kept.items():
+        query, _, site = key.partition("/")
+        for index, flat in enumerate(sites.get(site, [])[: levels_BHhw.shape[1]]):
+            found.setdefault(query, {})[flat] = [_letters(grid) for grid in levels_BHhw[:, index].tolist()]
+    order = sorted(found, key=lambda query: ("class" not in query, "patch" in query, query))  # who is read comes first
+    return [
+        {"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": found[query]}
+        for query in order
+    ]
+
+
+def _kept(file: Path) -> tuple[dict[str, Any], list[str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            titles = json.loads((opened.metadata() or {})["titles"])
+            return {name: opened.get_tensor(name) for name in opened.keys()}, titles  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
     file = run.folder / "maps.safetensors"
-    if not file.exists() or not heads:
+    if not file.exists():
         return []
     from safetensors.torch import load_file
 
@@ -33,15 +84,31 @@ def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
             here = head["site"] == found["site"] if found["site"] else str(head["block"]) == found["block"]
             if here and str(head["index"]) == found["index"]:
                 kinds.setdefault(found["kind"], {})[head["id"]] = _grids(maps_Bhw[:IMAGES])
-    return [{"name": kind.replace("_", " "), "titles": _titles(run), "heads": grids} for kind, grids in kinds.items()]
+    return [
+        {"name": f"{kind.replace('_', ' ')} maps", "titles": _titles(run), "pictures": [], "heads": grids}
+        for kind, grids in kinds.items()
+    ]
 
 
-def _grids(maps_Bhw: Any) -> list[list[list[int]]]:
+def _grids(maps_Bhw: Any) -> list[list[str]]:
     from torch.nn.functional import adaptive_avg_pool2d
 
     height, width = maps_Bhw.shape[1:]
     small = adaptive_avg_pool2d(maps_Bhw.float().nan_to_num(0)[:, None], (min(height, SIDE), min(width, SIDE)))[:, 0]
-    return (small.clamp(min=0) / small.amax((1, 2), keepdim=True).clamp(min=1e-12) * 99).round().int().tolist()
+    levels = small.clamp(min=0) / small.amax((1, 2), keepdim=True).clamp(min=1e-12) * (LEVELS - 1)
+    return [_letters(grid) for grid in levels.round().int().tolist()]
+
+
+def _letters(grid: list[list[int]]) -> list[str]:
+    return ["".join(LETTERS[level] for level in row) for row in grid]
+
+
+def _url(picture_3hw: Any) -> str:
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.fromarray(picture_3hw.permute(1, 2, 0).numpy()).save(data, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def _titles(run: Run) -> list[str]:

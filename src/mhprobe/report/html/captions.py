@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from types import ModuleType
 
 from mhprobe.report import figures
 from mhprobe.report.html.folder import CONTROL, DURING, Run
@@ -13,8 +14,12 @@ BY_COLUMNS = {"per_head": ["head", "site", "stage"], "pairwise": ["head_a"], "pa
 
 
 def kinds() -> list[str]:
-    """Every kind of figure, by its file."""
-    return [module.name for module in pkgutil.iter_modules(figures.__path__)]
+    """Every kind of figure, by its file; what several share is none."""
+    return [module.name for module in pkgutil.iter_modules(figures.__path__) if hasattr(_file(module.name), "draw")]
+
+
+def _file(kind: str) -> ModuleType:
+    return importlib.import_module(f"{figures.__name__}.{kind}")
 
 
 def kind_of(stem: str, run: Run) -> str | None:
@@ -35,4 +40,4 @@ def caption(stem: str, run: Run) -> str:
     if stem in own:
         return own[stem]
     kind = kind_of(stem, run)
-    return "" if kind is None else getattr(importlib.import_module(f"{figures.__name__}.{kind}"), "CAPTION", "")
+    return "" if kind is None else getattr(_file(kind), "CAPTION", "")

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -43,6 +44,12 @@ def command(task: str, overrides: Path) -> str:
 
     given = [str(line) for line in OmegaConf.load(overrides)] if overrides.exists() else []
     return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *given])
+
+
+def origin(task: str, folder: Path) -> dict[str, str]:
+    """Version, commit and command, for a figure's own file. Absolute paths are cut to their names: figures travel."""
+    line = re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder) / "config" / "overrides.yaml"))
+    return {"version": mhprobe.__version__, "commit": commit() or "not recorded", "command": line}
 
 
 def commit() -> str | None:

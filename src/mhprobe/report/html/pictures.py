@@ -42,9 +42,10 @@ def embed(paths: Sequence[Path], room: int = ROOM) -> list[Picture]:
 def _embed(path: Path) -> Picture:
     with Image.open(path) as image:
         width, height = image.size
+        dots = image.info.get("dpi", (150, 150))[0] / 96  # CSS has 96 per inch
         data = io.BytesIO()
         if features.check("webp"):
             image.convert("RGB").save(data, "WEBP", lossless=True, method=2)
     bytes_, kind = min(((data.getvalue(), "webp"), (path.read_bytes(), "png")), key=lambda one: len(one[0]) or 1 << 40)
     url = f"data:image/{kind};base64,{base64.b64encode(bytes_).decode()}"
-    return Picture(path, url, round(width / 1.5), round(height / 1.5))  # 150 dots per inch; CSS has 96
+    return Picture(path, url, round(width / dots), round(height / dots))

@@ -13,7 +13,7 @@ from mhprobe.stats.significance import wilson
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """What the run found, most important first."""
-    found = [*_accuracy(run), *_masking(run, len(heads)), *_kept(run)]
+    found = [*_accuracy(run), *_masking(run, len(heads)), *_promise(run, len(heads)), *_kept(run)]
     found += _extremes(heads, measures[0]) if measures else []
     return found or ["This run wrote figures or tables only; they are below."]
 
@@ -122,6 +122,21 @@ def interval(point: dict[str, Any]) -> str:
     if point["low"] is None:
         return percent(point["accuracy"])
     return f"{percent(point['accuracy'])} ({100 * point['low']:.1f} to {100 * point['high']:.1f})"
+
+
+def _promise(run: Run, heads: int) -> list[str]:
+    found = {key.rpartition("/")[2]: value for key, value in run.metrics.items() if key.startswith("prune/promise/")}
+    asked = {key: value for key, value in found.items() if value is not None}
+    if not asked or len(asked) < len(found):
+        return []
+    limit, sure = f"{asked['points']:g} point{'s' * (asked['points'] != 1)}", f"{100 * asked['confidence']:g} %"
+    on = f"({asked['images']} calibration images, which chose neither the heads nor how many)"
+    if not asked["steps"]:
+        return [f"No head can go with the promise that new images lose at most {limit} of accuracy {on}."]
+    return [
+        f"{asked['heads']} of {heads} heads can go with the promise, of {sure} confidence, that new images lose at "
+        f"most {limit} of accuracy {on}."
+    ]
 
 
 def _kept(run: Run) -> list[str]:

@@ -34,4 +34,19 @@ def functions(material: Material, rare: float = 2.0) -> dict[str, Result]:
     cuts = {**vars(Thresholds()), "rare": rare}
     numbers = {f"threshold_{name.rstrip('_')}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found))}
+    return {"functions": Result(table, figure.draw(layout, found, rules(Thresholds(), rare)))}
+
+
+def rules(cut: Thresholds, rare: float) -> dict[str, str]:
+    """By function, when it holds, in a few words."""
+    near, far = f"{100 * cut.local:g} %", f"{100 * cut.global_:g} %"
+    return {
+        "positional": "90 % of queries at one offset",
+        "CLS": f"{100 * cut.prefix:g} % of attention on it",
+        "registers": f"{100 * cut.prefix:g} % of attention on them",
+        "diffuse": f"entropy {100 * cut.diffuse:g} % of even",
+        "local": f"distance at most {near} of even in the window",
+        "global": f"distance {far} of even over the image",
+        "window": f"distance {far} of even in the window",
+        "rare": f"rarest patch {rare:g} times as often as chance",
+    }

@@ -23,7 +23,7 @@ PHASES = ("before", "at", "kept")
 
 def masked_at_each_step(material: Material) -> dict[str, Result]:
     """A small grid of heads per step and curve; of a random curve its first repeat."""
-    masks = {curve.name: curve.traces[0].mask for curve in _reported(material)}
+    masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
     return {"masked": Result(figure=drawing.draw(material.layout, masks))}
 
 
@@ -35,7 +35,7 @@ def among_masked(material: Material) -> dict[str, Result]:
     pairs, mean, low, high (95 % of the pairs), null.
     """
     rows: list[dict[str, Any]] = []
-    for curve in _reported(material):
+    for curve in reported(material):
         groups = phases(curve)
         for name, columns in material.columns.items():
             rows += [
@@ -70,7 +70,7 @@ def _between(value: Tensor, null: Tensor | None, groups: dict[str, Tensor], a: s
     return {"group_a": a, "group_b": b, **numbers}
 
 
-def _reported(material: Material) -> list[Curve]:
+def reported(material: Material) -> list[Curve]:
     """The curves on the split to report, those of one path: each name once."""
     last = {curve.name: curve for curve in material.curves}
     return [curve for curve in last.values() if len(curve.traces) == 1]

@@ -1,0 +1,19 @@
+"""timm's CrossVit: two ViTs side by side. Where the class token of one alone asks the other, nothing is gated."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mhprobe.backbones.located import Located, Trial
+from mhprobe.backbones.naflexvit import TOKENS
+
+
+class CrossVit(Located):
+    title = "timm CrossVit"
+    model = "timm.models.crossvit.CrossVit"
+    kinds: ClassVar = TOKENS
+    aside = ("timm.models.crossvit.CrossAttention", "timm.models.crossvit.CrossAttentionBlock")
+
+    @classmethod
+    def prefix(cls, model: Any, trial: Trial) -> int:
+        return 1

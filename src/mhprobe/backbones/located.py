@@ -1,0 +1,336 @@
+"""timm's models of stages, mixed with convolutions: attention modules are found by class, their grids by a trial.
+
+Such models share no plan: tokens lie in a line, a grid or channels first, in windows, beside class tokens, on grids
+that shrink. What they share is an output projection that the heads enter side by side. So a family of them is a table:
+which classes of attention there are, and how each names its parts. Where tokens stand is read off one run without
+numbers (on torch's meta device), in whose order the sites are numbered too.
+
+They can be gated, measured and masked. The residual stream is not read: convolutions stand between blocks.
+
+Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.parts import unfused
+from mhprobe.errors import UserError
+from mhprobe.heads import Block, HeadSite, HeadWeights, Windows
+
+Parts = tuple[Tensor, Tensor, Tensor]
+
+CHANNELS = "its attention is between channels, not between tokens"
+COARSER = "its keys are on a coarser grid than its queries, or are no tokens of the image"
+NO_MODULE = "timm passes its attention weights through no module"
+
+
+def packed(attention: Any, heads: int) -> Parts:
+    """Weights (3 * H * D, C) of one layer: queries, keys, values, each head by head."""
+    query, key, value = weight_of(attention.qkv).unflatten(0, (3, heads, -1))
+    return query, key, value
+
+
+def by_head(attention: Any, heads: int) -> Parts:
+    """Weights of one layer, head by head: its queries, keys, values. These may be wider than the others."""
+    weight = weight_of(attention.qkv).unflatten(0, (heads, -1))
+    width = getattr(attention, "key_dim", weight.shape[1] // 3)
+    return weight[:, :width], weight[:, width : 2 * width], weight[:, 2 * width :]
+
+
+def apart(*names: str) -> Callable[[Any, int], Parts]:
+    """One layer for each; of two, the one with the longer name makes two of them."""
+
+    def parts(attention: Any, heads: int) -> Parts:
+        found = [part for name in names for part in _each(weight_of(getattr(attention, name)), name, heads)]
+        query, key, value = found
+        return query, key, value
+
+    return parts
+
+
+def _each(weight: Tensor, name: str, heads: int) -> list[Tensor]:
+    count = 2 if name in ("kv", "qk") else 1
+    return list(weight.unflatten(0, (count, heads, -1)))
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """(outputs, C) the weight itself, detached, of a linear layer or a convolution of single pixels."""
+    weight: Any = layer.weight
+    return weight.detach().flatten(1)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the run without numbers met at one attention module.
+
+    entered: the shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D, height, width).
+    block: the module that holds the attention; outer: the shape of what came in there. name: of the attention.
+    """
+
+    name: str
+    attention: Any
+    block: Any
+    entered: tuple[int, ...]
+    outer: tuple[int, ...]
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Of what came into the block as (B, rows, columns, C)."""
+        _, rows, columns, _ = self.outer
+        return rows, columns
+
+    @property
+    def grid_behind_channels(self) -> tuple[int, int]:
+        """Of what came into the block as (B, C, rows, columns)."""
+        *_, rows, columns = self.outer
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a class of attention names its parts.
+
+    point: what the heads enter side by side. output: W_O, where it is a part of that.
+    parts: (module, H) -> the weights of queries, keys, values, (H, D, C) each, themselves and no copies.
+    weights: the module that softmaxed weights (rows, H, queries, keys) enter; None where there are none: ``hidden``.
+    windows: from a trial, where attention is cut into windows. heads: what their number is called.
+    """
+
+    point: str = "proj"
+    output: str = ""
+    parts: Callable[[Any, int], Parts] = packed
+    weights: Callable[[Any], nn.Module | None] = lambda attention: attention.attn_drop
+    hidden: str = NO_MODULE
+    windows: Callable[[Trial], Windows | None] | None = None
+    heads: str = "num_heads"
+
+
+def never(attention: Any) -> None:
+    """``Kind.weights`` of a class that shows none."""
+
+
+class ChannelsFirst(nn.Conv2d):
+    """A projection by single pixels. joined: what comes in passes it as (rows, N, C)."""
+
+    joined: nn.Identity
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.joined(x.flatten(2).mT).mT.reshape(x.shape))
+
+
+class Reshaped(nn.Module):
+    """A dropout on attention weights of another form, which are seen as (rows, H, queries, keys) by ``seen``.
+
+    form: where the heads are: "rows" (B * H, Q, K), "first" (B, H, windows, Q, K).
+    """
+
+    def __init__(self, dropout: nn.Module, heads: int, form: str) -> None:
+        super().__init__()
+        self.dropout, self.seen, self.heads, self.form = dropout, nn.Identity(), heads, form
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.form == "rows":
+            return self.dropout(self.seen(x.unflatten(0, (-1, self.heads))).flatten(0, 1))
+        found = self.seen(x.transpose(1, 2).flatten(0, 1))
+        return self.dropout(found.unflatten(0, (len(x), -1)).transpose(1, 2))
+
+
+class Located(Family):
+    """model: timm's class, by its module and name. kinds: by attention class, likewise.
+
+    aside: classes of attention that are left alone: of one query, or of no head.
+    """
+
+    model: ClassVar[str]
+    kinds: ClassVar[Mapping[str, Kind]]
+    aside: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def claims(cls, model: nn.Module) -> bool:
+        return any(path_of(kind) == getattr(cls, "model", "") for kind in type(model).__mro__)
+
+    @classmethod
+    def kind(cls, attention: nn.Module) -> Kind | None:
+        return cls.kinds.get(path_of(type(attention)))
+
+    @classmethod
+    def prefix(cls, model: Any, trial: Trial) -> int:
+        """How many tokens stand before the grid."""
+        return 0
+
+    @classmethod
+    def refuse(cls, model: Any, trial: Trial) -> None:
+        """UserError where the heads of this module are no slices of what enters its projection."""
+
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
+        names = [name for name, module in model.named_modules() if cls.kind(module) is not None]
+        if not names:
+            raise UserError(f"{type(model).__name__}: this one has no attention modules, so no heads.")
+        cls._look_at_others(model, names)
+        size = cls.input_spec(model)["size"]
+        grids: list[Any] = []  # a stage is what has one grid
+        for number, trial in enumerate(_trials(model, {name: _point(cls, model, name) for name in names}, size)):
+            cls.refuse(model, trial)
+            site = cls._site(model, trial, size, number)
+            grids += [] if site.grid in grids else [site.grid]
+            yield dataclasses.replace(site, stage=grids.index(site.grid))
+
+    @classmethod
+    def _look_at_others(cls, model: nn.Module, names: list[str]) -> None:
+        """Refuse attention of a class that nobody has looked at: it would be left out without a word."""
+        for name, module in model.named_modules():
+            heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", type(module).__name__)
+            known = path_of(type(module)) in (*cls.kinds, *cls.aside)
+            if heads and not known and not any(other.startswith(f"{name}.") for other in names):
+                raise UserError(
+                    f"{name} is a {type(module).__name__}: nobody has looked where its heads are. Supported in "
+                    f"{cls.title}: {', '.join(sorted({path.rpartition('.')[2] for path in cls.kinds}))}."
+                )
+
+    @classmethod
+    def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
+        kind = cls.kind(trial.attention)
+        assert kind is not None
+        heads, output = getattr(trial.attention, kind.heads), _output(kind, trial.attention)
+        windows = kind.windows(trial) if kind.windows is not None else None
+        prefix = cls.prefix(model, trial)
+        grid = windows.grid if windows is not None else grid_of(trial.entered, prefix, image, _first(output))
+        return HeadSite(
+            name=trial.name,
+            stage=0,
+            block=block,
+            num_heads=heads,
+            head_dim=weight_of(output).shape[1] // heads,
+            prefix_tokens=prefix,
+            windows=windows,
+            grid=grid,
+            pixels=(1.0, 1.0) if grid is None else (image[0] / grid[0], image[1] / grid[1]),
+            class_token=prefix > 0,
+            pooled=prefix == 0,
+        )
+
+    @classmethod
+    def blocks(cls, model: Any) -> Iterator[Block]:
+        return iter(())
+
+    @classmethod
+    def prepare(cls, model: Any) -> None:
+        for module in model.modules():
+            if (kind := cls.kind(module)) is not None and type(output := _output(kind, module)) is nn.Conv2d:
+                found: Any = output
+                found.__class__, found.joined = ChannelsFirst, nn.Identity()
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        attention: Any = submodule(model, site)
+        kind = cls.kind(attention)
+        assert kind is not None
+        output: Any = _output(kind, attention)
+        return Seam(
+            attention=attention,
+            point=output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point),
+            output=output,
+            weights=kind.weights(attention),
+            hidden=f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}.",
+            visible=lambda: unfused([attention]),
+        )
+
+    @classmethod
+    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
+        attention: Any = submodule(model, site)
+        kind = cls.kind(attention)
+        assert kind is not None
+        written = weight_of(_output(kind, attention)).mT.unflatten(0, (site.num_heads, site.head_dim))
+        scale = cls.layer_scale(model, site)
+        return HeadWeights(
+            *kind.parts(attention, site.num_heads), written if scale is None else written * scale.flatten()
+        )
+
+    @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        raise UserError(
+            f"relevance: its rules are for attention, linear layers and norms; a {cls.title} has convolutions between "
+            f"them. gate_importance asks for slopes alone."
+        )
+
+
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _point(family: type[Located], model: nn.Module, name: str) -> str:
+    kind = family.kind(model.get_submodule(name))
+    assert kind is not None
+    return f"{name}.{kind.point}"
+
+
+def _output(kind: Kind, attention: nn.Module) -> nn.Module:
+    return attention.get_submodule(".".join(filter(None, (kind.point, kind.output))))
+
+
+def _first(output: nn.Module) -> bool:
+    return isinstance(output, nn.Conv2d)
+
+
+def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:
+    """(rows, columns) of the tokens; of tokens in a line the ones of the image's form, None where there are none."""
+    if len(entered) == 4:
+        return (entered[2], entered[3]) if first else (entered[1], entered[2])
+    tokens = math.prod(entered[1:-1]) - prefix
+    rows = round(math.sqrt(tokens * image[0] / image[1]))
+    return (rows, tokens // rows) if rows and tokens % rows == 0 else None
+
+
+def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
+    """What attention modules meet, in the order in which they run; points: by attention, what the heads enter."""
+    ghost, entered, outer = _ghost(model), {}, {}
+    for name, point in points.items():
+
+        def at_point(_module: nn.Module, args: Any, name: str = name) -> None:
+            if name in entered:
+                raise UserError(f"{name} runs more than once per image: one gate would stand for several heads.")
+            entered[name] = tuple(args[0].shape)
+
+        def at_block(_module: nn.Module, args: Any, name: str = name) -> None:
+            outer[name] = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
+
+        ghost.get_submodule(point).register_forward_pre_hook(at_point)
+        ghost.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(at_block)
+    with torch.no_grad():
+        ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
+    return [
+        Trial(name, model.get_submodule(name), model.get_submodule(name.rpartition(".")[0]), shape, outer.get(name, ()))
+        for name, shape in entered.items()
+    ]
+
+
+def _ghost(model: nn.Module) -> nn.Module:
+    """The model in eval mode without numbers and hooks."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for module in model.modules():
+        # what modules have put by, as biases of positions: results, which cannot be copied
+        for kept in list(vars(module).values()):
+            if isinstance(kept, dict):
+                memo |= {id(each): each for each in kept.values() if type(each) is Tensor and id(each) not in memo}
+        memo |= {id(hook): None for hook in module._forward_pre_hooks.values()}
+    ghost = copy.deepcopy(model, memo)
+    for module in ghost.modules():
+        module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
+    return ghost.eval()

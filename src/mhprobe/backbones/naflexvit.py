@@ -1,0 +1,37 @@
+"""timm's NaFlexVit on images of one size: a ViT that takes any."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from mhprobe.backbones.eva import Eva
+from mhprobe.backbones.located import Kind, Located, Parts, Trial
+from mhprobe.backbones.parts import no_norm_between
+from mhprobe.heads import HeadSite
+
+
+def _parts(attention: Any, heads: int) -> Parts:
+    site = HeadSite("", 0, 0, heads, attention.proj.in_features // heads)
+    return Eva.query_key_value(attention, site)  # of one layer or three
+
+
+TOKENS = {
+    "timm.layers.attention.Attention": Kind(),
+    "timm.layers.attention.AttentionRope": Kind(parts=_parts),
+    "timm.models.eva.EvaAttention": Kind(parts=_parts),
+}
+
+
+class NaFlexVit(Located):
+    title = "timm NaFlexVit"
+    model = "timm.models.naflexvit.NaFlexVit"
+    kinds: ClassVar = TOKENS
+    aside = ("timm.layers.attention_pool.AttentionPoolLatent",)
+
+    @classmethod
+    def prefix(cls, model: Any, trial: Trial) -> int:
+        return model.num_prefix_tokens
+
+    @classmethod
+    def refuse(cls, model: Any, trial: Trial) -> None:
+        no_norm_between(trial.name, trial.attention)

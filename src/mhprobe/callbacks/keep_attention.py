@@ -1,0 +1,92 @@
+"""What every head looks at in a few test images, kept beside a run's results for the head atlas of its report.html.
+
+Shapes: B images, T tokens, h x w token grid.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
+
+from mhprobe.data.base import ImageData
+from mhprobe.data.loader import Picks
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadSite
+from mhprobe.io.files import write
+from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.record import record
+from mhprobe.report.html.attention import KEPT, LEVELS, SIDE
+
+IMAGES = 3
+_PICTURE = 64  # pixels of a picture's longer side
+
+log = logging.getLogger(__name__)
+
+
+def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
+    """``folder/attention.safetensors``: a map per head, image and query. Never fails the run: None after a line.
+
+    model: with gates, on any device; left in eval mode. The images are the first of the test split.
+    """
+    try:
+        return _keep(folder, model.eval(), data)
+    except Exception as error:  # the results are there: pictures for the atlas are no reason to lose the run
+        log.warning("report.html is without attention maps: %s", error)
+        return None
+
+
+def queries(site: HeadSite) -> dict[str, Query]:
+    """Who can look, by name: the class token and the registers where there are any, or all patches; and one patch."""
+    height, width = site.token_grid
+    registers = site.prefix_tokens > site.class_token
+    first: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    return {
+        **first,
+        **({"the registers (mean)": "registers"} if registers else {}),
+        "the patch in the middle": (height // 2, width // 2),
+    }
+
+
+@torch.no_grad()
+def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
+    from safetensors.torch import save
+
+    chosen = np.arange(min(IMAGES, data.sizes["test"]))
+    batch = data.splits["test"][Picks(chosen, np.ones(len(chosen), dtype=bool))]
+    pictures = _small(batch.images)
+    batch = data.transform(batch, train=False)
+    images = batch.images.to(next(model.parameters()).device)
+    attn = record(model, images, needs={"attn"}).need("attn", "attention")
+    best = model(images).argmax(1).tolist()
+    names = data.class_names
+    titles = [
+        f"image {image}: {names[label]}, taken for {names[taken]}"
+        for image, label, taken in zip(chosen.tolist(), batch.labels.tolist(), best, strict=True)
+    ]
+    kept = {"pictures": pictures}
+    for number, site in enumerate(gates_of(model).layout.sites):
+        for name, query in queries(site).items():
+            kept[f"{name}/{site.name}"] = _levels(looked_at(attn[number], site, who_looks(site, query)))
+    return write(folder / KEPT, save(kept, {"titles": json.dumps(titles)}))
+
+
+def _small(images: Tensor) -> Tensor:
+    """(B, 3, height, width) uint8, no longer than _PICTURE."""
+    longest = max(images.shape[2:])
+    if longest <= _PICTURE:
+        return images.contiguous()
+    size = [max(1, round(side * _PICTURE / longest)) for side in images.shape[2:]]
+    return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
+
+
+def _levels(maps_BHhw: Tensor) -> Tensor:
+    """Small grids of uint8 levels from 0; the largest value of a map is the highest level."""
+    height, width = maps_BHhw.shape[2:]
+    small = adaptive_avg_pool2d(maps_BHhw.float().cpu(), (min(height, SIDE), min(width, SIDE)))
+    return (small / small.amax((2, 3), keepdim=True).clamp(min=1e-12) * (LEVELS - 1)).round().to(torch.uint8)

@@ -1,0 +1,24 @@
+"""Attribution patching: what activation patching would find, from one slope per image instead of one run per head.
+
+Nanda, 2023 (attribution patching); Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745 (AtP*, of which GradDrop is
+here). What is estimated, and how: activation_patching.py, recording/patching.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mhprobe.measures.activation_patching import ActivationPatching
+
+
+class AttributionPatching(ActivationPatching):
+    """First-order estimate of activation patching. Options as there.
+
+    Columns, (A,) where nothing else is said: value, low, high, p_holm, effect, size as in ActivationPatching, of the
+    estimate; with estimates=[atp, graddrop] also graddrop, a size that does not fall where effects cancel, and its rank
+    correlation with size; clean, corrupted, pairs, images: ().
+    """
+
+    fooled_by = "a head whose effect is not linear between the two images: early heads come out too small"
+    also = ()
+    default: ClassVar[tuple[str, ...]] = ("atp",)

@@ -1,0 +1,147 @@
+"""Does a head make like look at like? Singular values and directions of its circuits; no image is needed.
+
+A head scores a query token x and a key token y by x W_QK y, W_QK = W_Q^T W_K (divided by sqrt(D)), and writes x W_OV of
+what it looks at, W_OV = W_V^T W_O (Elhage et al., 2021). In the singular value decomposition W = sum_n s_n u_n v_n^T
+each mode lets tokens along u_n look at tokens along v_n. Where u_n and v_n are the same direction, like looks at like;
+where they are opposite or orthogonal, at unlike (Pan, Philip, Xie & Schwartz, 2024, arXiv 2405.14880). Signs of u_n and
+v_n flip together, so their cosine is well defined.
+
+The mean of the cosines, weighted by s_n, is trace(W) / (sum of s_n). Directions that have nothing to do with each other
+give 0, and sqrt(sum s_n^2) / (sqrt(C) sum s_n) is the standard deviation when one side is turned at random.
+
+W is C x C of rank D: with W_Q^T = Q_a R_a and W_K^T = Q_b R_b its modes are those of R_a R_b^T, D x D. Tokens are meant
+as the attention receives them, behind the block's norm. Biases, and what rotates or normalises queries and keys, are
+left out.
+
+Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites, K modes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError, one_of
+from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
+from mhprobe.measures.base import Measure
+from mhprobe.stats.significance import Z95
+
+Circuit = Literal["qk", "ov"]
+
+CIRCUITS = get_args(Circuit)
+
+
+class CircuitSpectrum(Measure):
+    """Mean cosine of a circuit's left and right singular vectors, weighted by its singular values.
+
+    of: what value is about: "qk", who looks at whom, or "ov", what is written of what is read.
+
+    Columns, (A,):
+        value, in [-1, 1]: larger, like looks at like ("ov": the head writes what it reads); below 0 at the opposite; 0
+        for a head without weights. null: 0, of directions that have nothing to do with each other, with null_low and
+        null_high, between which 95 % of random ones lie (normal approximation). qk, ov: value of either circuit.
+        rank_qk, rank_ov: effective number of modes, exp(entropy of the shares of s_n), 1 to D.
+        copying: sum of W_OV's eigenvalues over the sum of their sizes, in [-1, 1]; 1: every direction that the head
+        reads comes out with its sign (Elhage et al.).
+        singular, cosine: (A, K) of the circuit ``of``, largest first, NaN behind the last mode.
+
+    UserError where a head writes into a stream of another width than it reads.
+    """
+
+    fooled_by = "a head whose biases or positions decide where it looks, whatever its weights tie together"
+    needs = frozenset({"weights"})
+    kind = "per_head"
+    also = ("modes",)
+
+    modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
+    eigenvalues: Tensor  # (2, A) sum of those of W_OV, and of their sizes,
+    channels: Tensor  # (A,) C,
+    models: Tensor  # () summed over ranks that have seen the weights, each once
+
+    def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        one_of(self.name, "of", of, Circuit)
+        self.of = of
+        self.label = f"{of.upper()}: like with like, mean cosine"
+        widest = max(site.head_dim for site in layout.sites)
+        heads = layout.num_heads
+        for name, shape in (("modes", (2, 2, heads, widest)), ("eigenvalues", (2, heads)), ("channels", (heads,))):
+            self.add_state(name, torch.zeros(*shape, dtype=torch.float64))
+        self.add_state("models", torch.zeros((), dtype=torch.long))
+        names = [f"mode {number}" for number in range(widest)]
+        self.axes = {"singular": names, "cosine": names}
+
+    def update(self, batch: HeadBatch) -> None:
+        recorded = batch.need("weights", self.name)
+        if not batch.valid.any():
+            return
+        self.images += batch.valid.sum()
+        if self.models:
+            return
+        self.models += 1
+        for number, weights in enumerate(recorded):
+            self._take(number, HeadWeights(*(each.double() for each in weights)))
+
+    def finish(self) -> dict[str, Tensor]:
+        singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)
+        channels, copied, size = self.channels / self.models, *(self.eigenvalues / self.models)
+        total, own = singular.sum(-1), CIRCUITS.index(self.of)
+        value = _ratio((singular * cosine).sum(-1), total)
+        spread = Z95 * _ratio(singular[own].norm(dim=-1), total[own]) / channels.sqrt()
+        share = _ratio(singular, total[..., None])
+        rank = torch.where(total > 0, torch.special.entr(share).sum(-1).exp(), 0)
+        missing = self._missing(singular.shape[-1])
+        return {
+            "value": value[own].clone(),
+            "null": torch.zeros_like(value[own]),
+            "null_low": -spread,
+            "null_high": spread,
+            **dict(zip(CIRCUITS, value, strict=True)),
+            **{f"rank_{name}": each for name, each in zip(CIRCUITS, rank, strict=True)},
+            "copying": _ratio(copied, size),
+            "singular": singular[own].masked_fill(missing, torch.nan),
+            "cosine": cosine[own].masked_fill(missing, torch.nan),
+        }
+
+    def _take(self, number: int, weights: HeadWeights) -> None:
+        span, site = self.layout.span(number), self.layout.sites[number]
+        query, key, value, output = weights
+        for one, other in ((query, key), (value, output)):
+            if one.shape[2] != other.shape[2]:
+                raise UserError(
+                    f"{self.name}: {site.name} reads {one.shape[2]} channels and scores or writes {other.shape[2]}, "
+                    f"expected as many: directions of two different spaces have no cosine. Leave this measure out."
+                )
+        self.channels[span] = query.shape[2]
+        if not all(each.isfinite().all() for each in weights):
+            self.channels[span] = torch.nan  # not an error here: other ranks would wait for this one
+            return
+        for circuit, (read, write) in enumerate(((query, key), (value, output))):
+            for kind, each in enumerate(modes_of(read, write)):
+                room = self.modes.shape[-1] - each.shape[-1]
+                self.modes[circuit, kind, span] = torch.nn.functional.pad(each, (0, room))
+        eigenvalues = torch.linalg.eigvals(output @ value.mT)  # of W_OV, but for zeros
+        self.eigenvalues[:, span] = torch.stack([eigenvalues.real.sum(-1), eigenvalues.abs().sum(-1)])
+
+    def _missing(self, modes: int) -> Tensor:
+        """(A, K) whether a head has no such mode."""
+        width_A = torch.tensor([site.head_dim for _, _, site in self.layout], device=self.device)
+        return torch.arange(modes, device=self.device) >= width_A[:, None]
+
+
+def modes_of(read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
+    """(H, D) singular values of read^T write, falling, and cosines of its left with its right vectors.
+
+    read, write: (H, D, C).
+    """
+    left, inside = torch.linalg.qr(read.mT)
+    right, outside = torch.linalg.qr(write.mT)
+    u, singular, v = torch.linalg.svd(inside @ outside.mT)
+    return singular, ((left @ u) * (right @ v.mT)).sum(1)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, 0 where there is nothing."""
+    return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)

@@ -1,0 +1,238 @@
+"""What stands in the place of a head that is off, found on the images that choose.
+
+zero: nothing, what removal leaves.
+mean: the head's mean output over images and positions.
+mean_per_position: its mean over images, position by position.
+resample: its output on another image (Chan et al., 2022, causal scrubbing): one of 32 that were drawn once, which of
+    them depends on the image alone.
+optimal: the constant that costs least while this head alone is off (Li & Janson, 2024, arXiv 2409.09951): from the
+    mean on, by gradient descent on up to 256 of the images. Of all steps each head keeps its best, so that on these
+    images no head costs more than with its mean.
+
+Heads are looked at in front of their gates, in the whole model. Every rank finds the same, whatever the batches.
+
+Shapes: B images, W windows, T tokens, H heads of one site, D head width, A heads of all sites, R masks side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mhprobe import ranks
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError, one_of
+from mhprobe.gates import gates_of
+from mhprobe.gates.fill import Fill
+from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.hashing import image_numbers, mixed
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.record import in_raster_order
+from mhprobe.recording.state import inspecting, usable
+from mhprobe.recording.taps import Taps
+
+DONORS = 32  # images of which one stands in
+FITTED = 256  # images that constants are fitted on
+STEPS, RATE = 16, 0.3  # of the fit; the rate is in deviations of a head's output, and falls to 0
+ABREAST = 256  # rows of a forward pass of the fit
+
+Walk = Callable[[], Iterable[Batch]]
+
+
+class _Moments(NamedTuple):
+    """Of one site, over images: mean (W, T, H * D), and mean of squares, float64."""
+
+    mean: Tensor
+    square: Tensor
+
+
+class _Some(NamedTuple):
+    """This rank's part of a few images that were drawn by their pixels, in the order of ``keys``."""
+
+    images: Tensor
+    labels: Tensor | None
+    numbers: list[int]
+    keys: list[int]
+
+
+def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
+    """What stands in for each head of ``model``; None for zero. A collective.
+
+    batches: starts a walk over the images that choose. UserError for an unknown name, for resampling from a single
+    image, and for a fit without labels.
+    """
+    one_of("fill", "fill", name, FillName)
+    if name == "zero":
+        return None
+    with torch.inference_mode(False):  # it is used outside too
+        found: Fill = globals()[name](model, batches)
+    return found
+
+
+def mean(model: nn.Module, batches: Walk) -> Fill:
+    """Over all positions of the image; not those that only pad a window."""
+    return _even(gates_of(model).layout, _moments(model, batches))
+
+
+def mean_per_position(model: nn.Module, batches: Walk) -> Fill:
+    """Of every window and token apart."""
+    return Fill(tuple(each.mean[None].float() for each in _moments(model, batches)))
+
+
+def resample(model: nn.Module, batches: Walk) -> Fill:
+    """The heads' outputs on a few images, one of which stands in; never the image itself."""
+    some = _some(batches, DONORS)
+    sites = _outputs(model, some.images) if len(some.images) else []
+    named = enumerate(zip(some.keys, some.numbers, strict=True))
+    mine = [(key, number, [site[i].cpu() for site in sites]) for i, (key, number) in named]
+    everyone = sorted((each for part in ranks.gather(mine) for each in part), key=lambda each: each[0])
+    if len(everyone) < 2:
+        raise UserError(f"fill=resample: takes another image's output, got {len(everyone)} images to take it from.")
+    device = next(model.parameters()).device
+    stacked = [torch.stack(rows).to(device) for rows in zip(*(rows for _, _, rows in everyone), strict=True)]
+    return Donors(tuple(stacked), torch.tensor([number for _, number, _ in everyone], device=device))
+
+
+def optimal(model: nn.Module, batches: Walk) -> Fill:
+    """A constant per head, each fitted while that head alone is off."""
+    layout, moments = gates_of(model).layout, _moments(model, batches)
+    some, best = _some(batches, FITTED), [site.clone() for site in _even(layout, moments).sites]
+    if some.labels is None:
+        raise UserError("fill=optimal: is fitted to the loss, so it needs labels, and there are none. Use fill=mean.")
+    spread = _spread(layout, moments)
+    with inspecting(model, gradients=True):
+        constants = [site.clone().requires_grad_() for site in best]
+        descent = torch.optim.Adam([{"params": [c], "scale": s} for c, s in zip(constants, spread, strict=True)], lr=1)
+        least_A = torch.full((layout.num_heads,), math.inf, dtype=torch.float64, device=best[0].device)
+        for step in range(STEPS):
+            loss_A = _descend(model, some, constants)
+            better_A = loss_A < least_A
+            least_A = torch.where(better_A, loss_A, least_A)
+            for number, site in enumerate(layout.sites):
+                better_C = better_A[layout.span(number)].repeat_interleave(site.head_dim)
+                best[number] = torch.where(better_C, constants[number].detach(), best[number])
+            for group in descent.param_groups:
+                group["lr"] = RATE * (1 - step / STEPS) * group["scale"]
+            descent.step()
+    return Fill(tuple(best))
+
+
+@dataclass(frozen=True, eq=False)
+class Donors(Fill):
+    """sites: the outputs on S donors. numbers: (S,) int64, which images they are."""
+
+    numbers: Tensor
+
+    def for_images(self, images: Tensor) -> Fill:
+        """One of the donors, by each image's pixels."""
+        number_B = image_numbers(images)
+        place_B = mixed(number_B) % len(self.numbers)
+        itself_B = self.numbers[place_B] == number_B
+        place_B = (place_B + itself_B.long()) % len(self.numbers)
+        return Fill(tuple(site[place_B] for site in self.sites))
+
+
+def beyond_fill(heads: HeadBatch, fill: Fill, layout: HeadLayout) -> HeadBatch:
+    """The same batch with z - fill, what a head gives beyond what would stand in its place: slopes are a mask's then.
+
+    fill: for the images of the batch.
+    """
+    parts = zip(layout.sites, fill.sites, heads.z, strict=True)
+    return dataclasses.replace(heads, z=tuple(z - _in_order(site, rows).to(z) for site, rows, z in parts))
+
+
+def _in_order(site: HeadSite, rows: Tensor) -> Tensor:
+    """(S, W, T, H * D) -> (S, T, H, D) in raster order."""
+    if rows.shape[1:-1].numel() == 1:
+        return rows.view(-1, 1, site.num_heads, site.head_dim)
+    return in_raster_order(site, rows, len(rows))
+
+
+def _outputs(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Per site (B, W, T, H * D), in front of the gates."""
+    with inspecting(model, gradients=False), Taps(model, gates_of(model).layout, ()) as taps:
+        model(usable(images))
+    return [rows.unflatten(0, (len(images), -1)) for rows in taps.heads]
+
+
+def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
+    """Per site; the same on all ranks."""
+    sums: list[Tensor] = []
+    images = torch.zeros((), dtype=torch.float64, device=next(model.parameters()).device)
+    for batch in batches():
+        outputs = [site[batch.valid].double() for site in _outputs(model, batch.images)]
+        found = [part for site in outputs for part in (site.sum(0), site.square().sum(0))]
+        sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
+        images += batch.valid.sum()
+    if not bool(ranks.sum(images)):
+        raise UserError("fill: no images to find what stands in a head's place, expected at least one.")
+    return [_Moments(*(ranks.sum(part) / images for part in sums[i : i + 2])) for i in range(0, len(sums), 2)]
+
+
+def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
+    pairs = zip(layout.sites, moments, strict=True)
+    return Fill(tuple(in_raster_order(s, each.mean, 1).mean(1).view(1, 1, 1, -1).float() for s, each in pairs))
+
+
+def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
+    """Per site the deviation of its heads' outputs, over images, positions and channels."""
+    found = []
+    for site, each in zip(layout.sites, moments, strict=True):
+        mean_C, square_C = (in_raster_order(site, part, 1).mean(1).flatten() for part in each)
+        found.append(float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()))
+    return found
+
+
+def _some(batches: Walk, count: int) -> _Some:
+    """``count`` images of all ranks' together, each once: those whose numbers are lowest after mixing."""
+    found: dict[int, tuple[int, Tensor, Tensor | None]] = {}
+    for batch in batches():
+        images = batch.images[batch.valid]
+        labels = [None] * len(images) if batch.labels is None else list(batch.labels[batch.valid])
+        numbers = image_numbers(images)
+        for key, *each in zip(mixed(numbers ^ 1).tolist(), numbers.tolist(), images, labels, strict=True):
+            found.setdefault(key, tuple(each))
+        found = dict(sorted(found.items(), key=lambda pair: pair[0])[:count])
+    everyone = ranks.gather(sorted(found))
+    before = {key for part in everyone[: ranks.rank()] for key in part}
+    lowest = sorted({key for part in everyone for key in part})[:count]
+    mine = {key: found[key] for key in lowest if key in found and key not in before}
+    shown, told = [image for _, image, _ in mine.values()], [label for _, _, label in mine.values()]
+    return _Some(
+        torch.stack(shown) if shown else torch.empty(0),
+        None if any(label is None for label in told) else torch.tensor([int(label) for label in told]),  # type: ignore[arg-type]
+        [number for number, _, _ in mine.values()],
+        list(mine),
+    )
+
+
+def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:
+    """(A,) mean loss with one head at its constant, and the constants' slopes along it; the same on all ranks."""
+    gates = gates_of(model)
+    present_A, device = gates.effective().detach(), gates.values.device
+    loss_A = torch.zeros(len(present_A), dtype=torch.float64, device=device)
+    slopes = [torch.zeros_like(each) for each in constants]
+    assert some.labels is not None
+    heads, size = torch.arange(len(present_A), device=device), 16
+    for start in range(0, len(some.images), size):
+        images, labels = usable(some.images[start : start + size]), some.labels[start : start + size].to(device)
+        for off in heads.split(max(1, ABREAST // len(images))):
+            values = present_A.repeat(len(off), 1)
+            values[torch.arange(len(off)), off] = 0
+            with gates.side_by_side(values, fill=Fill(tuple(constants))):
+                logits = logits_of(model(torch.cat([images] * len(off))))
+            losses = F.cross_entropy(logits, labels.repeat(len(off)), reduction="none").unflatten(0, (len(off), -1))
+            for slope, found in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
+                slope += found
+            loss_A[off] += losses.detach().double().sum(1)
+    images_seen = ranks.sum(torch.tensor(float(len(some.images)), dtype=torch.float64, device=device))
+    for constant, slope in zip(constants, slopes, strict=True):
+        constant.grad = ranks.sum(slope) / images_seen.to(slope)
+    return ranks.sum(loss_A) / images_seen

@@ -1,0 +1,47 @@
+"""Recorded attention from one token, or from several, laid out on the grid of patches. Windows are put back in place.
+
+Shapes: B images, W windows, H heads of a site, K places of a window, T tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadSite
+
+Query = str | tuple[int, int]
+
+
+def who_looks(site: HeadSite, query: Query) -> Tensor:
+    """(T,) the share of each token in who looks."""
+    height, width = site.token_grid
+    prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
+    asking = torch.zeros(tokens)
+    if query == "mean":
+        asking[prefix:] = 1
+    elif query == "class" and site.class_token:
+        asking[0] = 1
+    elif query == "registers" and prefix > site.class_token:
+        asking[int(site.class_token) : prefix] = 1
+    elif isinstance(query, tuple) and len(query) == 2 and 0 <= query[0] < height and 0 <= query[1] < width:
+        asking[prefix + query[0] * width + query[1]] = 1
+    else:
+        has = ["mean"] + ["class"] * site.class_token + ["registers"] * (prefix > site.class_token)
+        raise UserError(
+            f"attention: query: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
+            f"{site.name}, got {query!r}."
+        )
+    return asking / asking.sum()
+
+
+def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
+    """(B, W, H, K, K) weights and (T,) who looks -> (B, H, rows, columns)."""
+    places = site.places().to(attn.device)
+    real = places >= 0
+    share_WK = asking.to(attn)[places.clamp(min=0)] * real
+    given = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]
+    total = attn.new_zeros(len(attn), site.num_heads, len(asking))
+    total.index_add_(2, places.clamp(min=0).flatten(), given.transpose(1, 2).flatten(2))
+    return total[..., site.prefix_tokens :].unflatten(-1, site.token_grid)

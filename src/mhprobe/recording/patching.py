@@ -1,0 +1,167 @@
+"""Activation patching: what each head alone brings from one run into another, exactly and from slopes.
+
+Two runs of the same model: on an image (clean), and on a corrupted twin of it (recording/twins.py). In the *base* run
+one head's output is replaced by what it was in the other run, the *source*; the effect is how far the metric moves from
+the base's towards the source's (Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising takes the corrupted run for the
+base, noising the clean one.
+
+exact: one patched run per head. Heads share all blocks before their own, and their own block's attention (replay.py).
+atp: attribution patching, the first-order term: slope in the base run times what would change (Nanda, 2023).
+graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). A head whose direct effect and whose effect
+    by way of a later block cancel has a small slope, though either moves the metric. So slopes are taken once per block
+    with nothing flowing back through what that block writes (attention and MLP), and the sizes of the estimates are
+    averaged; a block's own heads have none there, so that L - 1 estimates count. It is a size, never negative.
+AtP*'s other part corrects for the softmax behind queries and keys. A head's output stands behind that softmax: patching
+it leaves its own attention weights out, and there is nothing to correct.
+
+Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites, L blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.errors import UserError, one_of
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadLayout, Patched, Patching, wide
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.replay import patched_logits
+from mhprobe.recording.state import inspecting
+from mhprobe.recording.taps import Taps
+from mhprobe.recording.twins import Twins, twins
+
+Direction = Literal["denoising", "noising"]
+Metric = Literal["logit_difference", "log_likelihood"]
+Estimate = Literal["exact", "atp", "graddrop"]
+
+
+class Run(NamedTuple):
+    """images: (B, ...). heads: per site (B or windows, T, H * D), in front of the gates. logits: (B, C)."""
+
+    images: Tensor
+    heads: Sequence[Tensor]
+    logits: Tensor
+
+
+@torch.inference_mode(False)  # Lightning evaluates inside, where nothing has slopes
+def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, need: Patching) -> Patched:
+    """Of one batch. clean: the run on the images themselves.
+
+    UserError without labels, for options that do not exist, and for pairs that cannot be made (see ``twins``).
+    """
+    if labels is None:
+        raise UserError("patching: the metric is about the label's logit, so it needs labels, got None.")
+    one_of("patching", "direction", need.direction, Direction)
+    one_of("patching", "metric", need.metric, Metric)
+    for estimate in need.estimates:
+        one_of("patching", "estimates", estimate, Estimate)
+    made = twins(clean.images, labels, objects, need)
+    corrupt = _run(model, made.images)
+    base, source, sign = (corrupt, clean, 1) if need.direction == "denoising" else (clean, corrupt, -1)
+    metric = _Metric(need.metric, labels, _wrong(corrupt.logits, labels, made))
+    effect: dict[str, Tensor] = {}
+    if "exact" in need.estimates:
+        one_by_one = torch.eye(gates_of(model).layout.num_heads, dtype=torch.bool)
+        logits_ABC = patched_logits(model, base.images, one_by_one, source.heads)
+        effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
+    if {"atp", "graddrop"} & {*need.estimates}:
+        effect |= _from_slopes(model, base, source, metric, sign, "graddrop" in need.estimates)
+    found = {name: effect[name] for name in need.estimates}
+    return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found)
+
+
+class _Metric(NamedTuple):
+    name: str
+    labels: Tensor
+    wrong: Tensor
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """(..., B, C) -> (..., B) float64: the metric of each image."""
+        far = logits.double()
+        own = _of(far, self.labels)
+        return own - (_of(far, self.wrong) if self.name == "logit_difference" else far.logsumexp(-1))
+
+
+def _of(logits: Tensor, classes: Tensor) -> Tensor:
+    return logits.gather(-1, classes.expand(logits.shape[:-1])[..., None]).squeeze(-1)
+
+
+def _wrong(corrupt: Tensor, labels: Tensor, made: Twins) -> Tensor:
+    """(B,) the class that the label is held against: the donor's, or the largest other one on the twin."""
+    others = corrupt.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    return others if made.label is None else torch.where(made.paired, made.label, others)
+
+
+def _run(model: nn.Module, images: Tensor) -> Run:
+    with inspecting(model, gradients=False), Taps(model, gates_of(model).layout, ()) as taps:
+        logits = logits_of(model(images))
+    return Run(images, taps.heads, logits)
+
+
+def _from_slopes(
+    model: nn.Module, base: Run, source: Run, metric: _Metric, sign: int, graddrop: bool
+) -> dict[str, Tensor]:
+    """(B, A) each: "atp", and "graddrop" where it is asked for."""
+    gates = gates_of(model)
+    layout, shares = gates.layout, gates.layout.split(gates.effective())
+    change = [
+        sign * (theirs - own) * share.to(own).repeat_interleave(site.head_dim)
+        for site, theirs, own, share in zip(layout.sites, source.heads, base.heads, shares, strict=True)
+    ]
+    with inspecting(model, gradients=True), Taps(model, layout, {"grad"}) as taps, _Drop(taps.backbone, layout) as drop:
+        score = metric(logits_of(model(base.images))).sum()
+        found = {"atp": _along(len(base.images), change, taps.slopes(score, again=graddrop)[0], layout)}
+        if graddrop:
+            size = torch.zeros_like(found["atp"])
+            for drop.block in range(len(layout.blocks)):
+                size += _along(len(base.images), change, taps.slopes(score, again=True)[0], layout).abs()
+            found["graddrop"] = size / max(1, len(layout.blocks) - 1)
+    return found
+
+
+def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layout: HeadLayout) -> Tensor:
+    """(B, A) float64: sum over windows, tokens and width of slope times change."""
+    return torch.cat(
+        [
+            (wide(slope) * wide(each)).unflatten(0, (images, -1)).unflatten(-1, (site.num_heads, site.head_dim))
+            .sum((1, 2, 4), dtype=torch.float64)
+            for site, each, slope in zip(layout.sites, change, slopes, strict=True)
+        ],
+        1,
+    )  # fmt: skip
+
+
+class _Drop(contextlib.ExitStack):
+    """While ``block`` is a number, no slope flows back through what that block writes: only past it."""
+
+    def __init__(self, backbone: nn.Module, layout: HeadLayout) -> None:
+        super().__init__()
+        self.block: int | None = None
+        for number, block in enumerate(layout.blocks):
+            hook = functools.partial(self._after, number)
+            self.callback(backbone.get_submodule(block.name).register_forward_hook(hook).remove)
+
+    def _after(self, number: int, _module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        first = out if isinstance(out, Tensor) else out[0]
+        kept = _Past.apply(args[0], first, number, self)
+        return kept if isinstance(out, Tensor) else (kept, *out[1:])
+
+
+class _Past(torch.autograd.Function):
+    """A block's output; backwards either through the block or, where it is dropped, past it."""
+
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, after: Tensor, number: int, drop: _Drop) -> Tensor:
+        ctx.number, ctx.drop = number, drop
+        return after.view_as(after)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> Any:
+        dropped = ctx.drop.block == ctx.number
+        return (slopes[0], None, None, None) if dropped else (None, slopes[0], None, None)

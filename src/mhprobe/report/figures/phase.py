@@ -1,0 +1,40 @@
+"""Accuracy without the phases, or without the amplitudes, of one band of frequencies at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mhprobe.report.figures.style import canvas, colour, place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTION = (
+    "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; bars are 95 % "
+    "intervals over images. Where the phase costs more than the amplitude, the network reads where things are. "
+    "Dashed: whole images. Dotted: guessing."
+)
+
+
+def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
+    """rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high."""
+    with canvas((4.9, 2.8)) as figure:
+        axes = place(figure, 0.55, 0.5, 2.75, 2.1)
+        for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
+            of = [row for row in rows if row["damage"] == damage]
+            shade, marker = colour(number)
+            middles = [(row["low"] + row["high"]) / 2 + 0.012 * (number - 0.5) for row in of]  # bars side by side
+            for middle, row in zip(middles, of, strict=True):
+                ends = 100 * row["accuracy_low"], 100 * row["accuracy_high"]
+                axes.vlines(middle, *ends, color=shade, linewidth=2, alpha=0.4)
+            accuracy = [100 * row["accuracy"] for row in of]
+            axes.plot(middles, accuracy, marker + "-", color=shade, markersize=4, label=f"without {damage}")
+        axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="whole images")
+        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("frequency (units of π)")
+        axes.set_ylabel("test accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure

@@ -1,0 +1,94 @@
+"""The figures of a measure with what they are held against inside them: a freshly initialised network, same scale.
+
+Some kinds draw a control themselves, from the column "random_init" (``DRAWS_CONTROL`` in their file). Every other kind
+is drawn twice, the control below, with the same limits and colours: noise stretched to a scale of its own looks like
+structure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report import figures
+from mhprobe.report.figures.style import Names, canvas, drawn_on, inches
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+_STRIP = 0.28  # inches of a line above each of the two
+
+
+def draw(
+    kind: str,
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names | None = None,
+    control: Mapping[str, Tensor] | None = None,
+) -> Figure:
+    """As ``figures.draw``. control: the same columns of the freshly initialised network, if it was measured."""
+    file = importlib.import_module(f"{figures.__name__}.{kind}")
+    if control is None or getattr(file, "DRAWS_CONTROL", False):
+        return figures.draw(kind, layout, columns, label, names)
+    shown = {"as measured": columns, "the same, freshly initialised": control}
+    sizes = [inches(figures.draw(kind, layout, each, label, names)) for each in shown.values()]
+    wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
+    with canvas((wide, tall)) as figure:
+        ratios = [part for size in sizes for part in (_STRIP, size[1])]
+        rooms = figure.subfigures(4, 1, height_ratios=ratios, hspace=0, squeeze=False)[:, 0]
+        for (title, each), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
+            above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
+            with drawn_on(room):
+                figures.draw(kind, layout, each, label, names)
+        _one_scale(rooms[1], rooms[3])
+    return figure
+
+
+def _one_scale(own: SubFigure, control: SubFigure) -> None:
+    """The same limits of colours and axes, panel by panel; nothing where the two have different panels."""
+    if len(own.axes) != len(control.axes):
+        return
+    bars = [axes._colorbar for axes in (*own.axes, *control.axes) if hasattr(axes, "_colorbar")]
+    marks = [(bar.locator, bar.formatter) for bar in bars]
+    for a, b in zip(own.axes, control.axes, strict=True):
+        if hasattr(a, "_colorbar"):
+            continue  # follows its picture
+        pictures = list(zip(_coloured(a), _coloured(b), strict=False))
+        for one, other in pictures:
+            _one_colouring(one, other)
+        if not a.images:
+            _one_frame(a, b)
+    for bar, (locator, formatter) in zip(bars, marks, strict=True):  # new limits have reset them
+        bar.locator, bar.formatter = locator, formatter
+
+
+def _coloured(axes: Axes) -> list[Any]:
+    """What is coloured by a number."""
+    return [part for part in (*axes.images, *axes.collections) if part.get_array() is not None]
+
+
+def _one_colouring(one: Any, other: Any) -> None:
+    norms = one.norm, other.norm
+    low, high = min(norm.vmin for norm in norms), max(norm.vmax for norm in norms)
+    signed = [each for each in (one, other) if each.norm.vmin == -each.norm.vmax]
+    if signed:  # away from 0, both ways
+        high = max(-low, high)
+        low = -high
+        one.set_cmap(signed[0].cmap)
+        other.set_cmap(signed[0].cmap)
+    for norm in norms:
+        norm.vmin, norm.vmax = low, high
+
+
+def _one_frame(a: Axes, b: Axes) -> None:
+    for get, put in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")):
+        (low, high), (low_b, high_b) = getattr(a, get)(), getattr(b, get)()
+        if low < high and low_b < high_b:
+            for axes in (a, b):
+                getattr(axes, put)(min(low, low_b), max(high, high_b))

@@ -1,0 +1,52 @@
+"""What training added: a similarity of heads, of this network and of one that has learned nothing.
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.recording.measuring import measure
+from mhprobe.report import tables
+from mhprobe.report.figures import before_training as figure
+from mhprobe.report.report import Result
+from mhprobe.run.builders import random_twin
+from mhprobe.studies.panels.material import Material
+
+
+def before_training(material: Material, images: int = 500) -> dict[str, Result]:
+    """Per measure the pairs of heads of each block, in this network and in an untrained one of the same shape.
+
+    images: test images that the untrained network is shown, at most; measures of weights need one. Table: measure,
+    network, block, pairs, min, mean, max.
+    """
+    data, layout, device = material.data, material.layout, material.model.device
+    twin = random_twin(material.model, data, material.seed).to(device)  # type: ignore[arg-type]
+    chosen = torch.arange(min(images, data.sizes["test"]))
+    walk = functools.partial(data.batches, "test", device, images=chosen)
+    labels = {name: each.label for name, each in material.measures.items()}
+    untrained, refused = measure(twin, material.measures, batches=walk)
+    for error in refused.values():
+        raise error
+    rows: list[dict[str, Any]] = []
+    for name, columns in material.columns.items():
+        for network, values in (("trained", columns["value"]), ("untrained", untrained[name]["value"])):
+            for number, site in enumerate(layout.sites):
+                found = pairs(values, layout.span(number))
+                if len(found):
+                    extremes = {"min": found.min().item(), "mean": found.mean().item(), "max": found.max().item()}
+                    about = {"measure": name, "network": network, "block": site.block, "pairs": len(found)}
+                    rows.append({**about, **extremes})
+    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels))}
+
+
+def pairs(value: Tensor, span: slice) -> Tensor:
+    """(N,) the values of the pairs of one block, each once; a head and itself are no pair."""
+    inside = value[span, span].double()
+    found = inside[torch.triu(torch.ones_like(inside, dtype=torch.bool), 1)]
+    return found[found.isfinite()]

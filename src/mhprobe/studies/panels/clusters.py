@@ -1,0 +1,151 @@
+"""Do heads fall into clusters by where they attend, and do clusters go with what heads do? (Clark et al. 2019, Fig. 6).
+
+Distances are Jensen-Shannon divergences. Heads become points by classical scaling, all its positive dimensions kept;
+Ward's linkage cuts them into as many clusters as have the largest mean silhouette (average linkage cuts off single
+outliers). Ward finds clusters in any cloud: p is the share of draws of one Gaussian cloud of the same extents, treated
+alike, whose silhouette is as large (after Liu, Hayes, Nobel & Marron 2008, JASA 103:1281).
+
+Whether heads that do the same lie together is a permutation test: the silhouette of the functions as if they were
+clusters, against relabellings of the heads.
+
+Shapes: N heads of one group.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.measures.embedding import embed
+from mhprobe.measures.js_distance import JSDistance
+from mhprobe.recording.measuring import measure
+from mhprobe.report import tables
+from mhprobe.report.figures import behaviours as figure
+from mhprobe.report.report import Result
+from mhprobe.stats.survival import labels
+from mhprobe.studies.panels.material import Material
+
+LEAST = 5  # heads that are worth cutting into clusters
+MOST = 8  # clusters
+
+
+class Clusters(NamedTuple):
+    """cluster: (N,). silhouette: its mean. p: how often one cloud reaches it."""
+
+    cluster: Tensor
+    silhouette: float
+    p: float
+
+
+def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[str, Result]:
+    """Heads that attend to the same tokens (a ViT's, or those of a stage), clustered and coloured by function.
+
+    images: test images for the distances, at most. draws: behind each p. Tables: clusters (group, heads, clusters,
+    silhouette, p, functions, silhouette_functions, p_functions) and heads (function, cluster). UserError where no
+    group has enough heads.
+    """
+    layout, data = material.layout, material.data
+    chosen = torch.arange(min(images, data.sizes["test"]))
+    walk = functools.partial(data.batches, "test", material.model.device, images=chosen)
+    about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
+    found, refused = measure(material.model, {"js": about}, batches=walk)
+    for error in refused.values():
+        raise error
+    functions = functions_of(material)
+    groups, rows = [], []
+    number_A = torch.full((layout.num_heads,), -1)
+    for stage in range(layout.num_stages):
+        heads = torch.tensor([flat for flat, (_, _, site) in enumerate(layout) if site.stage == stage])
+        if len(heads) < LEAST:
+            continue
+        distance = found["js"]["value"][heads][:, heads].double().fill_diagonal_(0)
+        of = cluster(distance, draws, material.seed)
+        does = [functions[head] for head in heads.tolist()]
+        together, p = alike(distance, does, 5 * draws, material.seed)
+        number_A[heads] = of.cluster
+        name = "all heads" if layout.num_stages == 1 else f"stage {stage}"
+        title = f"{name}: {int(of.cluster.max()) + 1} clusters, silhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
+        title += "nothing to tell functions by" if p != p else f"same function: silhouette {together:.2f} (p = {p:.2g})"
+        groups.append(figure.Group(title, embed(distance)[0], does, of.cluster))
+        counts = {"heads": len(heads), "clusters": int(of.cluster.max()) + 1, "functions": len(set(does))}
+        row: dict[str, Any] = {"group": name, **counts, "silhouette": of.silhouette, "p": of.p}
+        rows.append({**row, "silhouette_functions": together, "p_functions": p})
+    if not groups:
+        raise UserError(f"clusters: no group of heads that attend to the same tokens has {LEAST} heads or more.")
+    heads_table = tables.per_head(layout, {"cluster": number_A})
+    heads_table.columns.append("function")
+    for row_of_head, function in zip(heads_table.rows, functions, strict=True):
+        row_of_head.append(function)
+    return {"clusters": Result(tables.from_rows(rows), figure.draw(groups)), "heads": Result(heads_table)}
+
+
+def functions_of(material: Material) -> list[str]:
+    """(A,) the first rule of stats/survival.py that holds, from the measures of the figure."""
+    heads = material.layout.num_heads
+    columns = {
+        f"{name}.{column}": values.double().tolist()
+        for name, of in material.columns.items()
+        for column, values in of.items()
+        if values.shape == (heads,)
+    }
+    return labels(columns, heads)
+
+
+def cluster(distance: Tensor, draws: int, seed: int) -> Clusters:
+    """(N, N) distances -> the cut of largest silhouette, and its p."""
+    points = scaled(distance)
+    number, observed = _cut(points)
+    generator = torch.Generator().manual_seed(seed)
+    spread = points.std(0, correction=0)
+    as_large = 1
+    for _ in range(draws):
+        drawn = torch.randn(points.shape, generator=generator, dtype=torch.float64) * spread
+        as_large += int(_cut(drawn)[1] >= observed)
+    return Clusters(number, observed, as_large / (draws + 1))
+
+
+def scaled(distance: Tensor) -> Tensor:
+    """(N, N) -> (N, dimensions) points with nearly these distances: classical scaling, its positive dimensions."""
+    count = len(distance)
+    centre = torch.eye(count, dtype=distance.dtype) - 1 / count
+    strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
+    kept = strength > 1e-9 * strength.abs().max()
+    return direction[:, kept] * strength[kept].sqrt() if kept.any() else distance.new_zeros(count, 1)
+
+
+def _cut(points: Tensor) -> tuple[Tensor, float]:
+    """The clusters (N,) of largest silhouette among 2 to MOST, and it."""
+    from sklearn.cluster import AgglomerativeClustering
+    from sklearn.metrics import silhouette_score
+
+    best = torch.zeros(len(points), dtype=torch.long), -1.0
+    if not points.std(0).any():  # all heads at one place
+        return best
+    for many in range(2, min(MOST, len(points) - 1) + 1):
+        number = AgglomerativeClustering(many, linkage="ward").fit_predict(points.numpy())
+        score = float(silhouette_score(points.numpy(), number))
+        best = (torch.from_numpy(number), score) if score > best[1] else best
+    return best
+
+
+def alike(distance: Tensor, functions: list[str], permutations: int, seed: int) -> tuple[float, float]:
+    """Mean silhouette of the functions as clusters, and its permutation p; NaN with one function, or one head each."""
+    from sklearn.metrics import silhouette_score
+
+    distance = distance.clone().fill_diagonal_(0)  # not a rounding error away from it
+    names = {name: number for number, name in enumerate(dict.fromkeys(functions))}
+    number = torch.tensor([names[name] for name in functions])
+    if not 2 <= len(names) < len(functions):
+        return float("nan"), float("nan")
+    generator = torch.Generator().manual_seed(seed)
+
+    def score(of: Tensor) -> float:
+        return float(silhouette_score(distance.numpy(), of.numpy(), metric="precomputed"))
+
+    observed = score(number)
+    drawn = [score(number[torch.randperm(len(number), generator=generator)]) for _ in range(permutations)]
+    return observed, (1 + sum(value >= observed for value in drawn)) / (permutations + 1)

@@ -1,0 +1,86 @@
+"""Is a head the same head on another view of an image? Heads matched across two views by what they compute.
+
+The second view is the image flipped left to right; tokens are put back in their places, so that the same row of both
+is the same patch. Heads are compared by linear centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) of
+their outputs over the patches of all images. A head corresponds to itself if no other head of its block, seen on the
+other view, is more like it; by chance one of H does.
+
+Shapes: B images, T patches, H heads of one site, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe import ranks
+from mhprobe.heads import HeadSite
+from mhprobe.recording.record import record
+from mhprobe.report import tables
+from mhprobe.report.figures import correspondence as figure
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+
+
+def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
+    """Every head against itself and the others of its block, across two views. images: test images, at most.
+
+    Table: itself (likeness on the other view), best_other (that of the most alike other head of its block),
+    best_other_index, corresponds (1 where itself is larger), chance.
+    """
+    layout, data, device = material.layout, material.data, material.model.device
+    sums = [
+        [torch.zeros(2 * site.channels, 2 * site.channels, dtype=torch.float64, device=device),
+         torch.zeros(2 * site.channels, dtype=torch.float64, device=device)] for site in layout.sites
+    ]  # fmt: skip
+    rows = torch.zeros(len(layout.sites), dtype=torch.float64, device=device)
+    for batch in data.batches("test", device, images=torch.arange(min(images, data.sizes["test"]))):
+        shown = (batch.images, batch.images.flip(-1))  # left to right
+        views = [record(material.model, images_of, needs=(), valid=batch.valid) for images_of in shown]
+        for number, site in enumerate(layout.sites):
+            one, other = (patches(view.z[number][batch.valid], site) for view in views)
+            both = torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1).double()
+            sums[number][0] += both.mT @ both
+            sums[number][1] += both.sum(0)
+            rows[number] += len(both)
+    rows = ranks.sum(rows)
+    own, best, which = [], [], []
+    for (product, total), count, site in zip(sums, rows, layout.sites, strict=True):
+        alike = between(ranks.sum(product), ranks.sum(total), count, site.num_heads).cpu()
+        others = alike.clone().fill_diagonal_(-torch.inf)
+        own.append(alike.diagonal())
+        best.append(others.amax(1) if site.num_heads > 1 else torch.full((1,), torch.nan, dtype=torch.float64))
+        which.append(others.argmax(1))
+    columns: dict[str, Any] = {
+        "itself": torch.cat(own), "best_other": torch.cat(best), "best_other_index": torch.cat(which),
+    }  # fmt: skip
+    columns["corresponds"] = (columns["itself"] > columns["best_other"].nan_to_num(-1)).long()
+    chance = torch.cat([torch.full((site.num_heads,), 1 / site.num_heads) for site in layout.sites])
+    columns["chance"] = chance.double()
+    return {"views": Result(tables.per_head(layout, columns), figure.draw(layout, columns))}
+
+
+def patches(z: Tensor, site: HeadSite) -> Tensor:
+    """(B, tokens, H, D) -> (B, T, H D), without prefix tokens."""
+    return z[:, site.prefix_tokens :].flatten(2)
+
+
+def other_way(rows: Tensor, site: HeadSite) -> Tensor:
+    """(B, T, channels) of a flipped image, each patch back in its place."""
+    return rows.unflatten(1, site.token_grid).flip(2).flatten(1, 2)
+
+
+def between(product: Tensor, total: Tensor, rows: Tensor, heads: int) -> Tensor:
+    """(H, H) linear CKA of head a on the first view with head b on the second.
+
+    product: (2 H D, 2 H D) sum over rows of both views' outputs with themselves; total: (2 H D,) their sums.
+    """
+    centred = product - total[:, None] * total / rows
+    blocks = centred.unflatten(0, (2, heads, -1)).unflatten(3, (2, heads, -1))  # (2, H, D, 2, H, D)
+    size = torch.stack([
+        torch.stack([blocks[view, head, :, view, head].norm() for head in range(heads)]) for view in (0, 1)
+    ])  # fmt: skip
+    across = blocks[0, :, :, 1].permute(0, 2, 1, 3).square().sum((2, 3))
+    return across / (size[0][:, None] * size[1]).clamp(min=1e-30)

@@ -1,0 +1,85 @@
+"""The covering range on the grid: how much attention falls at each offset from the key that a head likes best.
+
+Byun & Kim's covering range, in two dimensions. For every query the key of the largest weight is put in the middle; the
+mean over queries and images is taken at each offset, over the queries for which there is a key. Prefix tokens and
+padding are left out, and rows renormalised.
+
+Shapes: b images, W windows, H heads of one site, Q queries, K keys, Y, X offsets, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe import ranks
+from mhprobe.heads import HeadLayout
+from mhprobe.measures.places import Piece, attention, shares
+from mhprobe.recording.record import record
+from mhprobe.report import tables
+from mhprobe.report.figures import offset_maps as figure
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+
+
+def covering(material: Material, images: int = 500) -> dict[str, Result]:
+    """A map per head. images: test images, at most. Table: head, block, down, right, mass, even (mean attention)."""
+    layout, data, device = material.layout, material.data, material.model.device
+    mass, queries = (torch.zeros(layout.num_heads, *_size(layout), dtype=torch.float64, device=device) for _ in "ab")
+    for batch in data.batches("test", device, images=torch.arange(min(images, data.sizes["test"]))):
+        heads = record(material.model, batch.images, needs={"attn"}, valid=batch.valid)
+        for piece in attention("covering range", layout, heads):
+            span = layout.span(piece.number)
+            for total, part in zip((mass, queries), around_the_favourite(piece, _size(layout)), strict=True):
+                total[span] += part
+    mass, queries = ranks.sum(mass).cpu(), ranks.sum(queries).cpu()
+    # NaN where no favourite key has such a neighbour
+    mean = mass / queries.masked_fill(queries == 0, torch.nan)
+    middle = tuple(side // 2 for side in _size(layout))
+    there = queries.clone()
+    there[:, middle[0], middle[1]] = 0  # the favourite key itself would outshine the rest
+    columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
+    drawn = figure.draw(
+        layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
+    )
+    return {"map": Result(tables.from_rows(_rows(layout, mean, middle)), drawn)}
+
+
+def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """(H, Y, X) attention summed at each offset from the favourite key, and how many queries have a key there."""
+    places = piece.places
+    rows_bWHQK = shares(piece.attn, places.patch_pairs)
+    favourite = rows_bWHQK.argmax(-1)
+    down, right = (places.cell[:, None] - places.cell[:, :, None]).unbind(-1)  # (W, K, K) from the one to the other
+    number_WKK = (down + size[0] // 2) * size[1] + right + size[1] // 2
+    heads, count = piece.attn.shape[2], rows_bWHQK.shape[-1]
+    # the numbers of the keys, seen from each query's favourite
+    index = number_WKK[None, :, None].expand(len(rows_bWHQK), -1, heads, -1, -1)
+    number = index.gather(3, favourite[..., None].expand(*favourite.shape, count))
+    there = (places.patch_pairs & places.patch[:, :, None])[None, :, None].expand_as(rows_bWHQK)
+    start = torch.arange(heads, device=number.device)[:, None, None] * (size[0] * size[1])
+    flat = (number + start).flatten()
+    mass, queries = (rows_bWHQK.new_zeros(heads * size[0] * size[1]) for _ in "ab")
+    mass.index_add_(0, flat, (rows_bWHQK * there).flatten())
+    queries.index_add_(0, flat, there.flatten().double())
+    return mass.view(heads, *size), queries.view(heads, *size)
+
+
+def _size(layout: HeadLayout) -> tuple[int, int]:
+    """Offsets down and across, the middle one being 0."""
+    tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
+    return 2 * tall - 1, 2 * wide - 1
+
+
+def _rows(layout: HeadLayout, mean: Tensor, middle: tuple[int, ...]) -> list[dict[str, Any]]:
+    known = (~mean.isnan()).nonzero().tolist()
+    sites = [site for _, _, site in layout]
+    return [
+        {
+            **{"head": head, "block": sites[head].block, "down": y - middle[0], "right": x - middle[1]},
+            "attention": mean[head, y, x].item(),
+        }
+        for head, y, x in known
+    ]

@@ -1,0 +1,44 @@
+"""How wide attention is, of all queries and of the class token, beside a network that has learned nothing.
+
+Clark et al., 2019, arXiv 1906.04341, Figure 4.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from mhprobe.recording.measuring import measure
+from mhprobe.report import tables
+from mhprobe.report.figures import by_depth
+from mhprobe.report.report import Result
+from mhprobe.run.builders import random_twin
+from mhprobe.studies.panels.material import Material
+
+
+def entropy(material: Material, images: int = 500) -> dict[str, Result]:
+    """Entropy of attention by block, and that of the class token's own row where a model reads one.
+
+    images: test images that the untrained network is shown, at most. Table: value, class_query, uniform and the
+    same two of the untrained network, in nats.
+    """
+    layout, data = material.layout, material.data
+    ((name, columns),) = material.columns.items()
+    twin = random_twin(material.model, data, material.seed).to(material.model.device)  # type: ignore[arg-type]
+    chosen = torch.arange(min(images, data.sizes["test"]))
+    walk = functools.partial(data.batches, "test", material.model.device, images=chosen)
+    found, refused = measure(twin, {name: material.measures[name]}, batches=walk)
+    for error in refused.values():
+        raise error
+    results = {}
+    shown = {"value": "value", "class_query": "class token"}
+    for column, who in shown.items():
+        if columns[column].isnan().all():
+            continue
+        drawn = {"value": columns[column], "uniform": columns["uniform"], "random_init": found[name][column]}
+        label = "entropy of attention (nats)" if column == "value" else f"entropy of the {who}'s row (nats)"
+        results["all_tokens" if column == "value" else column] = Result(figure=by_depth.draw(layout, drawn, label))
+    both = {f"{column}_untrained": found[name][column] for column in shown}
+    kept = {column: columns[column] for column in (*shown, "uniform")}
+    return {**results, "heads": Result(tables.per_head(layout, {**kept, **both}))}

@@ -1,0 +1,37 @@
+"""The distribution that learned gates are drawn from, and gates that were learned (Voita et al. 2019, Figure 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mhprobe.gates.hard_concrete import HardConcrete
+from mhprobe.io.head_tables import read_column
+from mhprobe.report import tables
+from mhprobe.report.figures import gate_density as figure
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+
+
+def densities(
+    material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
+) -> dict[str, Result]:
+    """The hard-concrete distribution at a few log alphas; gates: tables/gates.csv of a run that learned them.
+
+    Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
+    """
+    distribution = HardConcrete()
+    log_alpha = torch.tensor(list(log_alphas), dtype=torch.float64)
+    shares = distribution.binned(log_alpha, figure.BINS)
+    named = {f"log alpha = {value:g}": share for value, share in zip(log_alphas, shares, strict=True)}
+    rows = [{"log_alpha": a, "zero": s[0].item(), "one": s[-1].item()} for a, s in zip(log_alphas, shares, strict=True)]
+    learned = None
+    if gates is not None:
+        path, asker = Path(gates), "gates"
+        value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
+        start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
+        learned = value, distribution.binned(open_.logit(eps=1e-9) + start, figure.BINS).mean(0)
+    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned))}

@@ -1,0 +1,95 @@
+"""The loss around the weights, along two directions.
+
+Li, Xu, Taylor, Studer & Goldstein, 2018, arXiv 1712.09913: random directions whose every filter (here: every row of a
+weight matrix) has the norm of the network's own, so that networks of different scales can be compared; weights of one
+dimension (biases, norms) stay where they are. Park & Kim, 2022, arXiv 2202.06709, draw such landscapes of ViTs.
+
+Shapes: S steps along each direction, W weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mhprobe.data.loader import Picks
+from mhprobe.heads import wide
+from mhprobe.recording.state import inspecting, usable
+from mhprobe.report.figures import landscape as figure
+from mhprobe.report.report import Result
+from mhprobe.report.tables import from_rows
+from mhprobe.studies.panels.material import Material
+
+
+def landscape(
+    material: Material, images: int = 256, steps: int = 11, reach: float = 1.0, directions: int = 2
+) -> dict[str, Result]:
+    """Mean loss of training images over a grid of steps along two random directions.
+
+    images: one batch. steps: along each, odd, so that the weights themselves are in the middle. reach: how far, in
+    norms of the filters. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
+    """
+    model, data = material.model, material.data
+    count = min(images, data.sizes["train"])
+    batch = data.splits["train"][Picks(np.arange(count), np.ones(count, dtype=bool))]
+    batch = data.transform(batch, train=False)
+    backbone: nn.Module = model.backbone  # type: ignore[assignment]
+    shown = batch.images.to(model.device), batch.labels.to(model.device)
+    places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
+    found = [
+        losses(backbone, *shown, places, [direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)])
+        for draw in range(directions)
+    ]
+    rows: list[dict[str, Any]] = [
+        {"draw": draw, "along_a": a, "along_b": b, "loss": surface[i, j].item()}
+        for draw, surface in enumerate(found)
+        for i, a in enumerate(places)
+        for j, b in enumerate(places)
+    ]
+    return {"loss": Result(from_rows(rows), figure.draw(places, found))}
+
+
+def direction(model: nn.Module, seed: int) -> list[Tensor]:
+    """A step for each weight: rows of the norm of the weight's own rows, 0 for weights of one dimension."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for weight in model.parameters():
+        drawn = torch.randn(weight.shape, generator=generator).to(weight)
+        if weight.dim() < 2:
+            found.append(torch.zeros_like(drawn))
+            continue
+        own, theirs = (each.detach().flatten(1).norm(dim=1) for each in (weight, drawn))
+        found.append(drawn * (own / theirs.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1)))
+    return found
+
+
+def losses(
+    model: nn.Module, images: Tensor, labels: Tensor, places: Sequence[float], along: Sequence[Sequence[Tensor]]
+) -> Tensor:
+    """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``.
+
+    The model is left as it was, bit by bit.
+    """
+    weights = list(model.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    found: list[float] = []
+    with inspecting(model, gradients=False), torch.no_grad():
+        images, labels = usable(images), usable(labels)
+        try:
+            for i, j in _pairs(len(places)):
+                for weight, start, a, b in zip(weights, before, *along, strict=True):
+                    weight.data.copy_(start + places[i] * a + places[j] * b)
+                found.append(cross_entropy(wide(model(images)), labels).item())
+        finally:
+            for weight, start in zip(weights, before, strict=True):
+                weight.data.copy_(start)
+    return torch.tensor(found, dtype=torch.float64).view(len(places), -1)
+
+
+def _pairs(count: int) -> Iterator[tuple[int, int]]:
+    return ((i, j) for i in range(count) for j in range(count))

@@ -1,0 +1,189 @@
+"""What do all heads together know about relations between patches? Probing classifiers on attention.
+
+Clark et al., 2019, arXiv 1906.04341, section 5. A probe gives each key j of a query i a score, and the largest is its
+answer. Attention-only: sum over heads of w_h a_h(i, j) + u_h a_h(j, i), with a_h the attention of head h.
+Attention-and-embedding: the weights w_h and u_h depend on what the two patches show; for their word vectors stand the
+mean colour and the contrast of the patches, and products of the two. Baselines: the same probe on the attention of an
+untrained network, the best fixed offset, the key whose pixels are most like the query's, and an even draw. All is
+fitted on validation images and scored on test images.
+
+All heads have to look at the same patches, so windows are refused. Attention is in units of even attention.
+
+Shapes: n queries, K keys (all patches), F = 2 A features, V facts about a pair of patches, R relations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mhprobe import ranks
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.recording.record import record
+from mhprobe.report import tables
+from mhprobe.report.figures import relation_scores as figure
+from mhprobe.report.report import Result
+from mhprobe.run.builders import random_twin
+from mhprobe.studies.panels.material import Material
+from mhprobe.studies.panels.patch_relations import RELATIONS, colours, palette, right_keys
+from mhprobe.studies.panels.relations import summary
+
+
+class Queries(NamedTuple):
+    """features (n, K, F), facts (n, K, V), right (n, K, R) bool, offset (n, K) number, image (n,), itself (n, K)."""
+
+    features: Tensor
+    facts: Tensor
+    right: Tensor
+    offset: Tensor
+    image: Tensor
+    itself: Tensor
+
+
+def probing(
+    material: Material, images: int = 200, queries: int = 8, steps: int = 150, clusters: int = 8
+) -> dict[str, Result]:
+    """A row per relation and way to answer, scored on test images.
+
+    images: of each split, at most. queries: drawn from each image. steps: of the fit. clusters: of colours. UserError
+    for a model whose heads do not all look at the same patches. Table: relation, way, score, low, high, images.
+    """
+    layout, data = material.layout, material.data
+    check(layout)
+    few = {split: torch.arange(min(images, data.sizes[split])) for split in ("val", "test")}
+    pictures = [batch.images[batch.valid].cpu() for batch in data.batches("val", images=few["val"])]
+    centres = ranks.from_rank_zero(lambda: palette(pictures, layout.sites[0].token_grid, clusters, material.seed))
+    twin = random_twin(material.model, data, material.seed).to(material.model.device)  # type: ignore[arg-type]
+    (fit, test), (dull_fit, dull_test) = (
+        tuple(collect(material, model, split, few[split], centres, queries) for split in ("val", "test"))
+        for model in (material.model, twin)
+    )
+    rows: list[dict[str, Any]] = []
+    for r, relation in enumerate(RELATIONS):
+        asked = [each.right[..., r].any(1) for each in (fit, test)]
+        if not all(each.any() for each in asked):
+            continue
+        scores = {
+            "attention and embedding": probe(fit, test, r, steps, embedded=True),
+            "attention only": probe(fit, test, r, steps),
+            "untrained attention": probe(dull_fit, dull_test, r, steps),
+            "best fixed offset": _by_offset(fit, test, r),
+            "most similar pixels": -test.facts[..., -1],
+        }
+        for way, score in scores.items():
+            rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
+        even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
+        rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked[1], test.image)})
+    return {"probes": Result(tables.from_rows(rows), figure.draw(rows))}
+
+
+def check(layout: HeadLayout) -> None:
+    """UserError unless all heads look at the same patches."""
+    first = layout.sites[0]
+    for site in layout.sites:
+        if site.windows is not None or site.token_grid != first.token_grid:
+            raise UserError(
+                f"probing: {site.name} looks at windows or at another grid of patches than {first.name}; a probe over "
+                f"all heads needs the same patches for each, as a ViT has them."
+            )
+
+
+def collect(material: Material, model: nn.Module, split: str, chosen: Tensor, centres: Tensor, queries: int) -> Queries:
+    """What probes see of a split, on the CPU, the same on every rank."""
+    site, layout = material.layout.sites[0], material.layout
+    grid, prefix = site.token_grid, site.prefix_tokens
+    patches = grid[0] * grid[1]
+    across = torch.arange(patches) % grid[1]
+    offsets = (torch.arange(patches) - torch.arange(patches)[:, None]) * 2 * grid[1] + across - across[:, None]
+    parts: list[Queries] = []
+    for batch in material.data.batches(split, material.model.device, images=chosen):
+        attn = record(model, batch.images, needs={"attn"}, valid=batch.valid).need("attn", "probing")
+        every = torch.cat([each[:, 0, :, prefix:, prefix:] for each in attn], 1).float().cpu() * patches
+        shown = batch.images.cpu()
+        facts, right = pair_facts(shown, grid), right_keys(shown, grid, centres)
+        for row in torch.nonzero(batch.valid).flatten().tolist():
+            generator = torch.Generator().manual_seed(material.seed * 1_000_003 + int(batch.index[row]))
+            at = torch.randperm(patches, generator=generator)[:queries]
+            both = torch.cat([every[row][:, at], every[row].transpose(1, 2)[:, at]])  # to and from the keys
+            itself = at[:, None] == torch.arange(patches)
+            image = torch.full((len(at),), int(batch.index[row]))
+            told = right[row][:, at].permute(1, 2, 0)
+            parts.append(Queries(both.permute(1, 2, 0), facts[row][at].float(), told, offsets[at], image, itself))
+    mine = Queries(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    assert mine.features.shape[-1] == 2 * layout.num_heads
+    return Queries(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
+
+
+def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, T, V): 1, colour and contrast of query and key, their products, and how far apart their pixels are."""
+    colour = colours(pictures, grid)
+    squares = F.adaptive_avg_pool2d(pictures.double() ** 2, grid).flatten(2).transpose(1, 2)
+    contrast = (squares - colour**2).mean(-1, keepdim=True).clamp(min=0).sqrt()
+    shown = torch.cat([colour, contrast], -1)
+    query, key = (shown[:, :, None], shown[:, None, :])
+    both = torch.broadcast_tensors(query, key)
+    pixels = patch_pixels(pictures.double(), grid)
+    apart = torch.cdist(pixels, pixels)[..., None] / pixels.shape[-1] ** 0.5
+    return torch.cat([torch.ones_like(apart), *both, query * key, apart], -1)
+
+
+def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, pixels) of each patch; pixels that no whole patch covers are left out."""
+    size = (pictures.shape[-2] // grid[0], pictures.shape[-1] // grid[1])
+    whole = pictures[..., : grid[0] * size[0], : grid[1] * size[1]]
+    return F.unfold(whole, size, stride=size).transpose(1, 2)
+
+
+def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool = False) -> Tensor:
+    """(n, K) scores on the test queries of a probe fitted to the others. embedded: with the facts about the pair.
+
+    The loss is -ln of the probability that a softmax over keys gives to the right ones.
+    """
+    wide = fit.facts.shape[-1] if embedded else 1
+
+    def score(features: Tensor, facts: Tensor, itself: Tensor) -> Tensor:
+        return ((features @ weight) * facts[..., :wide]).sum(-1).masked_fill(itself, -torch.inf)
+
+    with torch.inference_mode(False), torch.enable_grad():
+        fit, test = (Queries(*(part.clone() for part in each)) for each in (fit, test))  # not of inference mode
+        asked = fit.right[..., relation].any(1)
+        features, facts, right, _, _, itself = (part[asked] for part in fit)
+        right = right[..., relation]
+        weight = torch.zeros(features.shape[-1], wide, requires_grad=True)
+        optimizer = torch.optim.Adam([weight], lr=0.05)
+        for _ in range(steps):
+            logits = score(features, facts, itself).log_softmax(1)
+            loss = -logits.masked_fill(~right, -torch.inf).logsumexp(1).mean() + 1e-3 * weight.square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return score(test.features, test.facts, test.itself).detach()
+
+
+def _by_offset(fit: Queries, test: Queries, relation: int) -> Tensor:
+    """(n, K) 1 at the key of the offset that is right most often."""
+    numbers, place = fit.offset.unique(return_inverse=True)
+    counts = torch.zeros(len(numbers)).index_add_(0, place.flatten(), fit.right[..., relation].float().flatten())
+    return (test.offset == numbers[counts.argmax()]).float() - 2 * test.itself
+
+
+def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
+    """How often the key of the largest score is right; where several keys have it, their share."""
+    score = score.masked_fill(test.itself, -torch.inf)
+    best = score == score.amax(1, keepdim=True)
+    # an offset that leaves the image names no key: wrong
+    named = best & (best.sum(1, keepdim=True) < score.shape[1] - 1)
+    hit = (named & test.right[..., relation]).sum(1).double() / best.sum(1)
+    return _mean(hit, test.right[..., relation].any(1), test.image)
+
+
+def _mean(hit: Tensor, asked: Tensor, image: Tensor) -> dict[str, float]:
+    """Over images, each the mean over its asked queries."""
+    _, place = image[asked].unique(return_inverse=True)
+    count = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
+    total = count.clone().index_add_(0, place, hit[asked])
+    return summary(total / count.index_add_(0, place, torch.ones(len(place), dtype=torch.float64)))

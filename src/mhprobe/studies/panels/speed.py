@@ -1,0 +1,21 @@
+"""How fast the network is without heads, by batch size (Michel et al. 2019, Table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mhprobe.report import tables
+from mhprobe.report.figures import speed as figure
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+from mhprobe.surgery.speed import BATCHES, speed_table
+
+
+def speed(
+    material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
+) -> dict[str, Result]:
+    """Images per second, dense against masked against pruned evenly in every layer. Arguments: of ``speed_table``."""
+    if not material.first:  # other processes of the same machine would be timed with it
+        return {}
+    rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]
+    return {"speed": Result(tables.from_rows(rows), figure.draw(rows))}

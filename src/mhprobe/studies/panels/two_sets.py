@@ -1,0 +1,65 @@
+"""What each head is worth on two data sets with the same classes (Michel et al. 2019, Figure 2).
+
+Shapes: A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from mhprobe.data.base import ImageData
+from mhprobe.data.corrupted import Corrupted
+from mhprobe.errors import UserError
+from mhprobe.recording.measuring import measure
+from mhprobe.report import tables
+from mhprobe.report.comparisons import two_data_sets
+from mhprobe.report.report import Result
+from mhprobe.studies.panels.material import Material
+
+
+def two_sets(material: Material, second: ImageData | None = None, severity: int = 3) -> dict[str, Result]:
+    """The drop of accuracy without each head, on the test images of both, and how the two correlate over heads.
+
+    second: another data set; None for the same one with damaged test images (data/corrupted.py) of this severity.
+    UserError where its classes are others: the drop would mean nothing.
+    """
+    first = material.data
+    other = second or damaged(first, severity)
+    other.prepare_data()
+    other.setup()
+    if other.class_names != first.class_names:
+        raise UserError(
+            f"figure_2: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected those of "
+            f"{first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    other.spec, other.trainer = first.spec, first.trainer
+    ((name, about),) = material.measures.items()
+    device = material.model.device
+    found, refused = measure(
+        material.model,
+        {name: about},
+        batches=functools.partial(other.batches, "test", device),
+        class_names=other.class_names,
+    )
+    for error in refused.values():
+        raise error
+    drops = {first.source.name: material.columns[name]["drop"], other.source.name: found[name]["drop"]}
+    (one, x), (two, y) = drops.items()
+    drawn = two_data_sets(material.layout, one, two, {"drop of accuracy": x}, {"drop of accuracy": y})
+    heads = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
+    return {"correlation": drawn, "heads": Result(heads)}
+
+
+def damaged(data: ImageData, severity: int) -> ImageData:
+    """The same split of the same images, the test images damaged."""
+    return ImageData(
+        Corrupted(data.source, severity=severity),
+        batch_size=data.batch_size,
+        eval_batch_size=data.eval_batch_size,
+        val_fraction=data.val_fraction,
+        seed=data.seed,
+        cache_dir=data.cache_dir,
+        limit_train=data.limits["train"],
+        limit_val=data.limits["val"],
+        limit_test=data.limits["test"],
+    )

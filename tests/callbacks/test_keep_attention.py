@@ -1,0 +1,59 @@
+"""Attention that a run keeps for its report: of every head, in a few images, from whoever can look."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import mhprobe
+from mhprobe.callbacks.keep_attention import IMAGES, keep_attention
+from mhprobe.data.batch import Batch
+from models import images_for, tiny_swin, tiny_vit
+
+
+def data_of(model, count=5):
+    """A data set of normalised images that are also its pictures."""
+    images = images_for(model, count)
+    stored = (images.sigmoid() * 255).to(torch.uint8)
+
+    class Split:
+        def __getitem__(self, picks):
+            index = torch.as_tensor(picks.index)
+            return Batch(stored[index], index % 3, index, torch.ones(len(index), dtype=torch.bool))
+
+    def transform(batch, train):
+        return batch._replace(images=images[batch.index])
+
+    names = ("a", "b", "c", "d", "e")
+    made = SimpleNamespace(sizes={"test": count}, splits={"test": Split()}, transform=transform, class_names=names)
+    return made, images
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_every_head_is_kept_as_attention_says(build, tmp_path):
+    torch.manual_seed(0)
+    model = build().eval()
+    layout = mhprobe.attach(model).layout
+    data, images = data_of(model)
+    with safe_open(keep_attention(tmp_path, model, data), "pt") as kept:
+        titles = json.loads(kept.metadata()["titles"])
+        found = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+    assert len(titles) == IMAGES and titles[1].startswith("image 1: b, taken for ")
+    assert found.pop("pictures").shape[:2] == (IMAGES, 3)
+    mean = "the class token" if layout.sites[0].class_token else "all patches (mean)"
+    assert {name.partition("/")[0] for name in found} >= {mean, "the patch in the middle"}
+    for number, site in enumerate(layout.sites):
+        heads = list(range(layout.num_heads))[layout.span(number)]
+        query = "class" if site.class_token else "mean"
+        expected = mhprobe.attention(model, images[:IMAGES], head=heads, query=query)
+        expected = 63 * expected / expected.amax((2, 3), keepdim=True)
+        torch.testing.assert_close(found[f"{mean}/{site.name}"].float(), expected, rtol=0, atol=0.501)
+
+
+def test_a_model_without_attention_weights_does_not_fail_the_run(tmp_path, caplog):
+    assert keep_attention(tmp_path, torch.nn.Linear(2, 2), data_of(tiny_vit())[0]) is None
+    assert "without attention maps" in caplog.text and not list(tmp_path.iterdir())

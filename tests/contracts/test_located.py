@@ -1,0 +1,274 @@
+"""timm's families whose attention is found by class keep the promises of test_backbones.py, on a few heads each.
+
+What such a family does not show, it says: no residual stream, no relevance, no removal, and some no attention weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import mhprobe
+from located import LOCATED
+from mhprobe.backbones import families, family_of, layout_of
+from mhprobe.backbones.located import Located, grid_of
+from mhprobe.errors import UserError
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.replay import masked_logits
+from models import images_for
+
+# one of each form in every run: windows, channels first, between channels, coarser keys
+QUICK = {"maxvit", "maxvit_first", "davit", "xcit", "pvt_v2", "sam"}
+located = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOCATED]
+)
+
+
+@functools.cache
+def loud(name: str) -> nn.Module:
+    """Gated, and with weights so that each head matters; tests of one model come one after the other."""
+    model = LOCATED[name]()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    # many factors of 0.3 would leave nothing of the image; NextViT is wide enough to blow up without them
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and name != "nextvit":
+            nn.init.ones_(module.weight)
+    mhprobe.attach(model)
+    return model
+
+
+def copied(model):
+    model.train().eval()  # timm puts biases of positions by, as results, which cannot be copied; this drops them
+    return copy.deepcopy(model)
+
+
+def run(model, images):
+    return logits_of(model(images))
+
+
+def some_heads(model) -> list:
+    """(flat, site number, head, site) of the last head of each kind of attention, and of the first head."""
+    layout = mhprobe.attach(model).layout
+    chosen = {}
+    for flat, (number, head, site) in enumerate(layout):
+        chosen[type(model.get_submodule(site.name)), site.windows is None] = (flat, number, head, site)
+    _, head, site = next(iter(layout))
+    return [(0, 0, head, site), *chosen.values()]
+
+
+def columns(head, site) -> slice:
+    return slice(head * site.head_dim, (head + 1) * site.head_dim)
+
+
+def spread(values) -> float:
+    """How far the images are from the first, on average."""
+    return float((values - values[:1]).abs().mean())
+
+
+def no_bias(model, site) -> None:
+    """Without weights of its own a head's output may still be its bias, which some attention mixes by the image."""
+    written = family_of(model).seam(model, site).output
+    for module in model.get_submodule(site.name).modules():
+        bias = getattr(module, "bias", None)
+        if module is not written and isinstance(bias, nn.Parameter):
+            bias.detach().zero_()
+
+
+@located
+def test_gates_are_exact_and_own_their_heads(name):
+    bare = LOCATED[name]()
+    images = images_for(bare, 2)
+    gated = copy.deepcopy(bare)
+    mhprobe.attach(gated)
+    with torch.no_grad():
+        assert torch.equal(run(bare, images), run(gated, images))
+    assert list(bare.state_dict()) == list(gated.state_dict())
+    twin = copy.deepcopy(gated)  # prepared modules are copied and found again
+    assert mhprobe.attach(twin).layout == mhprobe.attach(gated).layout == layout_of(bare)
+
+    model = loud(name)
+    family, gates, passed, handles = family_of(model), mhprobe.attach(model), {}, []
+    heads = some_heads(model)
+    for number, site in enumerate(gates.layout.sites):
+        point = family.seam(model, site).point
+        keep = lambda _, args, number=number: passed.__setitem__(number, args[0])  # noqa: E731
+        handles.append(point.register_forward_pre_hook(keep))
+    gates.values.requires_grad_(True)
+    plain = run(model, images)
+    for handle in handles:
+        handle.remove()
+    noise = torch.Generator().manual_seed(0)
+    for _, number, head, site in heads:
+        mine = passed[number][..., columns(head, site)]
+        (slope,) = torch.autograd.grad(
+            (mine * torch.randn(mine.shape, generator=noise)).sum(), gates.values, retain_graph=True
+        )
+        inside = slope[gates.layout.span(number)]
+        assert inside.nonzero().flatten().tolist() == [head], (site.name, head)
+    gates.values.requires_grad_(False)
+    for flat, _, head, site in heads:
+        cut = copied(model)
+        with torch.no_grad():
+            family.seam(cut, site).output.weight[:, columns(head, site)] = 0
+            with gates.masked(gates.layout.mask([flat])):
+                torch.testing.assert_close(run(model, images), run(cut, images), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(run(cut, images), plain, atol=1e-5), (site.name, head)
+
+
+@located
+def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
+    model = loud(name)
+    images = images_for(model, 2)
+    family = family_of(model)
+    for _, number, head, site in some_heads(model):
+        silent = family.seam(model, site).weights is None
+        cut = copied(model)
+        before_model = copied(model) if silent else model
+        weights = family.head_weights(cut, site)
+        if silent:
+            # attention between channels, pooled queries that are added: only without all three there is nothing left
+            for each in (before_model, cut):
+                no_bias(each, site)
+            weights = family.head_weights(cut, site)
+            weights.query[head].zero_(), weights.key[head].zero_()
+        weights.value[head].zero_()
+        before = mhprobe.record(before_model, images, needs=()).z[number]
+        after = mhprobe.record(cut, images, needs=()).z[number]
+        others = [other for other in range(site.num_heads) if other != head]
+        assert torch.equal(after[:, :, others], before[:, :, others]), (site.name, head)
+        # what the bias leaves is the same for both images, up to rounding
+        assert spread(after[:, :, head]) < 1e-2 * spread(before[:, :, head]), (site.name, head)
+
+
+@located
+def test_weights_are_those_that_mix_the_values_or_the_reason_is_said(name):
+    model = loud(name)
+    family, layout, images, rows = family_of(model), mhprobe.attach(model).layout, images_for(model, 2), {}
+    handles = [
+        model.get_submodule(site.name).register_forward_pre_hook(
+            lambda _, args, name=site.name: rows.__setitem__(name, args[0].detach())
+        )
+        for site in layout.sites
+    ]
+    z = mhprobe.record(model, images, needs=()).z  # with fused attention, where there is any
+    for site, mixed in zip(layout.sites, z, strict=True):
+        seam, seen = family.seam(model, site), []
+        if seam.weights is None:
+            with pytest.raises(UserError, match="no attention weights to look at") as error, seam.watched(print):
+                pass
+            assert "\n" not in str(error.value)
+            continue
+        with torch.no_grad(), seam.watched(lambda _, args, seen=seen: seen.append(args[0])):
+            run(model, images)
+        (attn,) = seen
+        attn = attn.unflatten(0, (2, -1))
+        torch.testing.assert_close(attn.sum(-1), torch.ones(attn.shape[:-1]))
+        x, value = rows[site.name], family.head_weights(model, site).value
+        x = x if x.shape[-1] == value.shape[-1] else x.flatten(2).mT  # channels first
+        x = x.reshape(2, attn.shape[1], -1, x.shape[-1])
+        got = torch.einsum("bwhqk,bwkc,hdc->bwqhd", attn, x, value).flatten(1, 2)
+        if site.windows is not None:
+            got = got[:, site.windows.rows()]
+        rest = mixed - got
+        if not normed_values(model, site):
+            # weights add up to one: the bias is left, the same for all tokens
+            assert spread(rest.flatten(0, 1)) < 1e-2 * spread(got.flatten(0, 1)), site.name
+        real = site.places() >= 0
+        outside = ~site.support() & real[:, :, None] & real[:, None, :]
+        assert not outside.any() or attn.amax((0, 2))[outside].max() < 1e-6
+    for handle in handles:
+        handle.remove()
+
+
+def normed_values(model, site) -> bool:
+    return hasattr(model.get_submodule(site.name), "v_norm")
+
+
+@located
+def test_masks_replay_and_measures_run(name):
+    model = loud(name)
+    gates, images = mhprobe.attach(model), images_for(model, 2)
+    masks = torch.stack([gates.layout.mask([flat]) for flat, *_ in some_heads(model)])
+    expected = []
+    with torch.no_grad():
+        for mask in masks:
+            with gates.masked(mask):
+                expected.append(run(model, images))
+    torch.testing.assert_close(masked_logits(model, images, masks), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    batch = mhprobe.record(model, images, needs={"grad", "weights"}, of="norm")
+    for site, z, slope, weights in zip(gates.layout.sites, batch.z, batch.grad, batch.weights, strict=True):
+        assert z.shape == slope.shape and z.shape[2:] == (site.num_heads, site.head_dim)
+        assert z.shape[1] == site.prefix_tokens + site.token_grid[0] * site.token_grid[1]
+        assert weights.output.shape[:2] == (site.num_heads, site.head_dim)
+
+
+@located
+def test_what_is_not_there_is_refused_in_a_line(name):
+    model = loud(name)
+    family, images = family_of(model), images_for(model, 2)
+    with pytest.raises(UserError, match="can still be gated"):
+        mhprobe.prune_heads(model, [0])
+    with pytest.raises(UserError, match="residual stream"):
+        mhprobe.record(model, images, needs={"stream"})
+    with pytest.raises(UserError, match="relevance"):
+        family.stem(model)
+
+
+@pytest.mark.slow
+def test_every_such_family_has_a_twin():
+    ours = {family for family in families() if issubclass(family, Located) and family.kinds}
+    assert ours == {family_of(LOCATED[name]()) for name in LOCATED}
+
+
+@pytest.mark.parametrize(
+    ("entered", "prefix", "image", "first", "grid"),
+    [
+        ((1, 17, 8), 1, (32, 32), False, (4, 4)),
+        ((1, 18, 8), 0, (32, 64), False, (3, 6)),
+        ((1, 3, 6, 8), 0, (32, 64), False, (3, 6)),
+        ((1, 8, 3, 6), 0, (32, 64), True, (3, 6)),
+        ((1, 17, 8), 0, (32, 32), False, None),
+    ],
+)
+def test_grids_are_read_off_shapes(entered, prefix, image, first, grid):
+    assert grid_of(entered, prefix, image, first) == grid
+
+
+def test_attention_that_nobody_has_looked_at_is_named():
+    model = LOCATED["pit"]()
+
+    class OtherAttention(nn.Identity):
+        num_heads = 2
+
+    model.transformers[0].blocks[0].mlp.act = OtherAttention()
+    with pytest.raises(UserError, match=r"mlp\.act is a OtherAttention: nobody has looked where its heads are"):
+        layout_of(model)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("convformer_s18", "no attention modules"), ("cait_xxs24_224", "its heads talk")]
+)
+def test_models_without_heads_of_their_own_are_refused(path, reason):
+    import timm
+
+    with torch.device("meta"):
+        model = timm.create_model(path)
+    with pytest.raises(UserError, match=reason):
+        layout_of(model)
+
+
+def test_a_grid_of_far_tokens_is_cut_as_maxvit_cuts_it():
+    from timm.models.maxxvit import grid_partition
+
+    from mhprobe.heads import Windows
+
+    raster = torch.arange(4 * 6).view(1, 4, 6, 1)
+    cut = grid_partition(raster, [2, 3]).flatten(1)
+    windows = Windows(grid=(4, 6), size=(2, 3), shift=(0, 0), strided=True)
+    assert torch.equal(windows.places(), cut)
+    assert torch.equal(cut.flatten()[windows.rows()], torch.arange(24))

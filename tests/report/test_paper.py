@@ -1,0 +1,81 @@
+"""Figures for a printed page: files of a known width."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from matplotlib.text import Text
+from PIL import Image
+
+from drawn import assert_nothing_is_clipped
+from mhprobe.report.figures import per_head, runs, special_keys, speed
+from mhprobe.report.paper import LEAST, ONE, TWO, fit
+from mhprobe.report.report import Report
+from report.test_similarity import LAYOUTS
+
+
+def ranked(layout):
+    value = torch.rand(layout.num_heads)
+    return {"value": value, "low": value - 0.1, "high": value + 0.1}
+
+
+def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
+    layout = LAYOUTS["one head"]
+    report = Report(tmp_path, layout, style="paper")
+    report.about = "vit_tiny, digits, n = 360 test images"
+    report.add_measure("narrow", "per_head", {"value": torch.ones(1)})
+    layout = LAYOUTS["vit_base"]
+    report.add_figure("wide", per_head.draw(layout, ranked(layout), "importance"))
+    for name, inches in (("narrow", ONE), ("wide", TWO)):
+        with Image.open(tmp_path / "figures" / f"{name}.png") as image:
+            assert image.width == pytest.approx(300 * inches, abs=1)
+            assert image.info["dpi"][0] == pytest.approx(300, abs=0.1)
+        page = (tmp_path / "figures" / f"{name}.pdf").read_bytes().decode("latin1")
+        assert f"/MediaBox [ 0 0 {72 * inches:g}" in page
+
+
+def test_a_figure_that_fits_is_not_touched_and_a_wide_one_keeps_its_text_readable():
+    layout = LAYOUTS["vit_base"]
+    narrow = per_head.draw(layout, {"value": torch.rand(144)}, "importance")
+    size = tuple(narrow.get_size_inches())
+    assert fit(narrow).width == pytest.approx(TWO) and tuple(narrow.get_size_inches()) == size
+    wide = per_head.draw(layout, ranked(layout), "importance")
+    assert wide.get_figwidth() > 8
+    fit(wide)
+    sizes = [text.get_fontsize() for text in wide.findobj(Text) if text.get_text()]
+    assert min(sizes) == LEAST and wide.get_figwidth() < TWO + 0.3
+
+
+def test_screen_is_what_it_was(tmp_path):
+    report = Report(tmp_path, LAYOUTS["one head"])
+    report.add_measure("narrow", "per_head", {"value": torch.ones(1)})
+    with Image.open(tmp_path / "figures" / "narrow.png") as image:
+        assert image.info["dpi"][0] == pytest.approx(150, abs=0.1)
+
+
+def test_the_smallest_text_of_a_figure_decides_for_one_column():
+    columns = {name: torch.rand(72) for name in ("attention", "value", "uniform_attention")}
+    figure = special_keys.draw(LAYOUTS["vit"], columns, "ratio of slopes")
+    assert 3.6 < figure.get_tightbbox().width < 4.6
+    assert fit(figure).width == pytest.approx(TWO)  # in one column its text would be below six points
+
+
+def test_runs_with_long_names_are_not_clipped():
+    name = "an experiment with a long name, number {}, and more of it"
+    of_runs = [{"run": f"r{i}", "group": name.format(i % 2), **interval(0.8 + i / 99)} for i in range(4)]
+    assert_nothing_is_clipped(runs.draw(of_runs, None))
+
+
+def test_a_table_of_speeds_is_not_clipped():
+    rates = {"dense_images_per_s": 900.0, "masked_images_per_s": 880.0, "pruned_images_per_s": 1250.0}
+    gain = {"heads": 12, "speedup": 1.4, "speedup_low": 1.3, "speedup_high": 1.5, "predicted": 1.6}
+    measured = [
+        {"removed": name, "batch": batch, "device": "a processor with a name as long as that of some", **rates, **gain}
+        for name in ("heads", "heads and weights")
+        for batch in (1, 8, 64)
+    ]
+    assert_nothing_is_clipped(speed.draw(measured))
+
+
+def interval(share):
+    return {"accuracy": share, "low": share - 0.02, "high": share + 0.02}

@@ -1,0 +1,72 @@
+"""A figure with a freshly initialised network below it: on the same scale, or noise looks like structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drawn import assert_nothing_is_clipped
+from mhprobe.report import twins
+from mhprobe.report.figures import kind_ratios
+from report.test_similarity import LAYOUTS
+
+
+def spectra(layout, size):
+    return {
+        "value": torch.zeros(layout.num_heads),
+        "spectrum": -size * torch.rand(layout.num_heads, 5),
+        "stream": -size * torch.rand(len(layout.sites), 3, 5),
+        "frequencies": torch.linspace(0, 1, 5)[None],
+    }
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_axes_of_the_control_are_those_of_the_measure(name):
+    layout = LAYOUTS[name]
+    figure = twins.draw("spectrum", layout, spectra(layout, 5.0), "slope", control=spectra(layout, 0.01))
+    own, control = figure.subfigs[1].axes, figure.subfigs[3].axes
+    assert len(own) == len(control) == 1 + len(layout.sites)
+    assert all(a.get_ylim() == b.get_ylim() for a, b in zip(own, control, strict=True))
+    assert own[0].get_ylim()[0] < -4
+    assert [part.texts[0].get_text() for part in (figure.subfigs[0], figure.subfigs[2])] == [
+        "as measured",
+        "the same, freshly initialised",
+    ]
+    assert_nothing_is_clipped(figure)
+
+
+def test_colours_of_the_control_are_those_of_the_measure():
+    layout = LAYOUTS["vit"]
+    drop = torch.rand(72, 5) - 0.2
+    figure = twins.draw("by_class", layout, {"by_class": drop}, "", control={"by_class": drop.abs() / 100})
+    own, control = (part.axes[0].images[0] for part in (figure.subfigs[1], figure.subfigs[3]))
+    limit = pytest.approx(drop.abs().max().item())
+    assert own.norm.vmax == control.norm.vmax == limit and control.norm.vmin == -control.norm.vmax
+    assert own.cmap == control.cmap  # both say which way from 0
+    assert figure.subfigs[3].axes[1].get_ylim() == (pytest.approx(-own.norm.vmax), limit)  # and the colour bar
+    assert_nothing_is_clipped(figure)
+
+
+def test_marks_of_a_colour_bar_keep_their_words():
+    layout = LAYOUTS["vit"]
+    columns = {"value": torch.rand(72), "cls": torch.rand(72), "uniform_cls": torch.rand(72)}
+    figure = twins.draw("kind_ratios", layout, columns, "", control={**columns, "cls": columns["cls"] / 9})
+    figure.canvas.draw()
+    alone = kind_ratios.draw(layout, columns, "")
+    alone.canvas.draw()
+    words = [text.get_text() for text in alone.axes[1].get_yticklabels()]
+    assert "1/2" in words
+    assert [text.get_text() for text in figure.subfigs[1].axes[1].get_yticklabels()] == words
+
+
+def test_without_a_control_the_figure_stands_alone():
+    layout = LAYOUTS["vit"]
+    assert not twins.draw("spectrum", layout, spectra(layout, 1.0), "slope").subfigs
+
+
+def test_a_kind_that_draws_the_control_itself_is_drawn_once():
+    layout = LAYOUTS["vit"]
+    columns = {"value": torch.rand(72), "random_init": torch.rand(72)}
+    figure = twins.draw("by_depth", layout, columns, "distance", control={"value": columns["random_init"]})
+    assert not figure.subfigs
+    assert "random initialisation" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
