@@ -235,11 +235,13 @@ def test_masks_that_cannot_be_are_refused_in_a_line():
 
 def test_a_model_that_cannot_be_pruned_is_refused_by_name(monkeypatch):
     with torch.device("meta"):
-        unknown, among = timm.create_model("levit_128s"), timm.create_model("nest_tiny")
+        unknown, among, talking = (timm.create_model(name) for name in ("levit_128s", "nest_tiny", "cait_xxs24_224"))
     with pytest.raises(mhprobe.UserError, match=r"Levit.*supported.*masked"):
         mhprobe.prune_heads(unknown, [0])
     with pytest.raises(mhprobe.UserError, match=r"Nest.*not side by side"):
         mhprobe.prune_heads(among, [0])
+    with pytest.raises(mhprobe.UserError, match=r"Cait: its heads talk.*Not supported\.$"):
+        mhprobe.prune_heads(talking, [0])
     with pytest.raises(mhprobe.UserError, match=r"blocks\.0\.attn\.norm .*scale_norm"):
         mhprobe.prune_heads(tiny_vit(scale_attn_norm=True), [0])
     monkeypatch.delattr(Swin, "slice_heads")  # a family that says where its heads are, and no more

@@ -9,11 +9,6 @@ from mhprobe.backbones.located import Located
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 
-REASON = (
-    "Nest: in front of the projection its heads lie among each other, channel by channel, and not side by side; "
-    "mhprobe gates heads that are slices. Not supported."
-)
-
 
 class Nest(Located):
     title = "timm Nest (NesT)"
@@ -22,8 +17,7 @@ class Nest(Located):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        raise UserError(REASON)
-
-    @classmethod
-    def unprunable(cls, model: Any) -> str:
-        return REASON
+        raise UserError(
+            "Nest: in front of the projection its heads lie among each other, channel by channel, and not side by "
+            "side; mhprobe gates heads that are slices. Not supported."
+        )

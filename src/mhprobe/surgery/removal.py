@@ -98,6 +98,10 @@ def refuse_unprunable(model: nn.Module) -> None:
             f"removing them also takes its slice_heads."
         ) from None
     if (reason := family.unprunable(model)) is not None:
+        try:
+            layout_of(model)
+        except UserError as error:  # "can still be gated" would be wrong
+            reason = str(error)
         raise UserError(f"prune_heads: {reason}")
 
 
