@@ -20,17 +20,15 @@ def data_of(model, count=5):
     images = images_for(model, count)
     stored = (images.sigmoid() * 255).to(torch.uint8)
 
-    class Split:
-        def __getitem__(self, picks):
-            index = torch.as_tensor(picks.index)
-            return Batch(stored[index], index % 3, index, torch.ones(len(index), dtype=torch.bool))
+    def of_store(split, positions):
+        index = torch.tensor(positions)
+        return Batch(stored[index], index % 3, index, torch.ones(len(index), dtype=torch.bool))
 
-    def transform(batch, train):
-        return batch._replace(images=images[batch.index])
+    def first(split, number, device):
+        return of_store(split, range(number))._replace(images=images[:number])
 
     names = ("a", "b", "c", "d", "e")
-    made = SimpleNamespace(sizes={"test": count}, splits={"test": Split()}, transform=transform, class_names=names)
-    return made, images
+    return SimpleNamespace(sizes={"test": count}, stored=of_store, first=first, class_names=names), images
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])

@@ -174,3 +174,14 @@ def test_every_data_yaml_constructs_its_data(tmp_path, name, monkeypatch):
 
 def test_digits_are_never_mirrored():
     assert runs.composed("train", "data=digits").data.augment.flip is False
+
+
+def test_the_first_images_are_the_same_stored_transformed_and_in_batches(tmp_path):
+    made = noise(tmp_path, batch_size=4)
+    stored, first = made.stored("test", range(6)), made.first("test", 6)
+    assert stored.images.dtype is torch.uint8 and stored.valid.all() and torch.equal(stored.index, torch.arange(6))
+    walked = torch.cat([batch.images[batch.valid] for batch in made.batches("test", images=6)])
+    assert torch.equal(first.images, walked) and torch.equal(first.labels, stored.labels)
+    positions = torch.arange(6)
+    assert torch.equal(torch.cat([batch.index for batch in made.batches("test", images=positions)]), positions)
+    assert len(made.first("test", 10**6).images) == made.sizes["test"]

@@ -9,19 +9,17 @@ import json
 import logging
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, interpolate
+from torch.nn.functional import interpolate
 
 from mhprobe.data.base import ImageData
-from mhprobe.data.loader import Picks
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
 from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.record import record
-from mhprobe.report.html.attention import KEPT, LEVELS, SIDE
+from mhprobe.report.html.attention import KEPT, levels
 
 IMAGES = 3
 _PICTURE = 64  # pixels of a picture's longer side
@@ -57,22 +55,19 @@ def queries(site: HeadSite) -> dict[str, Query]:
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     from safetensors.torch import save
 
-    chosen = np.arange(min(IMAGES, data.sizes["test"]))
-    batch = data.splits["test"][Picks(chosen, np.ones(len(chosen), dtype=bool))]
-    pictures = _small(batch.images)
-    batch = data.transform(batch, train=False)
-    images = batch.images.to(next(model.parameters()).device)
-    attn = record(model, images, needs={"attn"}).need("attn", "attention")
-    best = model(images).argmax(1).tolist()
+    chosen = range(min(IMAGES, data.sizes["test"]))
+    batch = data.first("test", IMAGES, next(model.parameters()).device)
+    recorded = record(model, batch.images, needs={"attn"})
+    attn = recorded.need("attn", "attention")
     names = data.class_names
     titles = [
         f"image {image}: {names[label]}, taken for {names[taken]}"
-        for image, label, taken in zip(chosen.tolist(), batch.labels.tolist(), best, strict=True)
+        for image, label, taken in zip(chosen, batch.labels.tolist(), recorded.logits.argmax(1).tolist(), strict=True)
     ]
-    kept = {"pictures": pictures}
+    kept = {"pictures": _small(data.stored("test", chosen).images)}
     for number, site in enumerate(gates_of(model).layout.sites):
         for name, query in queries(site).items():
-            kept[f"{name}/{site.name}"] = _levels(looked_at(attn[number], site, who_looks(site, query)))
+            kept[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
     return write(folder / KEPT, save(kept, {"titles": json.dumps(titles)}))
 
 
@@ -83,10 +78,3 @@ def _small(images: Tensor) -> Tensor:
         return images.contiguous()
     size = [max(1, round(side * _PICTURE / longest)) for side in images.shape[2:]]
     return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
-
-
-def _levels(maps_BHhw: Tensor) -> Tensor:
-    """Small grids of uint8 levels from 0; the largest value of a map is the highest level."""
-    height, width = maps_BHhw.shape[2:]
-    small = adaptive_avg_pool2d(maps_BHhw.float().cpu(), (min(height, SIDE), min(width, SIDE)))
-    return (small / small.amax((2, 3), keepdim=True).clamp(min=1e-12) * (LEVELS - 1)).round().to(torch.uint8)

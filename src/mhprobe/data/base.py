@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from mhprobe.data.augment import Augment, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, open_cache
 from mhprobe.data.draws import fold
-from mhprobe.data.loader import EvalOrder, Images, Loader, TrainLoader, TrainOrder
+from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
 from mhprobe.data.split import stratified
 from mhprobe.errors import UserError
@@ -206,13 +206,27 @@ class ImageData(L.LightningDataModule):
         return self.augment.mix(batch, self.num_classes, self.seed, epoch) if train else batch
 
     def batches(
-        self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | None = None
+        self, split: str, device: torch.device | str = "cpu", images: torch.Tensor | int | None = None
     ) -> Iterator[Batch]:
-        """This rank's evaluation batches of a split, or of its images at positions ``images``, on ``device``."""
+        """This rank's evaluation batches of a split, on ``device``.
+
+        images: positions in the split; or a number, for the first so many at most; or None for all.
+        """
+        positions = np.arange(len(self.splits[split]))[:images] if isinstance(images, int) else images
+        chosen = positions.numpy() if isinstance(positions, torch.Tensor) else positions
         # no workers: starting them for every walk costs more than the gathers they would hide
-        for batch in self._eval_loader(split, num_workers=0, chosen=None if images is None else images.numpy()):
+        for batch in self._eval_loader(split, num_workers=0, chosen=chosen):
             moved = Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
             yield self.transform(moved, train=False)
+
+    def stored(self, split: str, positions: Sequence[int]) -> Batch:
+        """The images at these positions as one batch, as they are stored; on every rank the same."""
+        return self.splits[split][Picks(np.asarray(positions), np.ones(len(positions), dtype=bool))]
+
+    def first(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
+        """The first ``count`` images of a split, or all, as one batch for the model; on every rank the same."""
+        batch = self.transform(self.stored(split, range(min(count, self.sizes[split]))), train=False)
+        return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
 
     def _eval_loader(self, split: str, num_workers: int, chosen: np.ndarray | None = None) -> Loader:
         images = self.splits[split]

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
-from mhprobe.data.loader import Picks
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
@@ -135,7 +133,7 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
 
 
 def _of_split(data: ImageData, position: int) -> tuple[Tensor, int]:
-    batch = data.splits["test"][Picks(np.asarray([position]), np.ones(1, dtype=bool))]
+    batch = data.stored("test", [position])
     return batch.images[0], int(batch.labels[0])
 
 

@@ -6,6 +6,7 @@ A measure is found by looking through the modules of this package, so a new one 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from typing import Any
 
@@ -17,7 +18,8 @@ def _measures() -> dict[str, Any]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for name, member in vars(module).items():
-            if isinstance(member, type) and issubclass(member, Measure) and member.__module__ == module.__name__:
+            ours = isinstance(member, type) and issubclass(member, Measure) and member.__module__ == module.__name__
+            if ours and (member is Measure or not inspect.isabstract(member)):
                 found[name] = member
     return found
 

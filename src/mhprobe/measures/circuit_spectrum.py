@@ -18,14 +18,15 @@ Shapes: H heads of one site, D head width, C channels of the residual stream, A 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
-from mhprobe.measures.base import Measure
+from mhprobe.heads import HeadLayout, HeadWeights
+from mhprobe.measures.of_weights import OfWeights
 from mhprobe.stats.significance import Z95
 
 Circuit = Literal["qk", "ov"]
@@ -33,7 +34,7 @@ Circuit = Literal["qk", "ov"]
 CIRCUITS = get_args(Circuit)
 
 
-class CircuitSpectrum(Measure):
+class CircuitSpectrum(OfWeights):
     """Mean cosine of a circuit's left and right singular vectors, weighted by its singular values.
 
     of: what value is about: "qk", who looks at whom, or "ov", what is written of what is read.
@@ -51,14 +52,12 @@ class CircuitSpectrum(Measure):
     """
 
     fooled_by = "a head whose biases or positions decide where it looks, whatever its weights tie together"
-    needs = frozenset({"weights"})
     kind = "per_head"
     also = ("modes",)
 
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
     eigenvalues: Tensor  # (2, A) sum of those of W_OV, and of their sizes,
-    channels: Tensor  # (A,) C,
-    models: Tensor  # () summed over ranks that have seen the weights, each once
+    channels: Tensor  # (A,) C
 
     def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -69,20 +68,12 @@ class CircuitSpectrum(Measure):
         heads = layout.num_heads
         for name, shape in (("modes", (2, 2, heads, widest)), ("eigenvalues", (2, heads)), ("channels", (heads,))):
             self.add_state(name, torch.zeros(*shape, dtype=torch.float64))
-        self.add_state("models", torch.zeros((), dtype=torch.long))
         names = [f"mode {number}" for number in range(widest)]
         self.axes = {"singular": names, "cosine": names}
 
-    def update(self, batch: HeadBatch) -> None:
-        recorded = batch.need("weights", self.name)
-        if not batch.valid.any():
-            return
-        self.images += batch.valid.sum()
-        if self.models:
-            return
-        self.models += 1
-        for number, weights in enumerate(recorded):
-            self._take(number, HeadWeights(*(each.double() for each in weights)))
+    def look(self, weights: Sequence[HeadWeights]) -> None:
+        for number, of_site in enumerate(weights):
+            self._take(number, HeadWeights(*(each.double() for each in of_site)))
 
     def finish(self) -> dict[str, Tensor]:
         singular, cosine = (self.modes / self.models).unbind(1)  # each (2, A, K)

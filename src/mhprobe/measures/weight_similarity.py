@@ -16,14 +16,15 @@ Shapes: H heads of a group, D head width, C channels of the residual stream, A h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights
-from mhprobe.measures.base import Measure
+from mhprobe.heads import HeadLayout, HeadWeights
+from mhprobe.measures.of_weights import OfWeights
 from mhprobe.measures.pairs import Pairs, groups, warn_duplicates
 from mhprobe.stats.significance import Z95
 
@@ -35,7 +36,7 @@ KINDS = get_args(Of)
 _RANK = 1e-12  # share of a matrix' squared norm below which a direction is rounding noise
 
 
-class WeightSimilarity(Measure):
+class WeightSimilarity(OfWeights):
     """Similarity of the weights of every pair of heads; no image changes it.
 
     pairs: compare the heads of one "layer", of one "stage", or "all". Needs equal widths of heads and stream.
@@ -51,12 +52,10 @@ class WeightSimilarity(Measure):
     """
 
     fooled_by = "heads that do the same by other weights; equal weights in different layers, which see different inputs"
-    needs = frozenset({"weights"})
     kind = "pairwise"
 
     similarity: Tensor  # (12, A, A) six cosines and six overlaps,
-    chance: Tensor  # (2, A, A) mean and variance of the value for randomly rotated weights,
-    models: Tensor  # () summed over ranks that have seen the weights, each once
+    chance: Tensor  # (2, A, A) mean and variance of the value for randomly rotated weights
 
     def __init__(
         self, layout: HeadLayout, pairs: Pairs = "layer", of: Of = "ov", by: By = "cosine", **kwargs: Any
@@ -72,24 +71,16 @@ class WeightSimilarity(Measure):
         heads = layout.num_heads
         self.add_state("similarity", torch.zeros(12, heads, heads, dtype=torch.float64))
         self.add_state("chance", torch.zeros(2, heads, heads, dtype=torch.float64))
-        self.add_state("models", torch.zeros((), dtype=torch.long))
 
-    def update(self, batch: HeadBatch) -> None:
-        recorded = batch.need("weights", self.name)
-        if not batch.valid.any():
-            return
-        self.images += batch.valid.sum()
-        if self.models:
-            return
-        self.models += 1
+    def look(self, weights: Sequence[HeadWeights]) -> None:
         for sites in self.groups:
-            weights = self._stacked(recorded, sites)
+            stacked = self._stacked(weights, sites)
             flat = torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites])
             place = (slice(None), flat[:, None], flat)
-            if not all(w.isfinite().all() for w in weights):
+            if not all(w.isfinite().all() for w in stacked):
                 self.similarity[place] = torch.nan  # not an error here: other ranks would wait for this one
                 continue
-            cosine, overlap, chance = compare(weights)
+            cosine, overlap, chance = compare(stacked)
             self.similarity[place] = torch.cat([cosine, overlap])
             self.chance[place] = chance[:, KINDS.index(self.of) + len(KINDS) * (self.by == "overlap")]
 
@@ -106,7 +97,7 @@ class WeightSimilarity(Measure):
         half = Z95 * variance.sqrt()
         return {"value": value, "null": null, "null_low": null - half, "null_high": null + half, **every}
 
-    def _stacked(self, weights: tuple[HeadWeights, ...], sites: tuple[int, ...]) -> tuple[Tensor, ...]:
+    def _stacked(self, weights: Sequence[HeadWeights], sites: tuple[int, ...]) -> tuple[Tensor, ...]:
         """The four matrices (H, D, C) of all heads of a group, in float64."""
         first = weights[sites[0]]
         for s in sites:

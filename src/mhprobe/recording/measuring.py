@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -75,6 +76,14 @@ def measure(
     return found, refused
 
 
+def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:
+    """The columns of each measure, as ``measure`` finds them; UserError of the first that refuses."""
+    found, refused = measure(model, measures, batches, **options)
+    for error in refused.values():
+        raise error
+    return found
+
+
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
     """What ``record`` has to deliver for all of them together."""
     return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
@@ -91,10 +100,8 @@ def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str
 
     Or if that column is not one number per head. Slopes are ``at_gates``: scores are for choosing what to remove.
     """
-    found, refused = measure(model, {scores_by.name: scores_by}, batches, at_gates=True)
-    for error in refused.values():
-        raise error
-    columns, shape = found[scores_by.name], (scores_by.layout.num_heads,)
+    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True)[scores_by.name]
+    shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
         usable = [name for name, values in columns.items() if values.shape == shape]
         raise UserError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, panel_grid, place, site_title
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, layer_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,32 +29,15 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     A pair has as many correlations as the head with fewer directions has; the mean at an index is over pairs that
     reach it. Pairs across layers are not drawn.
     """
-
-    panels = len(layout.sites)
     reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
     last = int(reached.max()) + 1 if len(reached) else 1
     step = 5 * math.ceil(last / 20) if last > 6 else 1
-    deep, per_row = panel_grid(panels)
-    wide, tall, across, down = 1.25, 0.95, 0.12, 0.32
-    left, bottom, top = 0.55, 0.75, 0.25
-    size = (left + per_row * wide + (per_row - 1) * across + 0.15, bottom + deep * tall + (deep - 1) * down + top)
-    with canvas((max(size[0], 3.2), size[1])) as figure:
-        for number in range(panels):
-            row, column = divmod(number, per_row)
-            at = left + column * (wide + across), size[1] - top - tall - row * (tall + down)
-            axes = place(figure, *at, wide, tall)
+    labels = ("coefficient", "correlation")
+    with layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.2) as (figure, panels):
+        for number, axes in enumerate(panels):
             span = layout.span(number)
             lines = _panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
-            axes.set_title(site_title(layout, number), pad=3)
-            axes.set_ylim(0, 1.02)
-            axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
-            if column == 0:
-                axes.set_ylabel("correlation")
-            if number + per_row >= panels:
-                axes.set_xlabel("coefficient")
-            else:
-                axes.tick_params(labelbottom=False)
-            axes.set_xlim(0.5, last + 0.5)
+            axes.set(xlim=(0.5, last + 0.5), ylim=(0, 1.02), yticks=[0, 0.5, 1])
             axes.set_xticks(sorted({1, *range(step, last + 1, step)}))
         figure.legend(
             lines, ["mean of the pairs", "their range", "chance"], loc="lower center", ncols=3, borderaxespad=0.3

@@ -137,6 +137,34 @@ def panel_grid(count: int) -> tuple[int, int]:
     return rows, math.ceil(count / rows)
 
 
+@contextlib.contextmanager
+def layer_panels(
+    layout: HeadLayout, size: tuple[float, float], edge: tuple[float, float], labels: tuple[str, str], least: float
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with a panel per layer; on it is drawn as on a ``canvas``. All share their axes.
+
+    size: (width, height) of a panel, inches. edge: (left, bottom) of all. labels: of both axes, written at the edges
+    only. least: width of the figure.
+    """
+    (wide, tall), (left, bottom) = size, edge
+    across, down, top = 0.12, 0.32, 0.25
+    count = len(layout.sites)
+    deep, per_row = panel_grid(count)
+    height = bottom + deep * tall + (deep - 1) * down + top
+    with canvas((max(left + per_row * wide + (per_row - 1) * across + 0.15, least), height)) as figure:
+        panels = []
+        for number in range(count):
+            row, column = divmod(number, per_row)
+            at = left + column * (wide + across), height - top - tall - row * (tall + down)
+            axes = place(figure, *at, wide, tall)
+            axes.set_title(site_title(layout, number), pad=3)
+            at_left, at_bottom = column == 0, number + per_row >= count
+            axes.set(xlabel=labels[0] if at_bottom else "", ylabel=labels[1] if at_left else "")
+            axes.tick_params(labelleft=at_left, labelbottom=at_bottom)
+            panels.append(axes)
+        yield figure, panels
+
+
 def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
     """Colours over the range of the finite values: in one direction, or away from 0 where there are both signs.
 

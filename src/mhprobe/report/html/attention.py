@@ -12,9 +12,12 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mhprobe.report.html.folder import Run, column
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
@@ -83,20 +86,22 @@ def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for head in heads:
             here = head["site"] == found["site"] if found["site"] else str(head["block"]) == found["block"]
             if here and str(head["index"]) == found["index"]:
-                kinds.setdefault(found["kind"], {})[head["id"]] = _grids(maps_Bhw[:IMAGES])
+                grids = [_letters(grid) for grid in levels(maps_Bhw[:IMAGES]).tolist()]
+                kinds.setdefault(found["kind"], {})[head["id"]] = grids
     return [
         {"name": f"{kind.replace('_', ' ')} maps", "titles": _titles(run), "pictures": [], "heads": grids}
         for kind, grids in kinds.items()
     ]
 
 
-def _grids(maps_Bhw: Any) -> list[list[str]]:
+def levels(maps: Tensor) -> Tensor:
+    """(..., h, w) maps -> uint8, small enough for a page: 0 to LEVELS - 1, where a map has its largest value."""
     from torch.nn.functional import adaptive_avg_pool2d
 
-    height, width = maps_Bhw.shape[1:]
-    small = adaptive_avg_pool2d(maps_Bhw.float().nan_to_num(0)[:, None], (min(height, SIDE), min(width, SIDE)))[:, 0]
-    levels = small.clamp(min=0) / small.amax((1, 2), keepdim=True).clamp(min=1e-12) * (LEVELS - 1)
-    return [_letters(grid) for grid in levels.round().int().tolist()]
+    height, width = maps.shape[-2:]
+    small = adaptive_avg_pool2d(maps.float().cpu().nan_to_num(0), (min(height, SIDE), min(width, SIDE)))
+    share = small.clamp(min=0) / small.amax((-2, -1), keepdim=True).clamp(min=1e-12)
+    return (share * (LEVELS - 1)).round().byte()
 
 
 def _letters(grid: list[list[int]]) -> list[str]:

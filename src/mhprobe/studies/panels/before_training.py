@@ -5,17 +5,15 @@ Shapes: A heads of all sites.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import before_training as figure
 from mhprobe.report.report import Result
-from mhprobe.run.builders import random_twin
 from mhprobe.studies.panels.material import Material
 
 
@@ -25,14 +23,9 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     images: test images that the untrained network is shown, at most; measures of weights need one. Table: measure,
     network, block, pairs, min, mean, max.
     """
-    data, layout, device = material.data, material.layout, material.model.device
-    twin = random_twin(material.model, data, material.seed).to(device)  # type: ignore[arg-type]
-    chosen = torch.arange(min(images, data.sizes["test"]))
-    walk = functools.partial(data.batches, "test", device, images=chosen)
+    layout = material.layout
     labels = {name: each.label for name, each in material.measures.items()}
-    untrained, refused = measure(twin, material.measures, batches=walk)
-    for error in refused.values():
-        raise error
+    untrained = measured(material.untrained(), material.measures, material.walk(images))
     rows: list[dict[str, Any]] = []
     for name, columns in material.columns.items():
         for network, values in (("trained", columns["value"]), ("untrained", untrained[name]["value"])):

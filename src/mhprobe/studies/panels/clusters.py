@@ -13,7 +13,6 @@ Shapes: N heads of one group.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.measures.embedding import embed
 from mhprobe.measures.js_distance import JSDistance
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import behaviours as figure
 from mhprobe.report.report import Result
@@ -48,13 +47,9 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     silhouette, p, functions, silhouette_functions, p_functions) and heads (function, cluster). UserError where no
     group has enough heads.
     """
-    layout, data = material.layout, material.data
-    chosen = torch.arange(min(images, data.sizes["test"]))
-    walk = functools.partial(data.batches, "test", material.model.device, images=chosen)
+    layout = material.layout
     about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
-    found, refused = measure(material.model, {"js": about}, batches=walk)
-    for error in refused.values():
-        raise error
+    found = measured(material.model, {"js": about}, material.walk(images))
     functions = functions_of(material)
     groups, rows = [], []
     number_A = torch.full((layout.num_heads,), -1)

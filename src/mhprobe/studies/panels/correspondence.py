@@ -36,7 +36,7 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
          torch.zeros(2 * site.channels, dtype=torch.float64, device=device)] for site in layout.sites
     ]  # fmt: skip
     rows = torch.zeros(len(layout.sites), dtype=torch.float64, device=device)
-    for batch in data.batches("test", device, images=torch.arange(min(images, data.sizes["test"]))):
+    for batch in data.batches("test", device, images=images):
         shown = (batch.images, batch.images.flip(-1))  # left to right
         views = [record(material.model, images_of, needs=(), valid=batch.valid) for images_of in shown]
         for number, site in enumerate(layout.sites):

@@ -28,7 +28,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     """A map per head. images: test images, at most. Table: head, block, down, right, mass, even (mean attention)."""
     layout, data, device = material.layout, material.data, material.model.device
     mass, queries = (torch.zeros(layout.num_heads, *_size(layout), dtype=torch.float64, device=device) for _ in "ab")
-    for batch in data.batches("test", device, images=torch.arange(min(images, data.sizes["test"]))):
+    for batch in data.batches("test", device, images=images):
         heads = record(material.model, batch.images, needs={"attn"}, valid=batch.valid)
         for piece in attention("covering range", layout, heads):
             span = layout.span(piece.number)

@@ -5,15 +5,10 @@ Clark et al., 2019, arXiv 1906.04341, Figure 4.
 
 from __future__ import annotations
 
-import functools
-
-import torch
-
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import by_depth
 from mhprobe.report.report import Result
-from mhprobe.run.builders import random_twin
 from mhprobe.studies.panels.material import Material
 
 
@@ -23,14 +18,9 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
     images: test images that the untrained network is shown, at most. Table: value, class_query, uniform and the
     same two of the untrained network, in nats.
     """
-    layout, data = material.layout, material.data
+    layout = material.layout
     ((name, columns),) = material.columns.items()
-    twin = random_twin(material.model, data, material.seed).to(material.model.device)  # type: ignore[arg-type]
-    chosen = torch.arange(min(images, data.sizes["test"]))
-    walk = functools.partial(data.batches, "test", material.model.device, images=chosen)
-    found, refused = measure(twin, {name: material.measures[name]}, batches=walk)
-    for error in refused.values():
-        raise error
+    found = measured(material.untrained(), {name: material.measures[name]}, material.walk(images))
     results = {}
     shown = {"value": "value", "class_query": "class token"}
     for column, who in shown.items():

@@ -31,11 +31,10 @@ def fft_images(material: Material, images: int = 200) -> dict[str, Result]:
     """
     model, data, layout = material.model, material.data, material.layout
     sites = list({site.block: site for site in layout.sites}.values())
-    chosen = torch.arange(min(images, data.sizes["test"]))
     sums = [torch.zeros(2, *site.token_grid, dtype=torch.float64, device=model.device) for site in sites]
     seen = torch.zeros((), dtype=torch.long, device=model.device)
     shown: list[Tensor] | None = None
-    for batch in data.batches("test", model.device, images=chosen):
+    for batch in data.batches("test", model.device, images=images):
         streams = record(model, batch.images, needs={"stream"}).need("stream", "fft_images")
         around = [(streams[site.block].before, streams[site.block].middle) for site in sites]
         maps = [

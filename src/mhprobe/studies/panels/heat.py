@@ -37,9 +37,8 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     make = kind or Rollout()
     model, data = material.model, material.data
     backbone: torch.nn.Module = model.backbone  # type: ignore[assignment]
-    chosen = torch.arange(min(images, data.sizes["test"]))
     found: list[tuple[float, bool]] = []
-    for batch in data.batches("test", model.device, images=chosen):
+    for batch in data.batches("test", model.device, images=images):
         (maps,) = make(backbone, batch.images, batch.labels).values()
         with torch.inference_mode():
             right = backbone(batch.images).argmax(1) == batch.labels

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
-from mhprobe.data.loader import Picks
 from mhprobe.heads import wide
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import sharpness as figure
@@ -38,20 +36,17 @@ def sharpness(
     """
     model, data, layout = material.model, material.data, material.layout
     # every rank looks at the same few images: there is nothing to share
-    count = min(images, data.sizes["train"])
-    batch = data.splits["train"][Picks(np.arange(count), np.ones(count, dtype=bool))]
-    batch = data.transform(batch, train=False)
+    batch = data.first("train", images, model.device)
     backbone: nn.Module = model.backbone  # type: ignore[assignment]
-    shown = batch.images.to(model.device), batch.labels.to(model.device)
     parts = {"all": list(backbone.parameters())}
     if blocks:
         parts |= {block.name: list(backbone.get_submodule(block.name).parameters()) for block in layout.blocks}
     rows: list[dict[str, Any]] = []
     for name, weights in parts.items():
         for rank, (value, change) in enumerate(
-            eigenvalues(backbone, *shown, weights, top, iterations, material.seed), start=1
+            eigenvalues(backbone, batch.images, batch.labels, weights, top, iterations, material.seed), start=1
         ):
-            numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": count}
+            numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
     return {"eigenvalues": Result(from_rows(rows), figure.draw(rows))}
 

@@ -9,15 +9,14 @@ Shapes: S steps along each direction, W weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mhprobe.data.loader import Picks
 from mhprobe.heads import wide
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import landscape as figure
@@ -35,16 +34,11 @@ def landscape(
     norms of the filters. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
     """
     model, data = material.model, material.data
-    count = min(images, data.sizes["train"])
-    batch = data.splits["train"][Picks(np.arange(count), np.ones(count, dtype=bool))]
-    batch = data.transform(batch, train=False)
+    batch = data.first("train", images, model.device)
     backbone: nn.Module = model.backbone  # type: ignore[assignment]
-    shown = batch.images.to(model.device), batch.labels.to(model.device)
     places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
-    found = [
-        losses(backbone, *shown, places, [direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)])
-        for draw in range(directions)
-    ]
+    pairs = [[direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)] for draw in range(directions)]
+    found = [losses(backbone, batch.images, batch.labels, places, along) for along in pairs]
     rows: list[dict[str, Any]] = [
         {"draw": draw, "along_a": a, "along_b": b, "loss": surface[i, j].item()}
         for draw, surface in enumerate(found)
@@ -81,7 +75,7 @@ def losses(
     with inspecting(model, gradients=False), torch.no_grad():
         images, labels = usable(images), usable(labels)
         try:
-            for i, j in _pairs(len(places)):
+            for i, j in itertools.product(range(len(places)), repeat=2):
                 for weight, start, a, b in zip(weights, before, *along, strict=True):
                     weight.data.copy_(start + places[i] * a + places[j] * b)
                 found.append(cross_entropy(wide(model(images)), labels).item())
@@ -89,7 +83,3 @@ def losses(
             for weight, start in zip(weights, before, strict=True):
                 weight.data.copy_(start)
     return torch.tensor(found, dtype=torch.float64).view(len(places), -1)
-
-
-def _pairs(count: int) -> Iterator[tuple[int, int]]:
-    return ((i, j) for i in range(count) for j in range(count))

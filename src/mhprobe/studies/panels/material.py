@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import lightning as L
-from torch import Tensor
+from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.heads import HeadLayout
@@ -14,7 +15,9 @@ from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure
+from mhprobe.recording.measuring import Walk
 from mhprobe.report.report import Result
+from mhprobe.run.builders import random_twin
 
 Columns = Mapping[str, Tensor]
 
@@ -44,6 +47,14 @@ class Material:
     def chance(self) -> float:
         """The accuracy of guessing."""
         return 1 / self.data.num_classes
+
+    def untrained(self) -> nn.Module:
+        """A network of the same shape that has learned nothing, on the model's device."""
+        return random_twin(self.model, self.data, self.seed).to(self.model.device)  # type: ignore[arg-type]
+
+    def walk(self, images: int | None = None) -> Walk:
+        """Over the test images, or the first so many of them."""
+        return functools.partial(self.data.batches, "test", self.model.device, images=images)
 
 
 Panel = Callable[[Material], Mapping[str, Result]]

@@ -9,17 +9,17 @@ Shapes: B images, F rings.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import torch
 from torch import Tensor
 
-from mhprobe import ranks
+from mhprobe.data.batch import Batch
 from mhprobe.report.figures import phase as figure
 from mhprobe.report.report import Result
 from mhprobe.report.tables import from_rows
-from mhprobe.stats.significance import mcnemar, wilson
 from mhprobe.studies.panels.material import Material
+from mhprobe.studies.panels.rings import accuracies, drawn, ends, inside
 
 DAMAGES = ("phase", "amplitude")
 
@@ -30,49 +30,29 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     images: test images, at most. Frequency 0, the mean, is kept. Table: damage, low, high (the ring's ends, in units
     of pi), accuracy, accuracy_low, accuracy_high (95 %), p (McNemar, against the whole images), images.
     """
-    model, data = material.model, material.data
-    chosen = torch.arange(min(images, data.sizes["test"]))
-    ways = [("none", 0), *((damage, ring) for damage in DAMAGES for ring in range(rings))]
-    counts = torch.zeros(len(ways), 3, dtype=torch.long, device=model.device)  # right, lost, won
-    total = torch.zeros((), dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        for batch in data.batches("test", model.device, images=chosen):
-            clean = (model(batch.images).argmax(1) == batch.labels)[batch.valid]
-            total += batch.valid.sum()
-            for number, (damage, ring) in enumerate(ways):
-                shown = without(batch.images, batch.index, damage, ring, rings, material.seed)
-                right = (model(shown).argmax(1) == batch.labels)[batch.valid]
-                counts[number] += torch.stack([right.sum(), (clean & ~right).sum(), (right & ~clean).sum()])
-    counts, seen = ranks.sum(counts).cpu(), ranks.sum(total).cpu()
-    low, high = wilson(counts[:, 0], seen)
-    p = mcnemar(counts[:, 1], counts[:, 2])
-    rows: list[dict[str, Any]] = []
-    for number, (damage, ring) in enumerate(ways):
-        ends = {"low": "", "high": ""} if damage == "none" else {"low": ring / rings, "high": (ring + 1) / rings}
-        accuracy = {"accuracy": counts[number, 0].item() / seen.item(), "accuracy_low": low[number].item()}
-        tested = {"accuracy_high": high[number].item(), "p": "" if damage == "none" else p[number].item()}
-        rows.append({"damage": damage, **ends, **accuracy, **tested, "images": seen.item()})
+    ways = [(damage, ring) for damage in DAMAGES for ring in range(rings)]
+
+    def change(batch: Batch, damage: str, ring: int) -> Tensor:
+        return without(batch.images, batch.index, damage, ring, rings, material.seed)
+
+    changes = [functools.partial(change, damage=damage, ring=ring) for damage, ring in ways]
+    about = [
+        {"damage": "none", "low": "", "high": ""},
+        *({"damage": damage, **ends(ring, rings)} for damage, ring in ways),
+    ]
+    rows = [{**way, **found} for way, found in zip(about, accuracies(material, changes, images), strict=True)]
     return {"phase": Result(from_rows(rows), figure.draw(rows, material.chance))}
 
 
 def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, seed: int) -> Tensor:
-    """(B, 3, height, width) images without the phases or the amplitudes of a ring; "none" leaves them whole.
+    """(B, 3, height, width) images without the phases or the amplitudes of a ring.
 
     index: (B,) positions of the images: an image is damaged alike whatever batch it is in.
     """
-    if damage == "none":
-        return images
-    height, width = images.shape[-2:]
-    drawn = []
-    for position in index.tolist():
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + position) * 101 + ring)
-        drawn.append(torch.randn(images.shape[1:], generator=generator, dtype=torch.float64))
-    wave, noise = (torch.fft.fft2(each) for each in (images.double().cpu(), torch.stack(drawn)))
-    down, across = torch.fft.fftfreq(height).double() * 2, torch.fft.fftfreq(width).double() * 2
-    radius = torch.hypot(down[:, None], across[None])  # in units of pi
-    inside = (radius > ring / rings) & (radius <= (ring + 1) / rings)
+    wave, noise = (torch.fft.fft2(each) for each in (images.double().cpu(), drawn(images, index, ring, seed)))
+    here = inside(ring, rings, *images.shape[-2:])
     amplitude, phase = (wave.abs(), noise.angle()) if damage == "phase" else (noise.abs(), wave.angle())
-    energy, drawn_energy = ((each.abs() * inside).square().sum((-2, -1), keepdim=True) for each in (wave, amplitude))
+    energy, drawn_energy = ((each.abs() * here).square().sum((-2, -1), keepdim=True) for each in (wave, amplitude))
     scaled = amplitude * (energy / drawn_energy.clamp(min=1e-12)).sqrt()
-    found = torch.fft.ifft2(torch.where(inside, torch.polar(scaled, phase), wave)).real
+    found = torch.fft.ifft2(torch.where(here, torch.polar(scaled, phase), wave)).real
     return found.to(images.device, images.dtype)

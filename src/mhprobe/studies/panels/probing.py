@@ -27,7 +27,6 @@ from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
 from mhprobe.report.report import Result
-from mhprobe.run.builders import random_twin
 from mhprobe.studies.panels.material import Material
 from mhprobe.studies.panels.patch_relations import RELATIONS, colours, palette, right_keys
 from mhprobe.studies.panels.relations import summary
@@ -54,13 +53,11 @@ def probing(
     """
     layout, data = material.layout, material.data
     check(layout)
-    few = {split: torch.arange(min(images, data.sizes[split])) for split in ("val", "test")}
-    pictures = [batch.images[batch.valid].cpu() for batch in data.batches("val", images=few["val"])]
+    pictures = [batch.images[batch.valid].cpu() for batch in data.batches("val", images=images)]
     centres = ranks.from_rank_zero(lambda: palette(pictures, layout.sites[0].token_grid, clusters, material.seed))
-    twin = random_twin(material.model, data, material.seed).to(material.model.device)  # type: ignore[arg-type]
     (fit, test), (dull_fit, dull_test) = (
-        tuple(collect(material, model, split, few[split], centres, queries) for split in ("val", "test"))
-        for model in (material.model, twin)
+        tuple(collect(material, model, split, images, centres, queries) for split in ("val", "test"))
+        for model in (material.model, material.untrained())
     )
     rows: list[dict[str, Any]] = []
     for r, relation in enumerate(RELATIONS):
@@ -92,7 +89,7 @@ def check(layout: HeadLayout) -> None:
             )
 
 
-def collect(material: Material, model: nn.Module, split: str, chosen: Tensor, centres: Tensor, queries: int) -> Queries:
+def collect(material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int) -> Queries:
     """What probes see of a split, on the CPU, the same on every rank."""
     site, layout = material.layout.sites[0], material.layout
     grid, prefix = site.token_grid, site.prefix_tokens
@@ -100,7 +97,7 @@ def collect(material: Material, model: nn.Module, split: str, chosen: Tensor, ce
     across = torch.arange(patches) % grid[1]
     offsets = (torch.arange(patches) - torch.arange(patches)[:, None]) * 2 * grid[1] + across - across[:, None]
     parts: list[Queries] = []
-    for batch in material.data.batches(split, material.model.device, images=chosen):
+    for batch in material.data.batches(split, material.model.device, images=images):
         attn = record(model, batch.images, needs={"attn"}, valid=batch.valid).need("attn", "probing")
         every = torch.cat([each[:, 0, :, prefix:, prefix:] for each in attn], 1).float().cpu() * patches
         shown = batch.images.cpu()

@@ -42,11 +42,10 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
     offset), head, score (mean over test images), low, high (95 % over images), images.
     """
     layout, data = material.layout, material.data
-    few = {split: torch.arange(min(images, data.sizes[split])) for split in ("val", "test")}
     finest = layout.sites[0].token_grid
-    seen = (batch.images[batch.valid] for batch in data.batches("val", images=few["val"][: min(500, images)]))
+    seen = (batch.images[batch.valid] for batch in data.batches("val", images=min(500, images)))
     centres = ranks.from_rank_zero(lambda: palette(list(seen), finest, clusters, material.seed))
-    chosen, judged = (_scores(material, split, few[split], centres) for split in ("val", "test"))
+    chosen, judged = (_scores(material, split, images, centres) for split in ("val", "test"))
     rows: list[dict[str, Any]] = []
     site_of = torch.tensor([number for number, _, _ in layout])
     for r, relation in enumerate(RELATIONS):
@@ -75,12 +74,12 @@ def summary(values: Tensor) -> dict[str, float]:
     return {"score": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "images": len(known)}
 
 
-def _scores(material: Material, split: str, chosen: Tensor, centres: Tensor) -> Scores:
+def _scores(material: Material, split: str, images: int, centres: Tensor) -> Scores:
     """Over the images of a split, the same on every rank."""
     device, layout = material.model.device, material.layout
     most = max((2 * _extent(s)[0] - 1) * (2 * _extent(s)[1] - 1) for s in layout.sites)
     parts: list[Scores] = []
-    for batch in material.data.batches(split, device, images=chosen):
+    for batch in material.data.batches(split, device, images=images):
         heads = record(material.model, batch.images, needs={"attn"}, valid=batch.valid)
         shape = (len(batch.images), len(layout.sites), most, len(RELATIONS))
         found = Scores(

@@ -10,7 +10,7 @@ import functools
 from mhprobe.data.base import ImageData
 from mhprobe.data.corrupted import Corrupted
 from mhprobe.errors import UserError
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.comparisons import two_data_sets
 from mhprobe.report.report import Result
@@ -34,15 +34,8 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
         )
     other.spec, other.trainer = first.spec, first.trainer
     ((name, about),) = material.measures.items()
-    device = material.model.device
-    found, refused = measure(
-        material.model,
-        {name: about},
-        batches=functools.partial(other.batches, "test", device),
-        class_names=other.class_names,
-    )
-    for error in refused.values():
-        raise error
+    walk = functools.partial(other.batches, "test", material.model.device)
+    found = measured(material.model, {name: about}, walk, class_names=other.class_names)
     drops = {first.source.name: material.columns[name]["drop"], other.source.name: found[name]["drop"]}
     (one, x), (two, y) = drops.items()
     drawn = two_data_sets(material.layout, one, two, {"drop of accuracy": x}, {"drop of accuracy": y})

@@ -1,0 +1,38 @@
+"""Measures of the model's weights, which no image changes: they look once."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights, Need
+from mhprobe.measures.base import Measure
+
+
+class OfWeights(Measure):
+    """Its states are filled by ``look``; summed over ranks they are ``models`` times what one rank saw."""
+
+    needs: frozenset[Need] = frozenset({"weights"})
+
+    models: Tensor  # () summed over ranks that have seen the weights, each once
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        self.add_state("models", torch.zeros((), dtype=torch.long))
+
+    def update(self, batch: HeadBatch) -> None:
+        recorded = batch.need("weights", self.name)
+        if not batch.valid.any():
+            return
+        self.images += batch.valid.sum()
+        if not self.models:
+            self.models += 1
+            self.look(recorded)
+
+    @abc.abstractmethod
+    def look(self, weights: Sequence[HeadWeights]) -> None:
+        """Fill the states from the weights of each site."""
