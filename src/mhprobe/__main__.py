@@ -1,12 +1,11 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
 ``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
-says ``python -m <its name>: what it does``.
+says ``python -m <its name>: what it does``. ``eval "$(mhprobe --install-completion)"`` lets bash complete them.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -20,8 +19,7 @@ def commands() -> dict[str, str]:
     """Name below mhprobe -> what it does."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
-        match = re.match(r"python -m mhprobe\.([\w.]+)[^:]*: (.*?)\.?$", said, re.M)
+        match = re.match(r'"""python -m mhprobe\.([\w.]+)[^:]*: (.*?)\.?(?:"""|\n)', path.read_text(encoding="utf-8"))
         here = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__main__")
         if match and match[1] == here:
             found[match[1]] = match[2]
@@ -35,11 +33,19 @@ def main() -> None:
         name, *rest = *DEMO, *rest
     if name in known:
         os.execv(sys.executable, [sys.executable, "-m", f"mhprobe.{name}", *rest])
+    if name in ("--install-completion", "--complete"):
+        from mhprobe.run import completion
+
+        print(
+            completion.SCRIPT if name == "--install-completion" else "\n".join(completion.offers(rest[0], known, DEMO))
+        )
+        return
     shown = {**known, "demo": f"what `{' '.join(DEMO)}` does: train, test, probe and mask a small ViT on digits"}
     print("mhprobe: what does each attention head do, and which heads can go?\n", file=sys.stdout)
     for each, what in shown.items():
         print(f"  mhprobe {each:<16} {what}")
     print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same.")
+    print('eval "$(mhprobe --install-completion)" lets bash complete commands and settings.')
     if name not in ("--help", "-h"):
         print(f"mhprobe: there is no command {name!r}; there are {', '.join(shown)}.", file=sys.stderr)
         sys.exit(2)
