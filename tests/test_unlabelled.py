@@ -134,6 +134,22 @@ def test_the_default_is_what_the_loader_and_the_model_allow():
     assert [row["masked"] for row in rows] == [row["masked"] for row in expected]
 
 
+@pytest.mark.parametrize(("score", "classes"), [("top1", 5), ("kl", 5), ("cosine", 0)])
+def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_curve_said(score, classes):
+    model = loud(num_classes=classes)
+    images = pictures(model)
+    rows = mhprobe.masking_curve(model, [images], units="head", order="keep_best", score=score, steps=3)
+    assert [int(mask.sum()) for mask in rows.masks] == [row["heads_masked"] for row in rows] == [0, 1, 2, 3]
+    small = mhprobe.prune_heads(model, rows.masks[-1])
+    with torch.no_grad():
+        accuracy, loss = judged(score, small(images), model(images), None)
+    assert accuracy == pytest.approx(rows[-1]["accuracy"]) and loss == pytest.approx(rows[-1]["loss"], rel=1e-6)
+    # negative control: three others leave another loss
+    others = (~rows.masks[-1]).nonzero().flatten()[:3].tolist()
+    with torch.no_grad():
+        assert judged(score, mhprobe.prune_heads(model, others)(images), model(images), None)[1] != pytest.approx(loss)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

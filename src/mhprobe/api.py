@@ -335,3 +335,8 @@ class CurveRows(list[dict[str, Any]]):
     def __init__(self, rows: Iterable[dict[str, Any]], curves: Sequence[Curve], layout: HeadLayout) -> None:
         super().__init__(rows)
         self.curves, self.layout = curves, layout
+
+    @property
+    def masks(self) -> list[Tensor]:
+        """Per row (A,) bool, the heads that are off there: what ``prune_heads`` takes."""
+        return [self.layout.mask([int(head) for head in row["masked"].split()]) for row in self]

@@ -159,6 +159,9 @@ def test_every_data_yaml_constructs_its_data(tmp_path, name, monkeypatch):
         monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)  # sums of the real
         settings.root = str(write_flowers(tmp_path, each=5))
         expected = {"train": 18, "val": 2, "test": 10}
+    elif name == "photos":
+        settings.root = str(write_zip(tmp_path / "set.zip", class_files(train=10, test=2)))
+        expected = {"train": 11, "val": 1, "test": 12}
     else:
         settings.root = str(write_zip(tmp_path / "set.zip", class_files(train=10, test=2)))
     if "stored_size" in settings.source:
@@ -169,7 +172,11 @@ def test_every_data_yaml_constructs_its_data(tmp_path, name, monkeypatch):
     assert isinstance(data, ImageData) and isinstance(data.augment, Augment)
     data.prepare_data()
     assert data.sizes == expected or (expected is None and all(data.sizes.values()))  # shipped: as many as there are
-    data.transform(next(iter(data.train_dataloader())), train=True)
+    if data.unlabelled:
+        with pytest.raises(UserError, match="photos has no labels, and training needs them"):
+            data.train_dataloader()
+    else:
+        data.transform(next(iter(data.train_dataloader())), train=True)
 
 
 def test_digits_are_never_mirrored():

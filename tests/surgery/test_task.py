@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import mhprobe
+import mhprobe.mask
 import mhprobe.prune
 import runs
+from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
+from mhprobe.run import builders
 from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning
 from mhprobe.weights.checkpoint import as_json, load_weights
@@ -26,6 +29,11 @@ def written(path, header, *rows):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
     return str(path)
+
+
+def flat(count, **image):
+    """So many images beside each other, and something that is none."""
+    return {f"some/{i}.png": encoded(i, **image) for i in range(count)} | {"some/notes.txt": b"none"}
 
 
 def config(folder, *overrides):
@@ -198,3 +206,41 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)
     assert "one process" in many.answer
+
+
+@pytest.mark.slow
+def test_heads_go_from_images_that_nobody_has_labelled_by_agreement_with_the_whole_network(trained, tmp_path, capsys):
+    weights, photos = (
+        trained.folder / "model.safetensors",
+        write_zip(tmp_path / "photos.zip", flat(40, width=8, height=8)),
+    )
+    about = (f"weights={weights}", "data=photos", f"data.root={photos}", "data.source.stored_size=8")
+    settings = ("prune=order", "prune/order=by_score", "prune.remove=3", "prune.images=16")
+    cfg = config(tmp_path, *about, *settings)
+    mhprobe.prune.run(cfg, tmp_path / "run")
+    dense, *_, pruned = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")
+    assert (float(dense["accuracy"]), dense["images"], pruned["heads"]) == (1.0, "20", "3")
+    data = builders.data(cfg)
+    data.spec = builders.InputSpec((8, 8))
+    images = torch.cat([batch.images for batch in data.batches("test")])
+    first, last = (
+        load_weights(file)[0](images).argmax(1) for file in (weights, tmp_path / "run" / "pruned.safetensors")
+    )
+    assert float(pruned["accuracy"]) == pytest.approx(float((first == last).float().mean()))
+    assert "photos has no labels. Accuracy is the share of images whose largest logit" in capsys.readouterr().out
+    # without labels there is nothing to train on
+    with pytest.raises(mhprobe.UserError, match=r"photos has no labels, and prune\.tune_epochs needs them"):
+        mhprobe.prune.run(config(tmp_path, *about, *settings, "prune.tune_epochs=1"), tmp_path / "tuned")
+
+
+@pytest.mark.slow
+def test_curves_of_images_that_nobody_has_labelled(trained, tmp_path):
+    weights, photos = (
+        trained.folder / "model.safetensors",
+        write_zip(tmp_path / "photos.zip", flat(24, width=8, height=8)),
+    )
+    about = (f"weights={weights}", "data=photos", f"data.root={photos}", "data.source.stored_size=8")
+    mhprobe.mask.run(runs.config("mask", tmp_path, *about, "masking.steps=1", "masking.join=null"), tmp_path / "mask")
+    curves = runs.rows(tmp_path / "mask" / "tables" / "masking_curves.csv")
+    assert {row["accuracy"] for row in curves if row["split"] == "test" and row["step"] == "0"} == {"1.0"}
+    assert json.loads((tmp_path / "mask" / "metrics.json").read_text())["test/accuracy"] == 1

@@ -56,6 +56,7 @@ class ImageData(L.LightningDataModule):
     """
 
     spec: InputSpec | None = None
+    _classes: tuple[str, ...] = ()  # of the network that labels the images, where nobody else has
 
     def __init__(
         self,
@@ -137,7 +138,31 @@ class ImageData(L.LightningDataModule):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self._cache.class_names
+        return self._cache.class_names or self._classes
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether the source has no labels."""
+        return not self._cache.class_names
+
+    def refuse_unlabelled(self, what: str) -> None:
+        """UserError where there are no labels. what: needs them."""
+        if self.unlabelled:
+            raise UserError(
+                f"data: {self.source.name} has no labels, and {what} needs them; expected images in class folders "
+                f"(data=image_folder)."
+            )
+
+    @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
+    def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
+        """Give every image the class to which ``model``, in eval mode on ``device``, gives the largest logit."""
+        self._classes, splits = tuple(class_names), {}
+        for split, images in self.splits.items():
+            found = np.zeros(len(images), dtype=np.int64)
+            for batch in self.batches(split, device):
+                found[batch.index.cpu().numpy()] = model(batch.images).argmax(1).cpu().numpy()
+            splits[split] = Images(images.cached, images.positions, found)
+        self.splits = splits
 
     @property
     def num_classes(self) -> int:
@@ -180,6 +205,7 @@ class ImageData(L.LightningDataModule):
         _ = self.splits
 
     def train_dataloader(self) -> TrainLoader:
+        self.refuse_unlabelled("training")
         images = self.splits["train"]
         order = TrainOrder(len(images), self.batch_size, fold(self.seed), *self._rank_and_world())
         return TrainLoader(images, order, self.num_workers)

@@ -78,7 +78,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     slot = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
 
     def images() -> Iterator[tuple[str, int, np.ndarray]]:
-        for file, pixels in _decode_all(archive, slot, size, resize):
+        for file, pixels in decode_all(archive, slot, size, resize):
             yield *slot[file], pixels
 
     return Contents(names, labels, (size, size), images)
@@ -104,7 +104,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     return found
 
 
-def _decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool) -> Iterator[tuple[str, np.ndarray]]:
+def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool) -> Iterator[tuple[str, np.ndarray]]:
     """(file name, pixels), decoded by a pool of threads that never runs far ahead of the reader."""
 
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:

@@ -32,24 +32,27 @@ class Picks(NamedTuple):
 
 
 class Images(Dataset[Batch]):
-    """Some images of a cached split; ``positions[i]`` is where image ``i`` is in the cache."""
+    """Some images of a cached split; ``positions[i]`` is where image ``i`` is in the cache.
 
-    def __init__(self, cached: CachedSplit, positions: np.ndarray) -> None:
-        self.cached, self.positions = cached, positions
+    given: (N,) int64 labels in the place of the cached ones.
+    """
+
+    def __init__(self, cached: CachedSplit, positions: np.ndarray, given: np.ndarray | None = None) -> None:
+        self.cached, self.positions, self.given = cached, positions, given
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def labels(self) -> np.ndarray:
-        return self.cached.labels[self.positions]
+        return self.cached.labels[self.positions] if self.given is None else self.given
 
     def __getitem__(self, picks: Picks) -> Batch:
         where = self.positions[picks.index]
         objects = self.cached.objects
         return Batch(
             images=torch.from_numpy(np.asarray(self.cached.images[where])),
-            labels=torch.from_numpy(self.cached.labels[where]),
+            labels=torch.from_numpy(self.labels[picks.index]),
             index=torch.from_numpy(picks.index),
             valid=torch.from_numpy(picks.valid),
             objects=None if objects is None else torch.from_numpy(np.asarray(objects[where])),

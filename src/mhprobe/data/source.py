@@ -16,6 +16,7 @@ import numpy as np
 class Contents:
     """What a source holds, known before any image is decoded.
 
+    class_names: empty where nobody has labelled the images.
     labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in the split.
     size: (height, width) of every decoded image.
     images: starts a walk over all images, in any order: (split, position in it, (height, width, 3) uint8), and with

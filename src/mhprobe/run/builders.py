@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from mhprobe.backbones import attach, build, input_spec
+from mhprobe.backbones import attach, build, family_of, input_spec
 from mhprobe.backbones.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
@@ -69,6 +69,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = _loaded(cfg, data) if has_weights(cfg) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
+    if data.unlabelled:
+        _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
     gates = cfg["gates"]
     made = GatedClassifier(
@@ -85,6 +87,24 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     if cfg.get("compile"):
         backbone.compile()
     return made
+
+
+def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Sequence[str]) -> None:
+    """The classes that the whole network gives the images stand for labels."""
+    if family_of(backbone).features_only(backbone):
+        raise UserError(
+            f"data: {data.source.name} has no labels, and this network gives features, no logits, so that there is no "
+            f"class to agree about. In Python mhprobe.masking_curve takes both (score='cosine')."
+        )
+    if cfg["command"] == "train":
+        data.refuse_unlabelled("training")
+    use = torch.cuda.is_available() and cfg["trainer"]["accelerator"] != "cpu"
+    data.label_by(backbone.to("cuda" if use else "cpu").eval(), class_names, "cuda" if use else "cpu")
+    if is_first():
+        print(
+            f"data: {data.source.name} has no labels. Accuracy is the share of images whose largest logit is where the "
+            f"whole network has it, loss the cross-entropy of that class."
+        )
 
 
 def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
@@ -167,7 +187,8 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, with all that the callbacks do at the end of a test."""
     name = model.description["backbone"]["name"]
-    report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images"
+    own = ", labelled by the whole network" if data.unlabelled else ""
+    report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images{own}"
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         report.add_metrics({**model.results, "test/images": data.sizes["test"]})
@@ -240,7 +261,7 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     if cfg["backbone"].get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
-    if loaded["class_names"] != list(data.class_names):
+    if not data.unlabelled and loaded["class_names"] != list(data.class_names):
         raise UserError(
             f"weights: {weights} knows the classes {', '.join(loaded['class_names'][:3])} ..., the data has "
             f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
@@ -253,18 +274,20 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     trains, checkpoint = "optim" in cfg, cfg["backbone"].get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
-    backbone = construct({**part, "num_classes": data.num_classes}, "backbone")
+    classes = None if data.unlabelled else data.num_classes  # None: as many as its own classifier has
+    backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
         load_foreign(backbone, checkpoint, "backbone.checkpoint", new_classifier=trains)
     elif part.get("pretrained") and not trains:
         known = backbone.pretrained_cfg["num_classes"]
-        if known != data.num_classes:
+        if classes is not None and known != classes:
             raise UserError(
                 f"backbone.pretrained: {part['name']} was trained on {known} classes, the data has "
-                f"{data.num_classes}: its classifier would be a random one. Train it first (mhprobe.train)."
+                f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
             )
     described = portable({**part, **registered(part["name"])})
-    return backbone, {"backbone": described, "class_names": list(data.class_names), "data": data.source.name}
+    names = [str(number) for number in range(backbone.num_classes)] if data.unlabelled else list(data.class_names)
+    return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
 def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module:

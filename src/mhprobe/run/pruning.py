@@ -120,6 +120,7 @@ def retraining(
 ) -> Train:
     """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
     settings = cfg["prune"]
+    data.refuse_unlabelled("prune.tune_epochs")
     cfg = {**cfg, "trainer": {**cfg["trainer"], "max_epochs": settings["tune_epochs"]}, "measure": None}
     optim = builders.optim(cfg, data)
 
