@@ -184,9 +184,14 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
     look = functools.partial(mhprobe.measure, model)
     good = [(images, labels)]
     for call, words in [
-        (lambda: look([{"photo": images, "kind": labels}], gates), "got a dict with 'photo', 'kind'"),
-        (lambda: look([(labels.tolist(), labels)], gates), r"got a tuple of 2: list, \(4,\)"),
-        (lambda: look([(images, [1, 2, 3, 4])], gates), r"got a tuple of 2: \(4, 3, 16, 16\), list"),
+        (
+            lambda: look([{"photo": images, "kind": labels}], gates),
+            r"got a dict with 'photo' \(\(4, 3, 16, 16\)\), 'kind'",
+        ),
+        (lambda: look([(["a.png"] * 4, labels)], gates), r"got a tuple of 2: list of str, \(4,\)"),
+        (lambda: look([(images, ["cat"] * 4)], gates), r"got a tuple of 2: \(4, 3, 16, 16\), list of str"),
+        (lambda: look([{"image": [images[0], images[1, :, 1:]]}], gates), r"'image' \(list of Tensor\)"),
+        (lambda: look([{"image": images, "label": ["cat"] * 4}], gates), r"'label' \(list of str\)"),
         (lambda: look(good, "svcca"), "measures is a list, .* got 'svcca' alone"),
         (lambda: look(good, gates[0]), "is a list, .* got GateImportance alone"),
         (

@@ -183,7 +183,19 @@ FORMS = {
     "tuples of more": lambda images, labels: (images, labels, ["a.png"] * len(images)),
     "a dict": lambda images, labels: {"image": images, "label": labels, "path": "x"},
     "Hugging Face's": lambda images, labels: {"pixel_values": images, "labels": labels},
+    "Hugging Face's iter": lambda images, labels: {"image": list(images), "label": labels.tolist()},
+    "with the pictures they were made of": lambda images, labels: {
+        "image": ["a picture"] * len(images),
+        "pixel_values": images,
+        "label": labels,
+    },
     "WebDataset's": lambda images, labels: {"jpg": images, "cls": labels, "__key__": ["0"] * len(images)},
+    "WebDataset's lists": lambda images, labels: {
+        "__key__": ["0"] * len(images),
+        "jpg": list(images.numpy()),
+        "cls": labels.tolist(),
+    },
+    "WebDataset's tuples": lambda images, labels: [images, labels.numpy()],
 }
 
 
@@ -196,12 +208,26 @@ def test_batches_of_common_forms_are_understood(form):
     assert torch.equal(found, plain)
 
 
+@pytest.mark.filterwarnings("ignore")  # what the library warns of itself
+def test_shards_of_web_dataset_are_walked_as_they_are(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    model, images, labels = loud(), pictures(loud()), labels_for(COUNT)
+    with wds.TarWriter(str(tmp_path / "shard.tar")) as shard:
+        for number, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+            shard.write({"__key__": f"{number:03d}", "npy": image.numpy(), "cls": label})
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    shards = wds.WebDataset(str(tmp_path / "shard.tar"), shardshuffle=False).decode()
+    for loader in (shards.to_tuple("npy", "cls").batched(5), shards.rename(jpg="npy").batched(5)):
+        found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])["gate_importance"]
+        torch.testing.assert_close(found, plain, rtol=1e-9, atol=0)  # the same numbers in other batches
+
+
 def test_batches_of_any_form_are_taken_apart_by_a_function():
     model = loud()
     images, labels = pictures(model), labels_for(COUNT)
     plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
     odd = [{"left": {"photo": images}, "right": labels}]
-    with pytest.raises(mhprobe.UserError, match=r"got a dict with 'left', 'right'.*batch=lambda item"):
+    with pytest.raises(mhprobe.UserError, match=r"got a dict with 'left' .*'right'.*batch=lambda item"):
         mhprobe.measure(model, odd, [mhprobe.measures.GateImportance])
     split = lambda item: (item["left"]["photo"], item["right"])  # noqa: E731
     found = mhprobe.measure(model, odd, [mhprobe.measures.GateImportance], batch=split)["gate_importance"]

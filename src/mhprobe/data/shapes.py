@@ -1,4 +1,7 @@
-"""What loaders yield, as images and labels: tuples, dicts and tensors as they are common.
+"""What loaders yield, as images and labels: tuples, dicts, lists and tensors as they are common.
+
+Hugging Face's datasets give dicts of tensors, or of lists of one part per image (``iter``); WebDataset gives tuples or
+dicts after its files' endings, with labels as numpy arrays or lists.
 
 Shapes: B images.
 """
@@ -8,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
 
 # Hugging Face's and WebDataset's names among them
-IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "png", "x")
+IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
 LABELS = ("labels", "label", "targets", "target", "cls", "y")
 Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 
@@ -21,29 +26,41 @@ Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
     """What a loader yielded -> (B, ...) images and (B,) labels, None without.
 
-    Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names.
-    Raises UserError for anything else.
+    Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names. In either, a list of
+    one part per image is stacked. Raises UserError for anything else.
     """
     if isinstance(item, Tensor):
         return item, None
     if isinstance(item, Mapping):
-        images = next((item[name] for name in IMAGES if isinstance(item.get(name), Tensor)), None)
-        labels = next((item[name] for name in LABELS if isinstance(item.get(name), Tensor)), None)
+        images, labels = (_of_names(item, names) for names in (IMAGES, LABELS))
     elif isinstance(item, tuple | list) and item:
         images, labels = item[0], item[1] if len(item) > 1 else None
     else:
         images = labels = None
-    if not isinstance(images, Tensor) or not (labels is None or _labels(labels)):
+    stacked, numbers = _stacked(images), _stacked(labels)
+    if stacked is None or not (labels is None or (numbers is not None and numbers.dim() == 1)):
         raise UserError(_unknown(item))
-    return images, labels
+    return stacked, numbers
 
 
-def _labels(labels: Any) -> bool:
-    return isinstance(labels, Tensor) and labels.dim() == 1
+def _of_names(item: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """What stands under the first of these names that is a tensor or can be one, else under the first that is there."""
+    there = [item[name] for name in names if name in item]
+    return next((part for part in there if _stacked(part) is not None), there[0] if there else None)
+
+
+def _stacked(part: Any) -> Tensor | None:
+    """(B, ...) of a tensor, an array, or a list of one number, array or tensor per image; None of anything else."""
+    if isinstance(part, np.ndarray) and part.dtype != object:
+        return torch.from_numpy(part)
+    if isinstance(part, tuple | list) and part:
+        each = [torch.as_tensor(one) for one in part if isinstance(one, Tensor | np.ndarray | np.generic | int)]
+        return torch.stack(each) if len(each) == len(part) and len({one.shape for one in each}) == 1 else None
+    return part if isinstance(part, Tensor) else None
 
 
 def _unknown(item: Any) -> str:
-    keys = f" with {', '.join(map(repr, item))}" if isinstance(item, Mapping) else ""
+    keys = f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}" if isinstance(item, Mapping) else ""
     things = f" of {len(item)}: {', '.join(map(_called, item))}" if isinstance(item, tuple | list) else ""
     return (
         f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
@@ -53,4 +70,7 @@ def _unknown(item: Any) -> str:
 
 
 def _called(part: Any) -> str:
-    return f"{tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+    if isinstance(part, Tensor | np.ndarray):
+        return f"{tuple(part.shape)}"
+    kinds = sorted({type(one).__name__ for one in part}) if isinstance(part, tuple | list) else []
+    return f"{type(part).__name__} of {' and '.join(kinds[:3])}" if kinds else type(part).__name__
