@@ -312,5 +312,5 @@ def test_a_line_says_where_the_promise_ends(promised):
     across = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "-." and len(line.get_xdata())]
     assert [float(line.get_xdata()[0]) for line in across] == ([2.0] if promised else [])
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert any(text.startswith("to here: at most 1 % lost" if promised else "nowhere: ") for text in texts)
+    assert any(text.startswith("to here: at most 1 points lost" if promised else "nowhere: ") for text in texts)
     assert_nothing_is_clipped(figure)
