@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.io import stopping
+from mhprobe.run import launch
 from mhprobe.run.sections import commands, sections
 from runs import Command
 
@@ -88,6 +91,23 @@ def test_a_rank_that_dies_is_named_in_one_line(tmp_path):
     assert result.code == 137, result.err
     (line,) = [line for line in result.err.splitlines() if line.strip()]
     assert "rank 1" in line and "SIGKILL" in line
+
+
+def test_a_rank_that_is_told_to_stop_while_it_fails_still_says_why(tmp_path):
+    """What breaks one rank breaks the collectives of the others, which are told to stop at that very moment."""
+    code = (
+        "import os, signal, sys; from mhprobe.run import launch\n"
+        "def fails(*_): raise RuntimeError('broken')\n"
+        "def told(): os.kill(os.getpid(), signal.SIGTERM); return 'why'\n"
+        "launch.run, launch.traceback.format_exc = fails, told\n"
+        "launch.listen(launch._last_words); launch._rank('mask', None)"
+    )
+    told = {launch.NOTES: str(tmp_path), launch.JOB: "{}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**runs.environment(), **told}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["why"]
 
 
 def ranks_of(parent: int) -> dict[str, int]:

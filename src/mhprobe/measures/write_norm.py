@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mhprobe.heads import HeadBatch, HeadLayout, wide
+from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 
 
@@ -41,12 +41,12 @@ class WriteNorm(Measure):
     def update(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
-            span, z_BTHD, output_HDC = self.layout.span(number), wide(z[batch.valid]), wide(weights.output)
+            span, z_BTHD, output_HDC = self.layout.span(number), z[batch.valid].double(), weights.output.double()
             # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (B, T, H, C) write
             gram_HDD = output_HDC @ output_HDC.mT
             square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
-            norm_BTH = square_BTH.clamp(min=0).sqrt().double()
-            stream_BT = wide(streams[site.block].before[batch.valid]).norm(dim=-1).double()
+            norm_BTH = square_BTH.clamp(min=0).sqrt()
+            stream_BT = streams[site.block].before[batch.valid].double().norm(dim=-1)
             self.total[span] += (norm_BTH / stream_BT[..., None]).sum((0, 1))
             self.length[span] += norm_BTH.sum((0, 1))
             self.tokens[span] += stream_BT.numel()

@@ -192,9 +192,8 @@ def _rank(task: str, folder: Path) -> None:
         with contextlib.suppress(FileExistsError), (notes / MISTAKE).open("x") as file:
             file.write(str(error))
         sys.exit(2)
-    except Stopped as stopped:
-        sys.exit(stopped.code)
     except Exception:
+        handle(signal.SIG_IGN)  # whoever started this rank tells all others to stop, too: it has last words to say
         if (notes / MISTAKE).exists():  # a rank that left has broken this one's collective
             sys.exit(2)
         _last_words(traceback.format_exc())
@@ -222,5 +221,7 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         _rank(sys.argv[1], Path(sys.argv[2]))
+    except Stopped as stopped:  # also in the midst of another exception
+        sys.exit(stopped.code)
     finally:
         handle(signal.SIG_IGN)  # a rank that is ending cannot be told to

@@ -101,7 +101,9 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
     if curve.guarantee is None or curve.traces[0].promised is None:
         return
     steps = curve.traces[0].promised
-    asked = f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
+    asked = (
+        f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
+    )
     if steps:
         axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
     line = "-." if steps else ""
