@@ -61,7 +61,7 @@ def killed(trained, tmp_path_factory):
 
     def answers(commands: list[Command]) -> list[runs.Result]:
         """So many that one start-up for all would take longer than a test may."""
-        return [end for i in range(0, len(commands), 20) for end in runs.answers(commands[i : i + 20], cwd)]
+        return [end for i in range(0, len(commands), 5) for end in runs.answers(commands[i : i + 5], cwd)]
 
     whole = dict(zip(KINDS, answers([command(name, f"{name}/whole") for name in KINDS]), strict=True))
     assert all(end.code == 0 for end in whole.values()), [end.err for end in whole.values()]
