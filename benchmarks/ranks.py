@@ -120,7 +120,7 @@ def run(size: Size) -> Iterator[Ratio]:
 def _memory(helpers: Helpers, megabytes: int) -> Ratio:
     grown, _ = helpers.do(f"sums {megabytes}")
     what = f"adding up {megabytes} MiB of sums over ranks: memory a rank takes for it / the sums"
-    return single(what, grown, "<= 2.5", "one copy is the rank's own sums, put aside; gloo has buffers")
+    return single(what, grown, "<= 1.5", "one copy is the rank's own sums, put aside; gloo copies a piece at a time")
 
 
 class Helpers:

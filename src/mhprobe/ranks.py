@@ -5,13 +5,15 @@ All but ``rank`` and ``size`` are collectives: every rank calls them, in the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+
+PIECE = 2**21  # numbers; 16 MiB of float64
 
 
 def size() -> int:
@@ -27,8 +29,14 @@ def rank() -> int:
 def sum(part: Tensor, group: Any | None = None) -> Tensor:
     """``part``, now the sum over ranks: added up in place."""
     if size() > 1:
-        dist.all_reduce(part, group=group)
+        for piece in pieces(part):
+            dist.all_reduce(piece, group=group)
     return part
+
+
+def pieces(large: Tensor) -> Sequence[Tensor]:
+    """Views of ``large`` for what copies what it works on, as gloo does: then a copy is never as large."""
+    return large.view(-1).split(PIECE) if large.is_contiguous() else [large]
 
 
 def from_rank_zero(find: Callable[[], T]) -> T:

@@ -112,7 +112,7 @@ class Measure(Metric):
                 f"{self.name}: no valid images were seen, expected at least one; update it with a batch first."
             )
         for name in self.metric_state:
-            if not getattr(self, name).isfinite().all():
+            if not all(piece.isfinite().all() for piece in ranks.pieces(getattr(self, name))):
                 raise UserError(
                     f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of heads. "
                     f"Check the weights, the precision and the normalisation of the images."
