@@ -141,12 +141,14 @@ def duration(seconds: float) -> str:
 
 def _can_move() -> bool:
     """Whether what was written can be written anew: at a terminal, in a notebook."""
-    from rich import get_console
+    from rich.console import Console
 
-    return get_console().is_interactive or get_console().is_jupyter
+    console = Console()  # rich's own remembers what stdout was when somebody first asked
+    return console.is_interactive or console.is_jupyter
 
 
 def _view() -> Progress:
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
@@ -163,6 +165,7 @@ def _view() -> Progress:
         TextColumn("{task.fields[unit]}"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
+        console=Console(),
         transient=True,
         refresh_per_second=4,
     )
