@@ -188,10 +188,17 @@ def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_se
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Just enough of a W&B server for a run to start online."""
+    """Just enough of a W&B server for a run to start online.
+
+    wait: seconds before an answer. cut: the connection ends in the middle of each answer.
+    """
+
+    wait = 0.0
+    cut = False
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.closing.wait(self.wait)
         project = {"id": "p", "name": "mhprobe", "entity": {"id": "e", "name": "someone"}}
         bucket = {
             "id": "b",
@@ -211,33 +218,51 @@ class Answers(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[: len(body) // 2] if self.cut else body)
 
     def log_message(self, *_: Any) -> None:
         pass
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_neither_stops_nor_hangs_a_run(tmp_path, monkeypatch, caplog, capsys):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+@pytest.fixture
+def server(monkeypatch):
+    """One that works until it is told otherwise."""
+
+    class Kind(Answers):
+        pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Kind)
+    server.closing = threading.Event()
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
-    try:
-        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
-        folder = tmp_path / "digits_vit" / "run"
-        logger = RunLogger(folder, init_timeout=10, finish_timeout=1)
-    finally:
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "1")
+    yield server
+    server.closing.set()
+    server.shutdown()
+    server.server_close()
+    serving.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["dies", "no longer answers", "breaks off in its answers"])
+def test_a_server_that_fails_in_the_middle_neither_stops_nor_hangs_a_run(tmp_path, caplog, capsys, server, fate):
+    folder = tmp_path / "digits_vit" / "run"
+    logger = RunLogger(folder, init_timeout=10, finish_timeout=1)
+    assert said(caplog) == [] and "W&B: http://127.0.0.1" in capsys.readouterr().out  # it was online
+    if fate == "dies":
         server.shutdown()
         server.server_close()
-        serving.join()
-    assert said(caplog) == [] and "W&B: http://127.0.0.1" in capsys.readouterr().out  # it was online
+    else:
+        server.RequestHandlerClass.wait = 600 if fate == "no longer answers" else 0
+        server.RequestHandlerClass.cut = fate == "breaks off in its answers"
     started = time.monotonic()
     log_everything(logger, folder)
     assert time.monotonic() - started < 60  # without finish_timeout it waits for ever
     (message,) = said(caplog)  # logging a table fails, once
     assert message.startswith("W&B: ") and "The run goes on" in message and "\n" not in message
+    assert (folder / "tables" / "gate_importance.csv").exists() and (folder / "metrics.json").exists()
     wandb.teardown()  # as at the end of a process
     steps = history(folder)  # on disk, for `wandb sync`
     for name in ("figures/masking_curves.path", "masking/head_max/test/accuracy", "train/loss"):
