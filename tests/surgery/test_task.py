@@ -15,6 +15,9 @@ import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
+from mhprobe.report.html import atlas
+from mhprobe.report.html.attention import maps
+from mhprobe.report.html.folder import read_run
 from mhprobe.run import builders
 from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning
@@ -69,6 +72,10 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     with (folder / "tables" / "kept_heads.csv").open() as file:
         kept = {(row["site"], int(row["index"])) for row in csv.DictReader(file) if row["kept"] == "1"}
     assert kept == {(site, head) for site, heads in about["kept"].items() for head in heads}
+    run = read_run(folder)
+    heads = atlas.heads(run)
+    looks, *_ = maps(run, heads)
+    assert kept == {(heads[flat]["site"], heads[flat]["index"]) for flat in looks["heads"]}  # those that are left look
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["test/accuracy"] == pytest.approx(float(rows[-1]["accuracy"]))
     assert metrics["prune/largest_difference"] < 1e-5

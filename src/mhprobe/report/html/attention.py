@@ -23,7 +23,7 @@ IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 LEVELS = len(LETTERS)
-KEPT = "attention.safetensors"  # what callbacks/keep_attention.py leaves in every run that tests a model
+KEPT = "attention.safetensors"  # what callbacks/keep_attention.py leaves in every run that tests a model, or prunes it
 OF_A_HEAD = re.compile(r"(?P<kind>[^/]+)/(?:block (?P<block>\d+)|(?P<site>.+)) head (?P<index>\d+)")
 
 
@@ -36,7 +36,7 @@ def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Attention of every head in the run's first test images."""
+    """Attention of every head in the run's first test images; of a pruning, of the heads that it left."""
     file = run.folder / KEPT
     if not file.exists():
         return []
@@ -47,8 +47,10 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     pictures = [_url(picture) for picture in kept.pop("pictures")]
     sites: dict[str, list[int]] = {}
+    gone = _removed(run)
     for head in heads:
-        sites.setdefault(head["site"], []).append(head["id"])
+        if (head["site"], head["index"]) not in gone:
+            sites.setdefault(head["site"], []).append(head["id"])
     found: dict[str, dict[int, Any]] = {}
     for key, levels_BHhw in kept.items():
         query, _, site = key.partition("/")
@@ -59,6 +61,15 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": found[query]}
         for query in order
     ]
+
+
+def _removed(run: Run) -> set[tuple[str, int]]:
+    """Site and index of the heads that are not in the model that a pruning left."""
+    table = run.tables.get("kept_heads")
+    if table is None:
+        return set()
+    rows = zip(*(column(table, name) for name in ("site", "index", "kept")), strict=True)
+    return {(site, index) for site, index, kept in rows if not kept}
 
 
 def _kept(file: Path) -> tuple[dict[str, Any], list[str]]:
