@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import runs
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.maps.base import MapKind
 from mhprobe.maps.gallery import gallery, opened
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.report.figures import maps as figures
@@ -73,6 +74,36 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
     raw = load_file(result.folder / "maps.safetensors")
     assert raw["rollout/rollout"].shape == raw["relevance_map/relevance"].shape
     assert len(raw) == 9 and all(len(maps) == 2 for maps in raw.values())
+
+
+def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(tmp_path):
+    class Even(MapKind):
+        per_head = False
+
+        def __call__(self, model, images, labels=None):
+            return {"even": torch.ones(len(images), 4, 4)}
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(1)), 0
+
+        def forward(self, images):
+            self.seen += len(images)
+            return images.flatten(1)[:, :3]
+
+    data, model = Stored(), Counting()
+    data.transform = lambda batch, train: batch._replace(images=batch.images.float())
+    results, found = gallery(model, data, [0, 1], {"even": Even()}, score=False)
+    assert model.seen == 2
+    assert "deletion" not in results["maps"].table.columns and len(results["maps"].table.rows) == 2
+    texts = [text.get_text() for axes in results["maps"].figure.axes for text in axes.texts]
+    assert texts and not [text for text in texts if "del" in text]
+    assert not found["even"]["even"].scored and judged(2).scored
+
+
+def test_the_command_takes_no_judgement_for_an_answer():
+    assert runs.checked("maps", "faithfulness=null")["faithfulness"] is None
 
 
 @pytest.mark.slow

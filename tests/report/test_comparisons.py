@@ -166,3 +166,18 @@ def test_few_compared_heads_get_a_matrix_of_their_own(count):
     assert len(marked) == int(((some + some.T).abs() > 1)[off_diagonal].sum())
     assert_nothing_is_clipped(figure)
     assert_nothing_is_clipped(few_heads.draw(layout, {"value": value}, "short"))
+
+
+def test_a_dot_is_corrected_for_all_pairs_that_were_looked_at():
+    """Of 28 pairs whose own intervals all exclude 0, one survives Holm's correction: it alone has a dot."""
+    layout, heads = LAYOUTS["large"], torch.arange(8)
+    value = torch.full((layout.num_heads,) * 2, torch.nan, dtype=torch.float64)
+    value[heads[:, None], heads] = 1.0
+    p_holm = torch.where(value.isnan(), value, 0.5)
+    p_holm[1, 3] = p_holm[3, 1] = 0.01
+    columns = {"value": value, "low": value - 0.9, "high": value + 0.9}
+    dots = [
+        len(few_heads.draw(layout, given, "short").axes[0].lines[0].get_xdata())
+        for given in (columns, {**columns, "p_holm": p_holm})
+    ]
+    assert dots == [8 * 7, 2]

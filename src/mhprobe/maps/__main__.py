@@ -22,7 +22,9 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
     if trainer.is_global_zero:  # a few images are no work to share
         backbone = model.backbone.to(trainer.strategy.root_device)
-        write_maps(report, backbone, data, cfg["images"], kinds, **cfg["faithfulness"], seed=cfg["seed"])
+        scores = cfg["faithfulness"]
+        options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
+        write_maps(report, backbone, data, cfg["images"], kinds, **options)
         finish_report(folder, cfg["command"], model.gates.layout)
         report.close()
         show(folder)

@@ -24,10 +24,16 @@ from mhprobe.report.tables import Table
 UNKNOWN = "unknown"  # the label of a file
 
 
-def judged(model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, **options: Any) -> dict[str, Judged]:
-    """A kind's maps of images (B, 3, height, width), each with its areas, on the CPU. options: of ``faithfulness``."""
+def judged(
+    model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, score: bool = True, **options: Any
+) -> dict[str, Judged]:
+    """A kind's maps of images (B, 3, height, width), each with its areas, on the CPU. options: of ``faithfulness``.
+
+    score: whether to judge them, which is nearly all of the work; areas that were not asked for are NaN.
+    """
     maps = kind(model, images, labels)
-    judgements = faithfulness(model, images, list(maps.values()), **options)
+    unknown = torch.full((len(images),), torch.nan)
+    judgements = faithfulness(model, images, list(maps.values()), **options) if score else [[unknown] * 4 for _ in maps]
     return {
         name: Judged(values.float().cpu(), *(area.cpu() for area in areas))
         for (name, values), areas in zip(maps.items(), judgements, strict=True)
@@ -44,7 +50,7 @@ def write_maps(
 ) -> None:
     """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
 
-    chosen: positions in the test split, or image files. options: of ``faithfulness``.
+    chosen: positions in the test split, or image files. options: of ``judged``.
     """
     results, found = gallery(model, data, chosen, kinds, **options)
     for name, result in results.items():
@@ -54,6 +60,8 @@ def write_maps(
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
     write(report.folder / "maps.safetensors", save(raw))
     for name, one in _whole(kinds, found).items():
+        if not one.scored:
+            continue
         deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
         print(
             f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
@@ -91,6 +99,7 @@ def gallery(
     results: dict[str, Result] = {}
     every: dict[str, dict[str, Judged]] = {}
     rows: list[list[Any]] = []
+    areas = Judged._fields[1:] if options.get("score", True) else ()
     called = [_called(image) for image in chosen]
     facts = list(zip(called, batch.labels.tolist(), predicted.tolist(), probability.tolist(), strict=True))
     titles = [f"image {image}: {names[label]}\n→ {names[best]} {p:.2f}" for image, label, best, p in facts]
@@ -98,13 +107,13 @@ def gallery(
         found = judged(model, images, labels, make, **options)
         every[kind] = found
         for name, one in found.items():
-            areas = torch.stack(one[1:], 1).tolist()
-            for (image, label, best, p), numbers in zip(facts, areas, strict=True):
-                rows.append([image, names[label], names[best], p, kind, name, *numbers])
+            numbers = torch.stack(one[1:], 1)[:, : len(areas)].tolist()
+            for (image, label, best, p), beside in zip(facts, numbers, strict=True):
+                rows.append([image, names[label], names[best], p, kind, name, *beside])
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number)
             results[f"{kind}_{image}"] = Result(figure=drawn)
-    columns = ["image", "label", "predicted", "probability", "kind", "map", *Judged._fields[1:]]
+    columns = ["image", "label", "predicted", "probability", "kind", "map", *areas]
     whole = _whole(kinds, every)
     overview = figures.draw(pictures, titles, whole) if whole else None
     if smooth and whole:

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
-    "A value for every pair among the heads that were compared. A dot: its 95 % interval excludes 0. Of many "
-    "pairs one in twenty gets a dot by chance."
+    "A value for every pair among the heads that were compared. A dot: it differs from 0 by more than chance, with "
+    "Holm's correction over all pairs that were looked at (5 %). Where a measure has no such p, a dot says that the "
+    "95 % interval of this pair excludes 0, which one pair in twenty does by chance."
 )
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Heads that were compared with any other; with "low" and "high", a dot where the 95 % interval excludes 0.
+    """Heads that were compared with any other; a dot where "p_holm" is below .05.
 
+    Without "p_holm" the dot is where the 95 % interval from "low" to "high" excludes 0.
     With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
     """
 
@@ -55,11 +57,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         image = axes.imshow(shown.numpy(), cmap=cmap, norm=norm)
         if count <= 24:
             cells(axes, count, count)
-        if "low" in columns and "high" in columns:
-            low, high = (columns[name][heads[:, None], heads] for name in ("low", "high"))
-            row, column = (((low > 0) | (high < 0)) & shown.isfinite()).nonzero().unbind(1)
+        if (found := _beyond_chance(columns)) is not None:
+            beyond, how = found
+            row, column = (beyond[heads[:, None], heads] & shown.isfinite()).nonzero().unbind(1)
             axes.plot(column.tolist(), row.tolist(), "o", color="black", markersize=2.5, linestyle="")
-            axes.set_title("dot: 95 % interval excludes 0", loc="left", fontsize=7, pad=4)
+            axes.set_title(f"dot: {how}", loc="left", fontsize=7, pad=4)
         stride = max(1, round(0.2 / (side / count)))
         axes.set_xticks(range(0, count, stride), shown_names[::stride], rotation=90)
         axes.set_yticks(range(0, count, stride), shown_names[::stride])
@@ -70,3 +72,12 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         bar.set_label(wrapped(label, max(side, 1.6)))
         mark_control(bar.ax, control, value.new_empty(0))
     return figure
+
+
+def _beyond_chance(columns: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
+    """(A, A) bool, which pairs differ from 0, and what that means; None where nothing tells."""
+    if "p_holm" in columns:
+        return columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
+    if {"low", "high"} <= set(columns):
+        return (columns["low"] > 0) | (columns["high"] < 0), "95 % interval excludes 0"
+    return None

@@ -21,13 +21,20 @@ CAPTION = (
 
 
 class Judged(NamedTuple):
-    """Maps (B, h, w) and, each (B,), the areas under deletion and insertion curves of them and of random orders."""
+    """Maps (B, h, w) and, each (B,), the areas under deletion and insertion curves of them and of random orders.
+
+    Areas are NaN where they were not asked for.
+    """
 
     maps: Tensor
     deletion: Tensor
     insertion: Tensor
     random_deletion: Tensor
     random_insertion: Tensor
+
+    @property
+    def scored(self) -> bool:
+        return not bool(self.deletion.isnan().any())
 
 
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
@@ -96,6 +103,8 @@ def _overlay(
     bar.set_ticks([])
     for x, end, side in ((0, norm.vmin, "left"), (1, norm.vmax, "right")):
         bar.ax.text(x, -0.4, f"{end:.2g}", transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
+    if not judged.scored:
+        return axes
     text = (
         f"del {judged.deletion[row]:.2f} (random {judged.random_deletion[row]:.2f})\n"
         f"ins {judged.insertion[row]:.2f} (random {judged.random_insertion[row]:.2f})"
