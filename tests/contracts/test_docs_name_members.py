@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+from mhprobe.report.html import captions
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # group of conf -> the page that tells of its members, and how it writes a name
@@ -28,3 +31,12 @@ def test_what_can_be_chosen_is_in_the_docs(group, name):
     text = (ROOT / page).read_text()
     for form in forms:
         assert form.format(name) in text, f"{page} says nothing of {group}={name}: expected {form.format(name)!r}"
+
+
+@pytest.mark.parametrize("kind", captions.kinds())
+def test_every_kind_of_figure_has_a_right_and_a_wrong_reading(kind):
+    text = (ROOT / "docs/reading-figures.md").read_text()
+    rows = re.findall(rf"^\| `{kind}` \| (\S.*) \| (\S.*) \|$", text, re.M)
+    assert len(rows) == 1, f"docs/reading-figures.md: expected one row `{kind}` with a right and a wrong reading"
+    right, wrong = rows[0]
+    assert right != wrong
