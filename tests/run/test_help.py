@@ -25,6 +25,7 @@ def test_every_command_has_examples_of_its_own():
     assert {command for command, _ in EXAMPLES} == set(sections.commands())
     for command, line in EXAMPLES:
         assert shlex.split(line)[:3] == ["python", "-m", f"mhprobe.{command}"]
+        assert len(line) <= 120
 
 
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
