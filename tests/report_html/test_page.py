@@ -17,6 +17,7 @@ from PIL import Image
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.html import atlas, captions, curves, finish_report, finish_sweep, jobs, words, write_report
+from mhprobe.report.html import page as page_of
 from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.report import Report
@@ -321,3 +322,11 @@ def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
     assert 3_000_000 < size < 8_000_000  # it is full, and the rest is named
     text = (folder / "report.html").read_text()
     assert "noise 11" in text or "noise_11" in text
+
+
+def test_when_and_how_long_is_said_in_plain_units(tmp_path):
+    folder = make_run(tmp_path / "run")
+    for seconds, said in ((135, "2 min 15 s, "), (7205, "2 h 5 s, "), (0, "0 s, "), (None, "")):
+        facts = {"finished": "2026-11-22T06:38:17+02:00", "seconds": seconds}
+        (folder / "run.json").write_text(json.dumps(facts))
+        assert dict(page_of.facts(read_run(folder)))["Time"] == f"{said}until 2026-11-22 04:38 UTC"

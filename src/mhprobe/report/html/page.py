@@ -63,7 +63,12 @@ def write_report(folder: Path) -> Path:
         data,
         run=run,
         title=run.name,
-        has={"heads": bool(heads), "curves": bool(heads and data["lines"]), "chance": data["chance"] is not None},
+        has={
+            "heads": bool(heads),
+            "curves": bool(heads and data["lines"]),
+            "chance": data["chance"] is not None,
+            "control": any(one["chance"] or one["twin"] for one in measures),
+        },
         scripts=["common.js", *(["atlas.js", "charts.js"] if heads else []), "tables.js"],
         words=words.result(run, heads, measures),
         glance=words.glance(heads, measures),
@@ -103,17 +108,24 @@ def facts(run: Run) -> list[tuple[str, str]]:
     hardware = known.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
     versions = ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items())
-    seconds = known.get("seconds")
-    took = f", {datetime.timedelta(seconds=seconds)} long" if seconds is not None else ""
     return [
         ("Command", known.get("command") or _overrides(run)),
         ("Commit", known.get("commit") or "not recorded"),
         ("Versions", versions or "not recorded"),
         ("Hardware", ", ".join(str(part) for part in parts if part) if hardware else "not recorded"),
-        ("Time", f"until {known['finished']}{took}" if "finished" in known else "not recorded"),
+        ("Time", _time(known["finished"], known.get("seconds")) if "finished" in known else "not recorded"),
         ("Seed", str(run.config.get("seed", "not recorded"))),
         ("Folder", str(run.folder)),
     ]
+
+
+def _time(finished: str, seconds: int | None) -> str:
+    """e.g. ``2 min 15 s, until 2026-11-22 04:38 UTC``."""
+    until = datetime.datetime.fromisoformat(finished).astimezone(datetime.UTC).strftime("until %Y-%m-%d %H:%M UTC")
+    if seconds is None:
+        return until
+    parts = {"h": seconds // 3600, "min": seconds // 60 % 60, "s": seconds % 60}
+    return f"{' '.join(f'{count} {unit}' for unit, count in parts.items() if count) or '0 s'}, {until}"
 
 
 def _overrides(run: Run) -> str:
