@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
+import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -119,7 +122,8 @@ def finish(process: subprocess.Popen[str], cwd: Path) -> Result:
 
 def run(task: str, *overrides: str, cwd: Path) -> Result:
     """``python -m mhprobe.<task>`` to its end."""
-    return finish(start(task, *overrides, cwd=cwd), cwd)
+    (result,) = answers([Command(task, overrides)], cwd)
+    return dataclasses.replace(result, folder=newest(cwd))
 
 
 def python(code: str, cwd: Path) -> Result:
@@ -159,7 +163,7 @@ class Command(NamedTuple):
 
 
 # Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
-_DRIVER = """
+_SERVER = """
 import itertools, json, os, signal, sys, tempfile
 import hydra, mhprobe.run.cli, mhprobe.run.quiet
 mhprobe.run.quiet.quiet()
@@ -176,12 +180,15 @@ def send_after(owner, name, number, calls):
         return result
     setattr(owner, name, counted)
 
-for task, overrides, number, save, batch, cpu in json.loads(sys.argv[1]):
+for line in sys.stdin:
+    cwd, env, (task, overrides, number, save, batch, cpu) = json.loads(line)
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0), os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+            os.chdir(cwd)
+            os.environ.clear(), os.environ.update(env)
             signal.alarm(240)  # a mistake that is not seen would train for hours
             if save:
                 send_after(AtomicCheckpointIO, "save_checkpoint", number, save)
@@ -197,20 +204,27 @@ for task, overrides, number, save, batch, cpu in json.loads(sys.argv[1]):
         _, status, used = os.wait4(child, 0)
         out.seek(0), err.seek(0)
         ended = os.waitstatus_to_exitcode(status)
-        print(json.dumps([ended, out.read(), err.read(), None, used.ru_utime + used.ru_stime]))
+        print(json.dumps([ended, out.read(), err.read(), None, used.ru_utime + used.ru_stime]), flush=True)
 """
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """One for all tests of this process; it ends with its input."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=environment(), **pipes)
+    atexit.register(server.stdin.close)
+    return server
 
 
 def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
     """How each command ends; one start-up for all of them."""
-    told = [command._replace(overrides=known(command.task, command.overrides)) for command in commands]
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, json.dumps(told)],
-        cwd=cwd,
-        env=environment(),
-        text=True,
-        capture_output=True,
-        timeout=2 * TIMEOUT,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Result(*json.loads(line)) for line in done.stdout.splitlines()]
+    server, ends = _server(), []
+    for command in commands:
+        told = command._replace(overrides=known(command.task, command.overrides))
+        server.stdin.write(json.dumps([str(cwd), environment(), told]) + "\n")
+        server.stdin.flush()
+        told_back = server.stdout.readline()
+        assert told_back, f"the server of tests ended with {server.wait(10)}"
+        ends.append(Result(*json.loads(told_back)))
+    return ends
