@@ -330,3 +330,33 @@ def test_when_and_how_long_is_said_in_plain_units(tmp_path):
         facts = {"finished": "2026-11-22T06:38:17+02:00", "seconds": seconds}
         (folder / "run.json").write_text(json.dumps(facts))
         assert dict(page_of.facts(read_run(folder)))["Time"] == f"{said}until 2026-11-22 04:38 UTC"
+
+
+def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
+    rows = [
+        {
+            "removed": removed,
+            "device": "a CPU",
+            "batch": batch,
+            "speedup": 1.25,
+            "speedup_low": low,
+            "speedup_high": high,
+        }
+        | {"predicted": 1.5}
+        for removed in ("this mask", "50 % removed")
+        for batch, low, high in ((1, 1.0, 1.1), (16, 1.2, 1.3))
+    ]
+    report = Report(tmp_path, layout())
+    report.add_table("speed", table(rows))
+    areas = {"deletion": 0.25, "insertion": 0.5, "random_deletion": 0.375, "random_insertion": 0.375}
+    judged = [{"image": image, "label": "a", "predicted": "a", "kind": "rollout", **areas} for image in (0, 1)]
+    report.add_table("maps", table(judged))
+    said = words.result(read_run(tmp_path), [], [])
+    assert said == [
+        "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30) on a CPU; its FLOPs "
+        "predict 1.50.",
+        "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random orders 0.38; higher is "
+        "better), mean over 2 maps.",
+    ]
+    report.add_table("speed", table([row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]))
+    assert "dense one on a CPU" in words.result(read_run(tmp_path), [], [])[0]

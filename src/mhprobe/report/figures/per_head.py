@@ -29,7 +29,7 @@ REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init"
 
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
-    "A square per head, blocks from input to output. Below, where there is an interval or a reference, the heads "
+    "A square per head, blocks from input to output. Beside, where there is an interval or a reference, the heads "
     "in order: a bar is the 95 % interval, the line what chance or a freshly initialised network gives. Heads "
     "whose intervals overlap are not told apart."
 )
@@ -92,7 +92,7 @@ def _ranked(axes: Axes, columns: Mapping[str, Tensor], label: str) -> None:
             axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    if "chance" not in columns:
+    if not {"chance", "null", "uniform"} & set(columns):  # those are what it is read against, and 0 may be far away
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
     axes.set_xlabel(text)

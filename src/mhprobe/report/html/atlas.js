@@ -81,7 +81,8 @@ function drawGrid() {
   if (choice?.main)
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
   byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "");
-  const nothing = choice?.main && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
+  const decided = choice?.values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
+  const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${nothing}`
     : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
 }

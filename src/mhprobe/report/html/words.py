@@ -13,9 +13,10 @@ from mhprobe.stats.significance import wilson
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """What the run found, most important first."""
-    found = [*_accuracy(run), *_masking(run, len(heads)), *_promise(run, len(heads)), *_kept(run)]
+    found = [*_accuracy(run), *_masking(run, len(heads)), *_promise(run, len(heads)), *_kept(run), *_speed(run)]
+    found += _maps(run)
     found += _extremes(heads, measures[0]) if measures else []
-    return found or ["This run wrote figures or tables only; they are below."]
+    return found or ["This run wrote figures or tables only."]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -152,6 +153,41 @@ def _kept(run: Run) -> list[str]:
         said.append(
             f"Test accuracy goes from {interval(first)} to {interval(last)}, parameters from {first['parameters']:,} "
             f"to {last['parameters']:,}."
+        )
+    return said
+
+
+def _speed(run: Run) -> list[str]:
+    """Of the heads that were removed, at the largest batch."""
+    table = run.tables.get("speed")
+    if table is None or not table.rows:
+        return []
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
+    low, high = row["speedup_low"], row["speedup_high"]  # none where too few timings were taken
+    within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+    return [
+        f"At batch {row['batch']} the pruned network is {row['speedup']:.2f} times as fast as the dense one{within} on "
+        f"{row['device']}; its FLOPs predict {row['predicted']:.2f}."
+    ]
+
+
+def _maps(run: Run) -> list[str]:
+    """How faithful each kind of map is, on average over its maps."""
+    table = run.tables.get("maps")
+    if table is None or "deletion" not in table.columns:
+        return []
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows if None not in row]
+    said = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        deletion, insertion, chance, up_by_chance = (
+            sum(row[name] for row in own) / len(own)
+            for name in ("deletion", "insertion", "random_deletion", "random_insertion")
+        )
+        said.append(
+            f"{kind}: deletion {deletion:.2f} (random orders {chance:.2f}; lower is better), insertion {insertion:.2f} "
+            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(own)} maps."
         )
     return said
 
