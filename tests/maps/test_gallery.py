@@ -164,6 +164,14 @@ def test_images_that_are_not_there_are_refused(images, said):
     assert str(caught.value).startswith("images: ")
 
 
+def test_a_file_of_a_terabyte_is_refused_unread(tmp_path):
+    giant = tmp_path / "giant.png"
+    with giant.open("wb") as file:
+        file.truncate(2**40)  # a sparse file: nothing of it is on the disk
+    with pytest.raises(UserError, match=r"^images: .*giant\.png claims 1,099,511,627,776 bytes"):
+        opened(Stored(), [str(giant)])
+
+
 def test_a_map_that_explains_the_label_needs_one(tmp_path):
     photo = tmp_path / "photo.png"
     Image.new("RGB", (8, 8)).save(photo)

@@ -183,6 +183,8 @@ def test_no_server_stops_or_hangs_a_run(tmp_path, monkeypatch, caplog, silent_se
     (message,) = said(caplog)
     assert message.startswith("W&B: ") and "wandb sync" in message and "\n" not in message
     assert (folder / "tables" / "gate_importance.csv").exists()
+    # its telemetry, refused with the key, would say so three times after the run's last line
+    assert not logging.getLogger("opentelemetry.sdk").isEnabledFor(logging.ERROR)
     offline = [file for file in folder.glob("wandb/offline-run-*/*.wandb") if file.parent.name in message]
     assert len(offline) == 1
 

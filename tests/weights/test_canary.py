@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -154,3 +155,28 @@ def test_the_watch_would_see_it(audited, tmp_path):
     (tmp_path / "evil").write_bytes(b"")
     (tmp_path / "evil").open().close()
     assert any("evil" in line for line in OPENED)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "its own weights": {},
+    "a file": {"pretrained_cfg": {"file": "EVIL"}},
+    "a file that loads itself": {"pretrained_cfg": {"file": "EVIL", "custom_load": True}},
+    "an argument": {"model_args": {"checkpoint_path": "EVIL"}},
+    "an overlay": {"model_args": {"pretrained_cfg_overlay": {"file": "EVIL"}}},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_strangers_folder_for_timm_runs_no_code(tmp_path, config):
+    mark, evil, folder = tmp_path / "mark", tmp_path / "evil.pth", tmp_path / "folder"
+    folder.mkdir()
+    for path in (evil, folder / "pytorch_model.bin"):
+        torch.save({"state_dict": Harmful(mark)}, path)
+    whole = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "pretrained_cfg": {}, **config}
+    (folder / "config.json").write_text(json.dumps(whole).replace("EVIL", str(evil)))
+    with pytest.raises(UserError) as error:
+        build(f"local-dir:{folder}", num_classes=2, pretrained=True)
+    assert not mark.exists()
+    assert "\n" not in str(error.value) and "retry" not in str(
+        error.value
+    )  # timm says how to run the code all the same

@@ -42,6 +42,11 @@ def build(
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
+        if "weights_only" in str(error):
+            raise UserError(
+                f"backbone {name}: its weights are refused: they hold more than tensors, and loading that could run "
+                f"code. Ask for .safetensors."
+            ) from error
         # timm loads shapes and fetches weights in one call; only a failed fetch is a missing network
         if elsewhere and "in loading state_dict" not in str(error):
             raise UserError(_not_there(name, error)) from error

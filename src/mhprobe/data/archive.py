@@ -92,7 +92,7 @@ class Folder:
                 what = path.stat()
                 if not stat.S_ISREG(what.st_mode):
                     raise UserError(f"data.root: {path} is a device or a pipe, expected a file. Remove it.")
-                _small_enough(path, what.st_size)
+                small_enough(path, what.st_size)
                 data = path.read_bytes()
             except OSError as error:
                 raise UserError(f"data.root: {path} cannot be read ({error.strerror}).") from None
@@ -124,7 +124,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         raise UserError(f"data.root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
 
 
-def _small_enough(where: object, size: int) -> None:
+def small_enough(where: object, size: int) -> None:
+    """UserError if ``size`` bytes are more than one image can have."""
     if size > LARGEST:
         raise UserError(
             f"data.root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it."
@@ -146,7 +147,7 @@ class _File(ABC):
         names = []
         try:
             for name, size in self._members():
-                _small_enough(f"{self.path}: {name}", size)
+                small_enough(f"{self.path}: {name}", size)
                 names.append(name)
                 if len(names) > MOST:
                     raise UserError(f"data.root: {self.path} has more than {MOST:,} files, expected images.")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe.data.archive import small_enough
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
@@ -152,6 +153,7 @@ def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
     if not file.is_file():
         raise UserError(f"images: {path} is no file. Give positions in the test split, or files with one image each.")
     try:
+        small_enough(path, file.stat().st_size)
         pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=path)
     except UserError as error:
         raise UserError(str(error).replace("data.root: ", "images: ")) from None

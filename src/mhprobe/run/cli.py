@@ -177,4 +177,5 @@ def _unknown_key(command: str, text: str) -> str:
     hint = f"did you mean {close[0]}? " if close else ""
     where = parent or f"mhprobe.{command}"
     new = f" Use +{key}=... to add a key that the target takes." if "_target_" in keys or parent == "trainer" else ""
-    return f"unknown key {key!r}: {hint}{where} has {', '.join(k for k in keys if k != '_target_')}.{new}"
+    known = ", ".join(k for k in keys if k != "_target_") or "no settings"
+    return f"unknown key {key!r}: {hint}{where} has {known}.{new}"
