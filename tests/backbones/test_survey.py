@@ -11,7 +11,15 @@ from mhprobe.backbones.survey import page, survey
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 NAMES = [
     *("vit_tiny_patch16_224", "vit_base_patch16_224", "vit_small_patch16_rope_224", "beit_base_patch16_224"),
-    *("eva02_base_patch16_clip_224", "levit_128s", "levit_128", "resnet18", "resnet26", "fastvit_t8", "cait_xxs24_224"),
+    *(
+        "eva02_base_patch16_clip_224",
+        "mobilenetv5_300m",
+        "mobilenetv5_base",
+        "resnet18",
+        "resnet26",
+        "fastvit_t8",
+        "cait_xxs24_224",
+    ),
 ]
 
 
@@ -28,7 +36,7 @@ def test_every_name_is_counted_once_under_its_class(found):
     assert (found["Eva"].attached, found["Eva"].prunable, found["Eva"].names) == (1, 1, 2)
     (reason,) = found["Eva"].refused
     assert "mixes heads" in reason
-    assert found["LevitDistilled"].names == 2 and not found["LevitDistilled"].attached
+    assert found["MobileNetV5"].names == 2 and not found["MobileNetV5"].attached
     assert found["ResNet"].names == 2 and not found["ResNet"].attention
 
 
@@ -36,7 +44,7 @@ def test_the_page_counts_names_with_heads_alone(found):
     text = page(found)
     assert "4 of the 8 names" in text and "of 3 heads can be removed" in text
     assert "2 of the others mix their heads" in text and "can be told apart 67% attach" in text
-    assert "| LevitDistilled | 2 | 0 | 0 | 2 (e.g. levit_128s): no family" in text
+    assert "| MobileNetV5 | 2 | 0 | 0 | 2 (e.g. mobilenetv5_300m): no family" in text
     assert "ResNet" not in text and "FastVit" not in text
 
 

@@ -55,7 +55,7 @@ REFUSED = [  # (timm name, what the one line must name)
     ("cait_xxs24_224", "Cait: its heads talk"),
     ("nest_tiny", "Nest: .* lie among each other"),
     ("resnet18", "ResNet"),
-    ("levit_128s", "Levit"),
+    ("mobilenetv5_300m", "MobileNetV5"),
 ]
 
 

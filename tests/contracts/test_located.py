@@ -129,14 +129,15 @@ def test_a_head_speaks_through_its_own_weights_and_no_other_hears(name):
         silent = family.seam(model, site).weights is None
         cut = copied(model)
         before_model = copied(model) if silent else model
-        weights = family.head_weights(cut, site)
         if silent:
             # attention between channels, pooled queries that are added: only without all three there is nothing left
             for each in (before_model, cut):
                 no_bias(each, site)
-            weights = family.head_weights(cut, site)
-            weights.query[head].zero_(), weights.key[head].zero_()
-        weights.value[head].zero_()
+        attention = cut.get_submodule(site.name)
+        query, key, value = family.kind(attention).parts(attention, site.num_heads)
+        if silent:
+            query[head].zero_(), key[head].zero_()
+        value[head].zero_()
         before = mhprobe.record(before_model, images, needs=()).z[number]
         after = mhprobe.record(cut, images, needs=()).z[number]
         others = [other for other in range(site.num_heads) if other != head]
@@ -251,7 +252,12 @@ def test_attention_that_nobody_has_looked_at_is_named():
 
 
 @pytest.mark.parametrize(
-    ("path", "reason"), [("convformer_s18", "no attention modules"), ("cait_xxs24_224", "its heads talk")]
+    ("path", "reason"),
+    [
+        ("convformer_s18", "no attention modules"),
+        ("cait_xxs24_224", "its heads talk"),
+        ("efficientvit_m0", "its heads are a cascade"),
+    ],
 )
 def test_models_without_heads_of_their_own_are_refused(path, reason):
     import timm

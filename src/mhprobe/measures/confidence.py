@@ -2,7 +2,8 @@
 
 Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. They leave the end-of-sentence token out of
 the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised
-without them: a head that looks at nothing but the class token is not confident.
+without them: a head that looks at nothing but the class token is not confident. Of texts the mean is over all words;
+nothing tells their special tokens, so none is left out but the padding.
 
 Shapes: A heads of all sites; the others as in places.py.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, over_queries, per_site, where_site
+from mhprobe.measures.places import attention, over_queries, where_site
 
 
 class Confidence(Measure):
@@ -50,35 +51,38 @@ class Confidence(Measure):
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
     prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row
+    queries: Tensor  # (A,) how many patches asked
+    even: Tensor  # (A,) sum over them of one over their number of keys
 
     def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.prefix_keys = prefix_keys
-        for name in ("total", "prefix_total", "class_total"):
+        for name in ("total", "prefix_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        self.add_state("queries", torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
+        for piece in attention(self.name, self.layout, batch, texts=True):
             places, span = piece.places, self.layout.span(piece.number)
             patch_keys = places.pairs & places.patch[:, None]
             # products, so that NaN is not masked away
             patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
             all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
+            self.queries[span] += len(patch_bWHQ) * places.patch.sum()
+            self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
             self.total[span] += over_queries(patch_bWHQ, places.patch)
             self.prefix_total[span] += over_queries(all_bWHQ, places.patch)
             self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        even = per_site(self.layout, self.device, lambda site, p: (1 / p.pairs.sum(-1).double())[p.patch].mean())
         both = {
-            "without_prefix": self.total / self.images / queries,
-            "with_prefix": self.prefix_total / self.images / queries,
+            "without_prefix": self.total / self.queries,
+            "with_prefix": self.prefix_total / self.queries,
         }
         return {
             "value": both["with_prefix" if self.prefix_keys else "without_prefix"].clone(),
             **both,
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
-            "uniform": even,
+            "uniform": self.even / self.queries,
         }

@@ -1,7 +1,8 @@
 """How widely a head spreads its attention: the entropy of a query's row.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys a query
-may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share.
+may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share. Of
+texts the mean is over all words, and the padding is neither query nor key.
 
 Shapes: A heads of all sites; the others as in places.py.
 """
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, over_queries, per_site, shares, where_site
+from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.places import attention, over_queries, shares, where_site
 
 
 class Entropy(Measure):
@@ -49,19 +50,28 @@ class Entropy(Measure):
     total: Tensor  # (A,) sum over images and queries
     share_total: Tensor  # (A,) the same of entropy / ln(keys)
     class_total: Tensor  # (A,) sum over images of the class token's row
+    queries: Tensor  # (A,) how many
+    choices: Tensor  # (A,) of them with more than one key
+    even: Tensor  # (A,) sum over queries of ln(keys)
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        for name in ("total", "share_total", "class_total"):
+        for name in ("total", "share_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
+        for name in ("queries", "choices"):
+            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
+        for piece in attention(self.name, self.layout, batch, texts=True):
             places, span = piece.places, self.layout.span(piece.number)
             entropy_bWHQ = torch.special.entr(shares(piece.attn, places.pairs)).sum(-1)
             top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
             choice_WQ = top_WQ > 0
-            self.total[span] += over_queries(entropy_bWHQ, places.token >= 0)
+            real_WQ, images = places.token >= 0, len(entropy_bWHQ)
+            self.queries[span] += images * real_WQ.sum()
+            self.choices[span] += images * choice_WQ.sum()
+            self.even[span] += images * top_WQ[real_WQ].sum()
+            self.total[span] += over_queries(entropy_bWHQ, real_WQ)
             self.share_total[span] += over_queries(
                 entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
             )
@@ -69,12 +79,9 @@ class Entropy(Measure):
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
-        choices = per_site(self.layout, self.device, lambda site, places: (places.pairs.sum(-1) > 1).sum())
-        even = per_site(self.layout, self.device, lambda site, p: p.pairs.sum(-1)[p.token >= 0].double().log().mean())
         return {
-            "value": self.total / self.images / queries,
-            "share": self.share_total / self.images / choices,
+            "value": self.total / self.queries,
+            "share": mean_of(self.share_total, self.choices),
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
-            "uniform": even,
+            "uniform": self.even / self.queries,
         }

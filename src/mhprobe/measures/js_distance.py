@@ -84,6 +84,11 @@ class JSDistance(Measure):
         self.seed = seed
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.axes = {"embedding": ["x", "y"]}
+        if any(site.line for site in layout.sites):
+            raise UserError(
+                "js_distance: its null lays rows of two images on each other, query by query; tokens that stand in a "
+                "line, as those of texts, are not equally many. entropy, confidence and sinks work on them."
+            )
         self.groups = _groups(layout, pairs)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)

@@ -8,6 +8,10 @@ Padding is no query and no key, in all statistics of attention. But timm's Swin 
 take part in the softmax and get some of the attention, so the rest of a row sums to less than 1. ``shares`` divides by
 that sum where a definition asks for a distribution. Columns called "raw" do not divide.
 
+A text has no grid, and texts of a batch are filled up to one length, each by its own number of places. Measures that
+need no grid see each as a window of its own, W = b texts of one "image". Padding is told by the attention itself:
+places that get exactly nothing, from any query of any head, as behind a mask. (A model without a mask has no padding.)
+
 Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all places of a window), T tokens.
 """
 
@@ -64,10 +68,25 @@ def places_of(site: HeadSite, device: torch.device) -> Places:
         return Places(*(table.to(device) for table in (token, cell, patch, pairs, patch_pairs, distance)))
 
 
+def places_of_texts(attn: Tensor) -> Places:
+    """The tables of texts, (b, 1, H, T, T) as recorded: a window each, without a grid."""
+    words_bT = words_of(attn)
+    token = torch.arange(words_bT.shape[1], device=attn.device).expand(words_bT.shape).masked_fill(~words_bT, -1)
+    pairs = words_bT[:, :, None] & words_bT[:, None]
+    return Places(
+        token, token.new_zeros(*token.shape, 2), words_bT, pairs, pairs, pairs.new_zeros(pairs.shape).double()
+    )
+
+
+def words_of(attn: Tensor) -> Tensor:
+    """(b, T) bool of texts' attention (b, 1, H, T, T): a word stands here, and no padding."""
+    return (attn > 0).any(3).any(2)[:, 0]
+
+
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
-    number: of the site. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64.
+    number: of the site. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
     """
 
     number: int
@@ -77,12 +96,20 @@ class Piece(NamedTuple):
     attn: Tensor
 
 
-def attention(name: str, layout: HeadLayout, batch: HeadBatch) -> Iterator[Piece]:
-    """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks."""
+def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
+    """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks.
+
+    texts: whether it can do without a grid, and counts queries as it goes; otherwise texts are refused.
+    """
     for number, site in enumerate(layout.sites):
-        attn = attention_of(name, layout, batch, number)
+        text = texts and site.line
+        attn = batch.need("attn", name)[number] if text else attention_of(name, layout, batch, number)
         for images in chunks(batch, attn.shape[1:].numel()):
-            yield Piece(number, site, places_of(site, attn.device), images, attn[images].double())
+            some = attn[images].double()
+            if text:
+                yield Piece(number, site, places_of_texts(some), images, some.transpose(0, 1))
+            else:
+                yield Piece(number, site, places_of(site, attn.device), images, some)
 
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int) -> Tensor:

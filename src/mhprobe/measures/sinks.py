@@ -5,7 +5,8 @@ ViTs on tokens of high norm. A token is a sink of a head, in an image, if 90 % o
 it half of their attention or more. A head can rest there and write nothing (a no-op), or carry what is there to all
 tokens (a broadcast). Attention alone does not tell the two apart: what is written does.
 
-In Swin every window has its own sink. In a shifted window the largest region counts if it is more than half of it.
+In Swin every window has its own sink. In a shifted window the largest region counts if it is more than half of it. A
+text has one; its padding neither looks nor is written to.
 
 Shapes: A heads of all sites; the others as in places.py.
 """
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, wide
+from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.places import Places, attention, per_site, shares
+from mhprobe.measures.places import Piece, attention, shares, words_of
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
 
@@ -50,6 +51,7 @@ class Sinks(Measure):
     at_class: Tensor  # (A,) of them with the largest share on the class token
     ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|
     tokens: Tensor  # (A,) images x tokens
+    even: Tensor  # (A,) sum over images and windows of one over the number of keys
     shared: Tensor  # (A,) sum over images of |mean write| / mean |write|
 
     def __init__(self, layout: HeadLayout, queries: float = 0.9, **kwargs: Any) -> None:
@@ -57,15 +59,15 @@ class Sinks(Measure):
         if not 0 < queries <= 1:
             raise UserError(f"sinks: queries is a share above 0, at most 1, got {queries}.")
         self.queries = queries
-        for name in ("drawn", "ratio", "shared"):
+        for name in ("drawn", "ratio", "shared", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         for name in ("sinks", "windows", "at_class", "tokens"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
+        for piece in attention(self.name, self.layout, batch, texts=True):
             span, places = self.layout.span(piece.number), piece.places
-            keys_WK = _large(places)
+            keys_WK = _large(piece)
             there_W = keys_WK.any(1)
             row_bWHQK = shares(piece.attn, places.pairs)
             queries_WK = places.pairs.sum(1).clamp(min=1)
@@ -76,6 +78,7 @@ class Sinks(Measure):
             given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
             self.drawn[span] += most_bWH.sum((0, 1))
             self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
+            self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
             self.windows[span] += most_bWH.shape[0] * most_bWH.shape[1]
             if piece.site.class_token:
                 self.at_class[span] += (key_bWH == 0).sum((0, 1))
@@ -89,10 +92,15 @@ class Sinks(Measure):
             gram_HDD = wide(weights.output).double() @ wide(weights.output).double().mT
             length_BTH = _length(z_BTHD, gram_HDD)
             stream_BT = wide(streams[site.block].before[batch.valid]).double().norm(dim=-1)
-            self.ratio[span] += (length_BTH / stream_BT[..., None]).sum((0, 1))
-            self.tokens[span] += stream_BT.numel()
-            mean_BH = _length(z_BTHD.mean(1, keepdim=True), gram_HDD)[:, 0]
-            self.shared[span] += (mean_BH / length_BTH.mean(1).clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
+            real_BT = torch.ones_like(stream_BT)
+            if site.line:
+                real_BT = words_of(batch.need("attn", self.name)[number][batch.valid]).double()
+            self.ratio[span] += (length_BTH / stream_BT[..., None] * real_BT[..., None]).sum((0, 1))
+            self.tokens[span] += real_BT.sum().long()
+            share_BT = real_BT / real_BT.sum(1, keepdim=True)
+            mean_BH = _length((z_BTHD * share_BT[..., None, None]).sum(1, keepdim=True), gram_HDD)[:, 0]
+            usual_BH = (length_BTH * share_BT[..., None]).sum(1)
+            self.shared[span] += (mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
         sink, write = mean_of(self.sinks, self.windows), mean_of(self.ratio, self.tokens)
@@ -100,7 +108,7 @@ class Sinks(Measure):
         has_class = torch.tensor([site.class_token for _, _, site in self.layout], device=sink.device)
         return {
             "value": mean_of(self.drawn, self.windows),
-            "uniform": per_site(self.layout, self.device, _even),
+            "uniform": mean_of(self.even, self.windows),
             "sink": sink,
             "class_token": torch.where(has_class, mean_of(self.at_class, self.windows), torch.nan),
             "write": write,
@@ -109,16 +117,11 @@ class Sinks(Measure):
         }
 
 
-def _even(site: HeadSite, places: Places) -> Tensor:
-    """() one over the number of keys, mean over the windows that count."""
-    keys_WK = _large(places)
-    queries_W = (places.pairs.sum(1) * keys_WK).amax(1)
-    return (1 / queries_W[keys_WK.any(1)].double()).mean()
-
-
-def _large(places: Places) -> Tensor:
-    """(W, K) bool: keys that more than half of the window's places may look at."""
-    return places.pairs.sum(1) * 2 > places.pairs.shape[1]
+def _large(piece: Piece) -> Tensor:
+    """(W, K) bool: keys that more than half of the window's places, or of the text's words, may look at."""
+    places = piece.places
+    size_W = places.patch.sum(1) if piece.site.line else places.pairs.shape[1]
+    return places.pairs.sum(1) * 2 > torch.as_tensor(size_W, device=places.token.device).view(-1, 1)
 
 
 def _length(z: Tensor, gram_HDD: Tensor) -> Tensor:
