@@ -164,10 +164,12 @@ class Command(NamedTuple):
 
 # Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
 _SERVER = """
-import itertools, json, os, signal, sys, tempfile
+import atexit, itertools, json, os, signal, sys, tempfile, threading
 import hydra, mhprobe.run.cli, mhprobe.run.quiet
 mhprobe.run.quiet.quiet()
 import mhprobe.run.builders
+from hydra.core.plugins import Plugins
+Plugins.instance()  # looks through all that are installed
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
 from mhprobe.data.base import ImageData
 
@@ -199,8 +201,14 @@ for line in sys.stdin:
                     signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
                 signal.setitimer(signal.ITIMER_PROF, cpu)
             sys.argv = [f"python -m mhprobe.{task}", *overrides]
-            mhprobe.run.cli.main(task)
-            sys.exit(0)
+            code = 0
+            try:
+                mhprobe.run.cli.main(task)
+            except SystemExit as end:
+                code = end.code or 0
+            threading._shutdown(), atexit._run_exitfuncs()
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)  # tearing down all that was imported takes longer than most of these commands
         _, status, used = os.wait4(child, 0)
         out.seek(0), err.seek(0)
         ended = os.waitstatus_to_exitcode(status)
