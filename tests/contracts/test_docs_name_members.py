@@ -40,3 +40,8 @@ def test_every_kind_of_figure_has_a_right_and_a_wrong_reading(kind):
     assert len(rows) == 1, f"docs/reading-figures.md: expected one row `{kind}` with a right and a wrong reading"
     right, wrong = rows[0]
     assert right != wrong
+
+
+@pytest.mark.parametrize("name", [name for group, name in NAMES if group == "measure" and name != "base"])
+def test_every_measure_answers_a_question(name):
+    assert f"[{name}](measures.md#{name})" in (ROOT / "docs/which-measure.md").read_text()
