@@ -162,7 +162,7 @@ function numbersOf(head) {
     const against = [];
     if (measure.twin?.[head.id] != null) against.push(`random ${number(measure.twin[head.id])}`);
     if (measure.chance?.[head.id] != null) against.push(`chance ${number(measure.chance[head.id])}`);
-    return el("tr", {}, el("th", { scope: "row" }, measure.name), el("td", {}, withInterval(value, measure.low?.[head.id], measure.high?.[head.id])),
+    return el("tr", {}, el("th", { scope: "row" }, measure.name), el("td", {}, withInterval(value, measure.low?.[head.id], measure.high?.[head.id]).replaceAll(" to ", " to\u00a0")),
       el("td", { class: "number" }, value == null ? "–" : `${rankOf(values, head.id)} of ${values.filter((v) => v != null).length}`),
       el("td", {}, ...(against.length ? against.flatMap((text, i) => (i ? [el("br"), text] : [text])) : ["–"])));
   });
