@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 
@@ -16,7 +15,7 @@ _ON_PAPER: set[str] = set()  # tests whose first figure was held against a print
 
 def assert_nothing_is_clipped(figure) -> None:
     """Neither on the screen nor, for the first figure of a test, on paper."""
-    figure.savefig(io.BytesIO(), format="png")  # places the text
+    figure.draw_without_rendering()  # places the text
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]
@@ -36,7 +35,7 @@ def assert_fits_paper(figure) -> None:
 
 
 def assert_axes_do_not_overlap(figure) -> None:
-    figure.savefig(io.BytesIO(), format="png")
+    figure.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in figure.axes]
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:

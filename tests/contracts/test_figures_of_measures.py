@@ -29,6 +29,7 @@ pytestmark = [
 ]
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 12
+WITH_CONTROL = 3  # of the measures that a figure draws: a control has the same form whatever was measured
 SIGNATURE = ["layout", "columns", "label", "names"]
 COMMON = (slice(0, 4), slice(4, None))  # what all take, and options of one kind, which have defaults
 DRAWS = {
@@ -69,13 +70,15 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
     layout, measures = found
     drawn = 0
     for asking, columns in measures.values():
-        if columns is not None and name in (asking.kind, *asking.also):
-            for beside in ({}, {"random_init": columns["value"] / 2}):
-                figure = DRAWS[name](layout, {**columns, **beside}, asking.label, asking.axes)
-                assert figure.axes
-                assert_nothing_is_clipped(figure)
-                drawn += 1
+        if columns is None or name not in (asking.kind, *asking.also):
+            continue
+        figure = DRAWS[name](layout, columns, asking.label, asking.axes)
+        assert figure.axes
+        assert_nothing_is_clipped(figure)
+        drawn += 1
+        if drawn <= WITH_CONTROL:
             beside = {**columns, "random_init": columns["value"] / 2}
+            assert_nothing_is_clipped(DRAWS[name](layout, beside, asking.label, asking.axes))
             below = twins.draw(name, layout, beside, asking.label, asking.axes, control=columns)
             assert_nothing_is_clipped(below)
             assert_fits_paper(below)
