@@ -172,6 +172,18 @@ def test_the_public_names_are_there():
         mhprobe.probing  # noqa: B018
 
 
+def test_detaching_gives_back_the_model_as_it_was():
+    model = tiny_vit()
+    images = images_for(model, 2)
+    with torch.no_grad():
+        before = model(images)
+        gates = mhprobe.attach(torch.nn.Sequential(model))  # or of a module that holds it
+        gates.values[:] = 0
+        assert not torch.equal(model(images), before)
+        mhprobe.detach(model)
+        assert torch.equal(model(images), before) and mhprobe.attach(model) is not gates
+
+
 def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
     model, other = tiny_vit(), tiny_vit()
     images, labels = images_for(model, 4), labels_for(4)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mhprobe.api import masking_curve as masking_curve
     from mhprobe.api import measure as measure
     from mhprobe.backbones import attach as attach
+    from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
     from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
@@ -28,6 +29,7 @@ _HOME = {
     "UserError": "errors",
     "attach": "backbones",
     "attention": "maps.of_heads",
+    "detach": "backbones",
     "load": "api",
     "load_pruned": "weights.pruned",
     "masking_curve": "api",
@@ -40,6 +42,7 @@ __all__ = [
     "UserError",
     "attach",
     "attention",
+    "detach",
     "load",
     "load_pruned",
     "maps",

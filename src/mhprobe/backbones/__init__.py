@@ -23,6 +23,7 @@ __all__ = [
     "attach",
     "backbone_of",
     "build",
+    "detach",
     "families",
     "family_of",
     "input_spec",
@@ -190,3 +191,11 @@ def attach(
         with torch.no_grad():
             made.values.copy_(gates.effective())
     return made
+
+
+def detach(model: nn.Module) -> None:
+    """Take the gates off ``model``, a model in it included: its outputs are those of before ``attach``.
+
+    Heads that were closed speak again. Nothing happens to a model without gates; ``attach`` puts new ones on.
+    """
+    remove_gates(model)
