@@ -59,5 +59,9 @@ def test_the_demo_runs_from_the_wheel_in_an_empty_folder(wheel, tmp_path):
 
     home = done(python, "-c", "import mhprobe; print(mhprobe.__file__)", cwd=empty)
     assert Path(home.strip()).is_relative_to(venv)
-    done(python, "-m", "mhprobe.train", *runs.TINY, "masking.steps=1", cwd=empty)
+    script = venv / "bin" / "mhprobe"  # as pipx and uvx call it
+    assert done(script, "--complete", "mhprobe train data=dig", cwd=empty).split() == ["data=digits"]
+    experiment, *tiny = runs.TINY  # which the word demo stands for
+    assert experiment == "+experiment=digits_vit"
+    done(script, "demo", *tiny, "masking.steps=1", cwd=empty)
     assert (runs.newest(empty) / "figures" / "masking_curves.png").is_file()

@@ -187,7 +187,7 @@ def _maps(run: Run) -> list[str]:
         )
         said.append(
             f"{kind}: deletion {deletion:.2f} (random orders {chance:.2f}; lower is better), insertion {insertion:.2f} "
-            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(own)} maps."
+            f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(own)} map{'s' * (len(own) != 1)}."
         )
     return said
 
