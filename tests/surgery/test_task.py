@@ -250,4 +250,5 @@ def test_curves_of_images_that_nobody_has_labelled(trained, tmp_path):
     mhprobe.mask.run(runs.config("mask", tmp_path, *about, "masking.steps=1", "masking.join=null"), tmp_path / "mask")
     curves = runs.rows(tmp_path / "mask" / "tables" / "masking_curves.csv")
     assert {row["accuracy"] for row in curves if row["split"] == "test" and row["step"] == "0"} == {"1.0"}
-    assert json.loads((tmp_path / "mask" / "metrics.json").read_text())["test/accuracy"] == 1
+    assert json.loads((tmp_path / "mask" / "metrics.json").read_text())["test/agreement"] == 1
+    assert "Test accuracy is" not in (tmp_path / "mask" / "report.html").read_text()  # nobody knows it

@@ -191,7 +191,9 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
     report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images{own}"
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
-        report.add_metrics({**model.results, "test/images": data.sizes["test"]})
+        # "test/accuracy" is by labels, wherever it is read
+        named = {key.replace("accuracy", "agreement") if own else key: value for key, value in model.results.items()}
+        report.add_metrics({**named, "test/images": data.sizes["test"]})
 
 
 def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:

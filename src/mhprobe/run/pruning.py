@@ -185,7 +185,7 @@ def run_pruning(
     if found.promise is not None:
         _report_promise(report, found.promise)
         if not found.promise.steps:
-            _report(report, found)
+            _report(report, found, images.data.unlabelled)
             return found
     gone = kept_heads(layout_of(model), found.gone)
     about = {
@@ -194,12 +194,12 @@ def run_pruning(
             **(made or {}),
             "rescaled": found.rescaled,
             "fold": settings["fold"],
-            "test/accuracy": found.stages[-1].accuracy,
+            "test/agreement" if images.data.unlabelled else "test/accuracy": found.stages[-1].accuracy,
             **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
         },
     }
     saved = write_all(_files(settings, found.model, images, report.folder, about))
-    _report(report, found)
+    _report(report, found, images.data.unlabelled)
     speeds = _speed(report, model, found, settings["speed_rounds"]) if settings["speed"] else []
     for line in lines(found, speeds):
         print(line)
@@ -279,7 +279,8 @@ def nothing_promised(promise: Promise) -> UserError:
     )
 
 
-def _report(report: Report, found: Pruned) -> None:
+def _report(report: Report, found: Pruned, unlabelled: bool) -> None:
+    """unlabelled: accuracy is agreement with the whole network."""
     report.add_table("pruning", Table(list(Stage._fields), [list(row) for row in found.stages]))
     kept = (~found.gone).long()
     report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
@@ -289,7 +290,7 @@ def _report(report: Report, found: Pruned) -> None:
             **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
             **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
             "prune/largest_difference": found.difference,
-            "test/accuracy": last.accuracy,
+            "test/agreement" if unlabelled else "test/accuracy": last.accuracy,
             "test/loss": last.loss,
             "test/images": last.images,
         }
