@@ -81,7 +81,8 @@ def replaced(value: Any, place: tuple[Any, ...], new: Any) -> Any:
     key, *rest = place
     if isinstance(value, list):
         return [replaced(part, tuple(rest), new) if i == key else part for i, part in enumerate(value)]
-    return {**value, key: replaced(value.get(key), tuple(rest), new)}
+    inside = value if isinstance(value, dict) else {}  # an earlier part may have put anything there
+    return {**inside, key: replaced(inside.get(key), tuple(rest), new)}
 
 
 @fuzzed
