@@ -10,7 +10,10 @@ from typing import Any, get_args
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line that says how to go on."""
+    """Bad input. The message is one line that says how to go on, whatever the file that it quotes holds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 def one_of(where: str, option: str, got: object, known: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -142,6 +142,7 @@ def test_a_table_of_heads_of_any_structure(text):
 
 @fuzzed
 @given(text=tables(("curve", "split", "step", "heads_masked", "masked")))
+@example(text='curve,step,heads_masked,masked\nx,0,0,0\n"a\nb",0,0,0\n')  # a name of two lines
 def test_a_table_of_curves_of_any_structure(text):
     with written(text, ".csv") as path, line_or_nothing():
         assert Given(str(path), step=1).choose(SIX).mask.shape == (6,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -121,6 +122,21 @@ def test_a_sweep_runs_all_its_jobs_and_says_at_the_end_which_failed(tmp_path):
     assert "2 of 2 jobs failed" in result.err
     for value in ("-1", "-2"):
         assert re.search(rf"optim\.lr={value}\): optim\.lr: .*got {value}", result.err)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_experiments_has_one_folder_and_says_how_to_set_what_they_add(tmp_path):
+    own = [part for part in runs.TINY if not part.startswith(("+experiment", "trainer.max_epochs"))]
+    small = [*own, "trainer.max_epochs=1", "optim.warmup_epochs=0", "masking=none", "measure=[]"]
+    swept = ["-m", "+experiment=digits_vit,digits_gates"]
+    added = [f"++{part}" if part.startswith("backbone.") else part for part in small]
+    plain, ended = runs.answers([runs.Command("train", [*swept, *parts]) for parts in (small, added)], tmp_path)
+    assert "In a sweep over experiments write ++backbone.embed_dim=..." in plain.answer
+    assert ended.code == 0, ended.err
+    [sweep] = (tmp_path / "outputs").glob("*/*")
+    assert sweep.parent.name == "digits_vit_and_1_more" and (sweep / "report.html").exists()
+    jobs = [json.loads((sweep / number / "metrics.json").read_text()) for number in ("0", "1")]
+    assert ["gates/kept" in job for job in jobs] == [False, True]
 
 
 @pytest.mark.slow

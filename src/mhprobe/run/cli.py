@@ -177,5 +177,8 @@ def _unknown_key(command: str, text: str) -> str:
     hint = f"did you mean {close[0]}? " if close else ""
     where = parent or f"mhprobe.{command}"
     new = f" Use +{key}=... to add a key that the target takes." if "_target_" in keys or parent == "trainer" else ""
+    if new and any(arg.startswith("+experiment=") and "," in arg for arg in sys.argv[1:]):
+        # the experiments may have the key; Hydra asks for it before it reads them
+        new = f" In a sweep over experiments write ++{key}=..."
     known = ", ".join(k for k in keys if k != "_target_") or "no settings"
     return f"unknown key {key!r}: {hint}{where} has {known}.{new}"

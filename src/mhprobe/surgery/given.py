@@ -90,7 +90,7 @@ class Given:
         names = sorted({row["curve"] for row in rows})
         name = self.curve if self.curve is not None or len(names) > 1 else names[0]
         if name not in names:
-            raise UserError(f"prune.curve: {path} has {', '.join(names)}, got {name}.")
+            raise UserError(f"prune.curve: {path} has {', '.join(names)}, got {name}. Give prune.curve=<one of them>.")
         # a mean over random repeats names no heads; of several repeats the first is taken
         points = [row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")]
         option, column = ("remove", "heads_masked") if self.step is None else ("step", "step")
