@@ -7,6 +7,7 @@ mistake, and the answer names the commands that have it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -169,7 +170,9 @@ def _chosen(command: str) -> Iterator[str]:
                 yield name
 
 
+@functools.cache
 def _file(command: str) -> DictConfig:
+    """To be read only: it is read from the disk once."""
     return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
 
 
