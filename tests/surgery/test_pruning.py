@@ -31,7 +31,7 @@ SIZES = {"train": 30, "val": 14, "test": 23}
 class Data:
     """What pruning asks of ImageData, on random images; notes which splits were looked at."""
 
-    sizes = SIZES
+    sizes, unlabelled = SIZES, False
 
     def __init__(self, model):
         self.images = {s: images_for(model, n, seed=n) for s, n in SIZES.items()}
