@@ -276,6 +276,8 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     trains, checkpoint = "optim" in cfg, cfg["backbone"].get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
+    if "name" not in part:
+        raise UserError("backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of timm>.")
     classes = None if data.unlabelled else data.num_classes  # None: as many as its own classifier has
     backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
