@@ -27,7 +27,7 @@ FEW = ("data.limit_train=64", "data.limit_val=40", "data.limit_test=40", "traine
 
 
 def settings(family, paper, folder, *more):
-    few = [*SMALL[family], *FEW, "trainer.precision=32-true", f"cache_dir={folder}", f"+paper={paper}"]
+    few = [*SMALL[family], *FEW, "trainer.precision=32-true", f"cache_dir={folder}", f"+paper={paper}", "control=null"]
     return runs.checked("study", *few, *more)
 
 
@@ -136,3 +136,41 @@ def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
         chosen(paper, [2], [])
     with pytest.raises(UserError, match=r"\+paper=<name>, one of a, b"):
         chosen({"name": "none", "figures": {}}, None, ["a", "b"])
+
+
+@pytest.mark.slow
+def test_figures_of_measures_have_a_freshly_initialised_network_inside_by_default(tmp_path, caplog, monkeypatch):
+    folder = tmp_path / "run"
+    assert runs.checked("study", "+paper=byun_kim", "weights=random")["control"] == "random_init"
+    asked = ("figures=[2,table_1]", "control=random_init")
+    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, *asked), folder)
+    rows = runs.rows(folder / "tables" / "figure_2_svcca.csv")
+    twins = runs.rows(folder / "tables" / "figure_2_svcca_random_init.csv")
+    assert [row["random_init"] for row in rows] == [row["value"] for row in twins]
+    assert [row["value"] for row in rows] != [row["value"] for row in twins]  # another network's
+    made = json.loads((folder / "finished.json").read_text())
+    assert "tables/figure_2_svcca_random_init.csv" in made["figure_2"]["files"]
+    assert not any("random_init" in file for file in made["table_1"]["files"])  # a panel of its own
+
+    from mhprobe.measures.svcca import SVCCA
+
+    def measured(*args):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(SVCCA, "update", measured)
+    with caplog.at_level("INFO"):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[3]", "control=random_init"), folder)
+    assert "figure_3: done" in caplog.text  # both networks' numbers are kept
+    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]"), folder)  # without: another figure
+    assert "random_init" not in runs.rows(folder / "tables" / "figure_2_svcca.csv")[0]
+
+
+def test_pruned_weights_have_figures_and_no_control(tmp_path, caplog, monkeypatch):
+    def pruned(*args):
+        raise UserError("control: got pruned ones, which have no random twin.")
+
+    monkeypatch.setattr("mhprobe.run.builders.random_twin", pruned)
+    with caplog.at_level("INFO"):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"), tmp_path / "run")
+    assert "figures have no control: control: got pruned ones" in caplog.text
+    assert "random_init" not in runs.rows(tmp_path / "run" / "tables" / "figure_2_svcca.csv")[0]

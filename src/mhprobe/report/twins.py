@@ -31,13 +31,17 @@ def draw(
     label: str,
     names: Names | None = None,
     control: Mapping[str, Tensor] | None = None,
+    **options: Any,
 ) -> Figure:
-    """As ``figures.draw``. control: the same columns of the freshly initialised network, if it was measured."""
+    """As ``figures.draw``. control: the same columns of the freshly initialised network, if it was measured.
+
+    options: of this kind alone.
+    """
     file = importlib.import_module(f"{figures.__name__}.{kind}")
     if control is None or getattr(file, "DRAWS_CONTROL", False):
-        return figures.draw(kind, layout, columns, label, names)
+        return figures.draw(kind, layout, columns, label, names, **options)
     shown = {"as measured": columns, "the same, freshly initialised": control}
-    sizes = [inches(figures.draw(kind, layout, each, label, names)) for each in shown.values()]
+    sizes = [inches(figures.draw(kind, layout, each, label, names, **options)) for each in shown.values()]
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
@@ -45,7 +49,7 @@ def draw(
         for (title, each), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
             above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
             with drawn_on(room):
-                figures.draw(kind, layout, each, label, names)
+                figures.draw(kind, layout, each, label, names, **options)
         _one_scale(rooms[1], rooms[3])
     return figure
 

@@ -303,8 +303,9 @@ def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module
         twin = build(**{**settings, "pretrained": False}, num_classes=data.num_classes)
     if attach(twin).layout != model.gates.layout:
         raise UserError(
-            "probe.control: expected weights whose heads are those of their architecture, got pruned ones, which "
-            "have no random twin. Leave it out (probe.control=null), or take the weights before the removal."
+            "control: expected weights whose heads are those of their architecture, got pruned ones, which have no "
+            "random twin. Leave it out (probe.control=null, of a study control=null), or take the weights before the "
+            "removal."
         )
     return twin.eval()
 

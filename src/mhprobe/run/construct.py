@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ def _given(part: Any, before: str = "") -> Iterator[str]:
 def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
     """A partial that was constructed, with a wrong key or value named in one line when it is called."""
 
+    @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         try:
             return make(*args, **kwargs)

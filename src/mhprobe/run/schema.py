@@ -199,6 +199,7 @@ class Config(_Section):
     faithfulness: Faithfulness | None = None
     paper: Paper | None = None
     figures: list[int | str] | None = None
+    control: Literal["random_init"] | None = None
     causal: Causal | None = None
     voita: Voita | None = None
     to: str | None = None

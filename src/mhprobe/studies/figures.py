@@ -7,6 +7,7 @@ same file gives them, the kinds of figures that draw them or a panel of its own,
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from torch import nn
 
 from mhprobe import __version__, ranks
 from mhprobe.callbacks.curve import MaskingCurve, identity_of
@@ -55,7 +57,8 @@ class Figures(L.Callback):
     """Makes the chosen figures at the end of the test; each is written when it is done.
 
     paper: as checked by run/schema.py. chosen: keys of its figures. measures: by name. curves: a callback per masking
-    curve, by name. panels: by figure, for those that have one of their own.
+    curve, by name. panels: by figure, for those that have one of their own. control: a freshly initialised twin of the
+    model, with gates, for the figures that draw measures as they are; None for none.
     Writes ``tables/<figure>_*.csv``, ``figures/<figure>_*.png``, ``measured/*.safetensors`` and ``finished.json``.
     """
 
@@ -67,8 +70,10 @@ class Figures(L.Callback):
         measures: Mapping[str, Measure | UserError],
         curves: Callable[[Sequence[str]], MaskingCurve | None],
         panels: Mapping[str, Panel],
+        control: nn.Module | None = None,
         seed: int = 0,
     ) -> None:
+        self.control = control
         self.paper, self.chosen, self.report = paper, list(chosen), report
         self.measures = {name: each for name, each in measures.items() if isinstance(each, Measure)}
         self.unfit = {name: each for name, each in measures.items() if isinstance(each, UserError)}
@@ -83,10 +88,13 @@ class Figures(L.Callback):
         pending = [key for key in self.chosen if self._drawn(key) and not _is_made(made.get(key), digests[key])]
         for key in [key for key in self.chosen if self._drawn(key) and key not in pending]:
             self._say(trainer, f"{key}: there already")
-        columns = self._measure(trainer, pl_module, data, pending, identity)
+        names = list(dict.fromkeys(name for key in pending for name in self.paper["figures"][key]["measure"]))
+        columns, refused = self._measure(trainer, pl_module, data, names, identity)
+        self.unfit |= refused
+        control = self._control(trainer, pl_module, data, pending, identity)
         for key in pending:
             try:
-                results = self._panel(key)(self._material(key, columns, trainer, pl_module, data))
+                results = self._panel(key)(self._material(key, columns, control, trainer, pl_module, data))
             except UserError as error:  # a figure that cannot be made does not hold up the others
                 self.refused[key] = error
                 self._say(trainer, f"{key}: not made. {error}")
@@ -134,41 +142,67 @@ class Figures(L.Callback):
             **{name: value for name, value in figure.items() if name not in words},
             "measures": {name: self.paper["measure"][name] for name in figure["measure"]},
             "masking": masking if figure["curves"] else None,
+            **({"control": "random_init"} if self.control is not None and self._shows_control(key) else {}),
         }
 
-    def _measure(
+    def _shows_control(self, key: str) -> bool:
+        """Whether the figure draws measures as they are; a panel of its own makes its own comparison."""
+        return getattr(inspect.unwrap(self._panel(key)), "func", None) is measured
+
+    def _control(
         self, trainer: L.Trainer, module: L.LightningModule, data: ImageData, pending: Sequence[str], identity: Any
     ) -> dict[str, Columns]:
-        """Columns of every measure that a pending figure needs; each is measured once, and kept for the next run."""
-        names = list(dict.fromkeys(name for key in pending for name in self.paper["figures"][key]["measure"]))
+        """What a freshly initialised network gives, for the figures that draw it; what it cannot give is left out."""
+        if self.control is None:
+            return {}
+        twin, figures = self.control.to(module.device), [key for key in pending if self._shows_control(key)]
+        names = list(dict.fromkeys(name for key in figures for name in self.paper["figures"][key]["measure"]))
+        columns, refused = self._measure(trainer, twin, data, names, {**identity, "control": True}, "_random_init")
+        for name, error in refused.items():
+            if name not in self.unfit:
+                self._say(trainer, f"{name}: no control. {error}")
+        return columns
+
+    def _measure(
+        self,
+        trainer: L.Trainer,
+        model: nn.Module,
+        data: ImageData,
+        names: Sequence[str],
+        identity: Any,
+        suffix: str = "",
+    ) -> tuple[dict[str, Columns], dict[str, UserError]]:
+        """Columns of these measures, and why some have none; each is measured once, and kept for the next run."""
         keys = {name: cache_key(**identity, measure=self.paper["measure"][name]) for name in names}
         folder = self.report.folder / "measured"
         fit = {name: self.measures[name] for name in names if name in self.measures}
-        found = ranks.from_rank_zero(lambda: stored.read_all(folder, {name: keys[name] for name in fit}))
+        found = ranks.from_rank_zero(lambda: stored.read_all(folder, {name: keys[name] for name in fit}, suffix))
         for name, kept in found.items():
             self.measures[name].axes = kept.axes
         columns: dict[str, Columns] = {name: kept.columns for name, kept in found.items()}
         missing = {name: each for name, each in fit.items() if name not in found}
+        refused: dict[str, UserError] = {}
         for group in _passes(missing):
-            said, refused = self._pass(trainer, module, data, group)
-            self.unfit |= refused
+            said, unsaid = self._pass(trainer, model, data, group, "random initialisation, " if suffix else "")
+            refused |= unsaid
             columns |= said
             if trainer.is_global_zero:
                 for name, values in said.items():
-                    stored.write(folder, name, keys[name], values, group[name].axes)
-        return columns
+                    stored.write(folder, f"{name}{suffix}", keys[name], values, group[name].axes)
+        return columns, refused
 
     def _pass(
-        self, trainer: L.Trainer, module: L.LightningModule, data: ImageData, group: Mapping[str, Measure]
+        self, trainer: L.Trainer, model: nn.Module, data: ImageData, group: Mapping[str, Measure], label: str
     ) -> tuple[dict[str, Any], dict[str, UserError]]:
+        device = next(model.parameters()).device
         chooses = any(each.select_needs is not None for each in group.values())
         total = data.sizes["test"] + (data.sizes["val"] if chooses else 0)
-        with progress(f"measuring {', '.join(group)}", total, show=trainer.is_global_zero) as done:
+        with progress(f"{label}measuring {', '.join(group)}", total, show=trainer.is_global_zero) as done:
             return measure(
-                module,
+                model,
                 group,
-                batches=functools.partial(data.batches, "test", module.device),
-                select=functools.partial(data.batches, "val", module.device),
+                batches=functools.partial(data.batches, "test", device),
+                select=functools.partial(data.batches, "val", device),
                 class_names=data.class_names,
                 done=lambda batch: done(int(batch.valid.sum())),
             )
@@ -177,6 +211,7 @@ class Figures(L.Callback):
         self,
         key: str,
         columns: Mapping[str, Columns],
+        control: Mapping[str, Columns],
         trainer: L.Trainer,
         module: L.LightningModule,
         data: ImageData,
@@ -193,6 +228,7 @@ class Figures(L.Callback):
             data=data,
             measures={name: self.measures[name] for name in figure["measure"]},
             columns={name: columns[name] for name in figure["measure"]},
+            control={name: control[name] for name in figure["measure"] if name in control},
             curves=curves,
             specs=[] if drawer is None else drawer.specs,
             heads=[] if drawer is None else drawer.masked_heads(trainer, module, curves),

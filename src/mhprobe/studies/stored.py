@@ -32,9 +32,9 @@ def write(folder: Path, name: str, key: str, columns: Mapping[str, Tensor], axes
     return files.write(folder / f"{name}.safetensors", save(tensors, about))
 
 
-def read_all(folder: Path, keys: Mapping[str, str]) -> dict[str, Stored]:
-    """What is there of the named measures, under the right keys."""
-    found = {name: _read(folder / f"{name}.safetensors", key) for name, key in keys.items()}
+def read_all(folder: Path, keys: Mapping[str, str], suffix: str = "") -> dict[str, Stored]:
+    """What is there of the named measures, under the right keys. suffix: ends the files' names."""
+    found = {name: _read(folder / f"{name}{suffix}.safetensors", key) for name, key in keys.items()}
     return {name: stored for name, stored in found.items() if stored is not None}
 
 

@@ -26,7 +26,8 @@ Columns = Mapping[str, Tensor]
 class Material:
     """For one figure.
 
-    measures, columns: by the name that the paper's yaml gives them. curves: the masking curves, and specs: how they
+    measures, columns: by the name that the paper's yaml gives them. control: the same columns of a freshly initialised
+    network, of those measures that it was measured with. curves: the masking curves, and specs: how they
     are described. heads, join: whether the heads that could go are redundant or inert, where the yaml asks. seed: of
     whatever a panel draws. trainer: to shard by rank and to say which rank this is.
     """
@@ -36,6 +37,7 @@ class Material:
     data: ImageData
     measures: Mapping[str, Measure] = field(default_factory=dict)
     columns: Mapping[str, Columns] = field(default_factory=dict)
+    control: Mapping[str, Columns] = field(default_factory=dict)
     curves: Sequence[Curve] = ()
     specs: Sequence[CurveSpec] = ()
     heads: Sequence[MaskedHead] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhprobe.report import figures, tables
+from mhprobe.report import tables, twins
 from mhprobe.report.report import Result
 from mhprobe.studies.panels.material import Material
 
@@ -16,17 +16,21 @@ def measured(
     options: Mapping[str, Any] | None = None,
     kinds_of: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Result]:
-    """Per measure its tables, and a figure per kind. kinds: files of report/figures; none for the measure's own.
+    """Per measure its tables, and a figure per kind, with the freshly initialised network inside where it was measured.
 
+    kinds: files of report/figures; none for the measure's own.
     kinds_of: by measure, where measures of one figure are drawn in different ways. options: passed on to the figures,
     e.g. limits=each.
     """
     results = {}
     for name, columns in material.columns.items():
         about, layout = material.measures[name], material.layout
-        for end, table in tables.of_measure(layout, about.kind, columns, about.axes).items():
-            results[f"{name}{end}"] = Result(table)
+        control = material.control.get(name)
+        drawn = columns if control is None else {**columns, "random_init": control["value"]}
+        for suffix, each in (("", drawn), ("_random_init", control)):
+            for end, table in ({} if each is None else tables.of_measure(layout, about.kind, each, about.axes)).items():
+                results[f"{name}{end}{suffix}"] = Result(table)
         for kind in (kinds_of or {}).get(name, ()) or kinds or (about.kind, *about.also):
-            drawn = figures.draw(kind, layout, columns, about.label, about.axes, **(options or {}))
-            results[f"{name}_{kind}"] = Result(figure=drawn)
+            figure = twins.draw(kind, layout, drawn, about.label, about.axes, control, **(options or {}))
+            results[f"{name}_{kind}"] = Result(figure=figure)
     return results
