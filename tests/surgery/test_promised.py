@@ -13,7 +13,8 @@ import mhprobe.prune
 import runs
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.surgery.promised import Promised
+from mhprobe.surgery.given import Choice
+from mhprobe.surgery.promised import Promised, promise_of
 from pruned import network
 
 IMAGES = 600
@@ -110,16 +111,45 @@ def test_the_command_promises_and_says_so(trained, tmp_path, capsys):
 def test_where_nothing_can_be_promised_there_is_a_curve_and_no_network(trained, tmp_path):
     folder = tmp_path / "run"
     cfg = config(tmp_path, trained, "prune.guarantee.points=2", "prune.units=layer", "prune/order=hurt_most")
-    with pytest.raises(mhprobe.UserError, match="no step of the path can be promised") as error:
+    with pytest.raises(mhprobe.UserError, match="at no step of the path it can be promised") as error:
         mhprobe.prune.run(cfg, folder)
     assert "\n" not in str(error.value)
     assert not list(folder.glob("pruned.*")) and (folder / "tables" / "masking_curves.csv").is_file()
     assert "No head can go with the promise" in (folder / "report.html").read_text()
 
 
+def test_heads_that_are_given_go_all_or_none():
+    def asked(heads):
+        mask = torch.zeros(6, dtype=torch.bool)
+        mask[heads] = True
+        return promise_of(Choice(mask), Calibration((0, 0, 0, 60, 60, 60)), Guarantee(1.0))
+
+    kept, broken = asked([0, 2]), asked([0, 3])
+    assert (kept.steps, kept.heads, kept.images) == (1, 2, IMAGES)
+    assert (broken.steps, broken.heads) == (0, 0)  # not even head 0, which costs nothing
+    assert kept.curve.chosen_on is None
+
+
+@pytest.mark.slow
+def test_the_command_promises_heads_that_are_given_or_removes_none(trained, tmp_path):
+    where = ("data.limit_val=null", "data.val_fraction=0.3", "data.calibration_fraction=0.5", "prune=given")
+    asked = (f"weights={trained.folder / 'model.safetensors'}", *where, "prune.heads=[1,4]")
+    mhprobe.prune.run(runs.config("prune", tmp_path, *asked, "prune.guarantee.points=60"), tmp_path / "kept")
+    made = json.loads((tmp_path / "kept" / "pruned.json").read_text())["made"]
+    assert made["guarantee"]["heads"] == 2 and made["set_aside_in_training"] is False
+    assert [row["promised"] for row in runs.rows(tmp_path / "kept" / "tables" / "masking_curves.csv")] == ["1", "1"]
+    every = (*asked[:-1], "prune.heads=[0,1,2,3,4]", "prune.guarantee.points=2")
+    with pytest.raises(mhprobe.UserError, match="without these heads it cannot be promised"):
+        mhprobe.prune.run(runs.config("prune", tmp_path, *every), tmp_path / "broken")
+    assert not list((tmp_path / "broken").glob("pruned.*"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (("prune=given", "prune.heads=[1]", "data.calibration_fraction=0"), "expected data.calibration_fraction"),
+        (("prune=given", "prune.heads=[1]", "prune.rounds=2"), "prune.rounds: a guarantee"),
+        (("prune=given", "prune.heads=[1]", "prune.guarantee.points=0.01"), "can never show"),
         (("data.calibration_fraction=0",), "expected data.calibration_fraction above 0"),
         (("prune.target={heads:3}",), "prune.target: a guarantee is of the heads that go in one round"),
         (("prune.rounds=2", "prune.remove=4"), "prune.rounds: a guarantee"),

@@ -29,7 +29,7 @@ from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.promised import Promise, Promised
+from mhprobe.surgery.promised import Promise, Promised, check_images
 from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
@@ -61,7 +61,7 @@ def refuse(cfg: dict[str, Any]) -> None:
 
 
 def asked_promise(settings: dict[str, Any]) -> bool:
-    return settings["order"] is not None and settings["guarantee"]["points"] is not None
+    return settings["guarantee"] is not None and settings["guarantee"]["points"] is not None
 
 
 def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None
     if wrong := [key for key, given in changes.items() if given]:
         raise UserError(
             f"{wrong[0]}: a guarantee is of the heads that go in one round and of nothing else; leave it out, or prune "
-            f"the pruned file again (weights=<pruned.safetensors>). prune.remove=<heads> says how far to go at most."
+            f"the pruned file again (weights=<pruned.safetensors>). Of an order, prune.remove=<heads> is the most."
         )
     if not data["calibration_fraction"]:
         raise UserError(
@@ -93,9 +93,9 @@ def made_from(
     UserError for too few images to promise on; a line where the training may have looked at them.
     """
     made = {"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]}
-    if not isinstance(source, Promised):
+    if isinstance(source, OnPath) or source.guarantee is None:
         return made
-    source.check_images(data.sizes["calibration"])
+    check_images(source.guarantee, data.sizes["calibration"])
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
         print(
@@ -138,14 +138,14 @@ def retraining(
 
 def source_of(settings: dict[str, Any], order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
     """What the section ``prune`` of the configuration says of the heads that go. order: of prune=order."""
+    guarantee = Guarantee(**settings["guarantee"]) if asked_promise(settings) else None
     if order is None:
-        return Given(*(settings[name] for name in ("heads", "curve", "step", "remove", "threshold")))
-    if asked_promise(settings):
+        named = {name: settings[name] for name in ("heads", "curve", "step", "remove", "threshold")}
+        return Given(**named, guarantee=guarantee, seed=seed)
+    if guarantee is not None:
         limits = ("units", "remove", "exclude_layers", "min_heads_per_layer", "rescale")
         options = {name: settings[name] for name in limits}
-        return Promised(
-            order, Guarantee(**settings["guarantee"]), **options, chosen_on=settings["select_on"], seed=seed
-        )
+        return Promised(order, guarantee, **options, chosen_on=settings["select_on"], seed=seed)
     limits = ("remove", "target", "exclude_layers", "min_heads_per_layer", "rescale")
     return OnPath(order, settings["units"], *(settings[name] for name in limits))
 
@@ -273,8 +273,9 @@ def _report_promise(report: Report, promise: Promise) -> None:
 
 def nothing_promised(promise: Promise) -> UserError:
     """What the command ends with where no step can be promised."""
+    which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
     return UserError(
-        f"prune.guarantee: no step of the path can be promised to lose at most {promise.guarantee.points:g} points on "
+        f"prune.guarantee: {which} be promised to lose at most {promise.guarantee.points:g} points on "
         f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
     )
 

@@ -25,6 +25,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import check_layout, read_kept, read_rows, short
+from mhprobe.stats.promise import Guarantee
 
 
 class Choice(NamedTuple):
@@ -38,7 +39,8 @@ class Choice(NamedTuple):
 class Given:
     """heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
 
-    threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided.
+    threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided. guarantee: they go only if
+    it is kept without all of them; None to promise nothing. seed: of the order in which images are looked at for it.
     """
 
     heads: Any
@@ -46,6 +48,8 @@ class Given:
     step: int | None = None
     remove: int | None = None
     threshold: float | None = None
+    guarantee: Guarantee | None = None
+    seed: int = 0
 
     def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
         """kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights have none."""

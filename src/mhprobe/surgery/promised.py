@@ -65,28 +65,16 @@ class Promised:
 
         evaluate: scores masks on the images that choose the path. calibrate: on those that are set aside.
         """
-        self.check_images(calibrate.images)
+        check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
         units = make_units(self.units, layout, self.exclude_layers)
         units = constrain(units, Limits(layout, self.min_heads_per_layer), WHERE)
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
-        traces = trace([path], calibrate, guarantee=self.guarantee, seed=self.seed)
         name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
-        search = self.order.search_name(units)
-        curve = Curve(name, "calibration", search, self.chosen_on, self.rescale, traces, self.guarantee)
-        promised = traces[0].promised or 0
-        mask = traces[0].mask[promised]
-        return Choice(mask, self.rescale), Promise(self.guarantee, promised, int(mask.sum()), calibrate.images, curve)
-
-    def check_images(self, images: int) -> None:
-        """UserError where so few images could never show it."""
-        if images < (needed := self.guarantee.images_needed):
-            raise UserError(
-                f"prune.guarantee: {images} calibration images can never show that at most "
-                f"{self.guarantee.points:g} points are lost with {100 * self.guarantee.confidence:g} % confidence; "
-                f"{needed} are the least. Raise data.calibration_fraction or prune.guarantee.points."
-            )
+        about = (name, self.order.search_name(units), self.chosen_on, self.rescale)
+        promise = _promise(path, calibrate, self.guarantee, self.seed, *about)
+        return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
 
     def _short(self, path: Path) -> Path:
         """The path up to where ``remove`` heads are gone, and before the last head goes."""
@@ -105,3 +93,36 @@ class Promised:
             spent=path.spent[:steps],
             exhaustive=path.exhaustive[:steps],
         )
+
+
+def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: int = 0) -> Promise:
+    """Whether the promise holds without all heads of ``choice``, which go in one step or not at all."""
+    check_images(guarantee, calibrate.images)
+    path = Path(None, choice.mask[None], ("given",))
+    return _promise(path, calibrate, guarantee, seed, "given", "", None, choice.rescale)
+
+
+def check_images(guarantee: Guarantee, images: int) -> None:
+    """UserError where so few images could never show it."""
+    if images < (needed := guarantee.images_needed):
+        raise UserError(
+            f"prune.guarantee: {images} calibration images can never show that at most {guarantee.points:g} points are "
+            f"lost with {100 * guarantee.confidence:g} % confidence; {needed} are the least. Raise "
+            f"data.calibration_fraction or prune.guarantee.points."
+        )
+
+
+def _promise(
+    path: Path,
+    calibrate: Evaluate,
+    guarantee: Guarantee,
+    seed: int,
+    name: str,
+    search: str,
+    chosen_on: str | None,
+    rescale: bool,
+) -> Promise:
+    traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
+    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee)
+    steps = traces[0].promised or 0
+    return Promise(guarantee, steps, int(traces[0].mask[steps].sum()), calibrate.images, curve)

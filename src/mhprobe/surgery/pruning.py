@@ -33,7 +33,7 @@ from mhprobe.stats.significance import wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
 from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.promised import Promise, Promised
+from mhprobe.surgery.promised import Promise, Promised, promise_of
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
@@ -75,7 +75,7 @@ class Pruned:
     """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
 
     stages: in their order; the last is of ``model``. difference: the largest between masked and pruned logits.
-    rescaled: whether the heads that layers kept were multiplied by H / kept. promise: of ``Promised`` heads; where
+    rescaled: whether the heads that layers kept were multiplied by H / kept. promise: where one was asked for; where
     it is of no step, ``model`` is the loaded one.
     """
 
@@ -189,6 +189,11 @@ def prune(
                 return found
         else:
             choice = source.choose(now, kept)
+            if source.guarantee is not None:
+                calibrate = images.calibrate(now, choice.rescale, fill)
+                found.promise = promise_of(choice, calibrate, source.guarantee, source.seed)
+                if not found.promise.steps:
+                    return found
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
         smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:
