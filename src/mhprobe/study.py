@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from mhprobe.classifier import GatedClassifier
-    from mhprobe.data.base import ImageData
-
-log = logging.getLogger(__name__)
+from typing import Any
 
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
@@ -32,7 +23,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         measures=builders.measures(cfg["paper"]["measure"], model.gates.layout, "paper.measure"),
         curves=builders.curve_callbacks(cfg["paper"]["masking"], Path(cfg["cache_dir"]), model, report),
         panels=builders.panels(cfg["paper"]["figures"]),
-        control=_control(cfg, model, data),
+        control=builders.control(model, data, cfg["seed"]) if cfg["control"] else None,
         seed=cfg["seed"],
     )
     trainer = builders.trainer(cfg, [figures], report)
@@ -41,18 +32,6 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     if trainer.is_global_zero:
         figures.write_page(model, data)
     figures.complain(asked=cfg["figures"] is not None)
-
-
-def _control(cfg: dict[str, Any], model: GatedClassifier, data: ImageData) -> nn.Module | None:
-    """A freshly initialised twin; none for pruned weights, which have none."""
-    from mhprobe.errors import UserError
-    from mhprobe.run.builders import random_twin
-
-    try:
-        return random_twin(model, data, cfg["seed"]) if cfg["control"] else None
-    except UserError as error:
-        log.info("figures have no control: %s", error)
-        return None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ A part that a command's configuration has no section for is left out: what a com
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights,
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Teacher
+
+log = logging.getLogger(__name__)
 
 Config = dict[str, Any]  # what run.schema.check returns
 Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
@@ -308,6 +311,15 @@ def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module
             "removal."
         )
     return twin.eval()
+
+
+def control(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module | None:
+    """The random twin; for pruned weights, which have none, a line instead."""
+    try:
+        return random_twin(model, data, seed)
+    except UserError as error:
+        log.info("no control: %s", error)
+        return None
 
 
 # the callbacks

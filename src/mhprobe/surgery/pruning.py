@@ -182,18 +182,12 @@ def prune(
             evaluate = images.evaluate(now, source.rescale, fill)
             batch = lambda: next(images.selection()).images  # noqa: E731
             choice, left = source.choose(now, evaluate, batch, layout, left, number / rounds)
-        elif isinstance(source, Promised):
-            score_both = (make(now, source.rescale, fill) for make in (images.evaluate, images.calibrate))
-            choice, found.promise = source.choose(now, *score_both)
+        elif isinstance(source, Promised) or source.guarantee is not None:
+            choice, found.promise = _promised(source, now, images, fill, kept)
             if not found.promise.steps:
                 return found
         else:
             choice = source.choose(now, kept)
-            if source.guarantee is not None:
-                calibrate = images.calibrate(now, choice.rescale, fill)
-                found.promise = promise_of(choice, calibrate, source.guarantee, source.seed)
-                if not found.promise.steps:
-                    return found
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
         smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:
@@ -208,6 +202,19 @@ def prune(
     remove_gates(now)
     found.model = now.eval()
     return found
+
+
+def _promised(
+    source: Given | Promised, model: nn.Module, images: Images, fill: Fill | None, kept: Tensor | None
+) -> tuple[Choice, Promise]:
+    """The heads that go if the promise is kept, and how far it is."""
+    if isinstance(source, Promised):
+        evaluate, calibrate = (make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate))
+        return source.choose(model, evaluate, calibrate)
+    assert source.guarantee is not None
+    choice = source.choose(model, kept)
+    calibrate = images.calibrate(model, choice.rescale, fill)
+    return choice, promise_of(choice, calibrate, source.guarantee, source.seed)
 
 
 def _remove(
