@@ -200,6 +200,7 @@ def test_docs_say_what_fools_it(yaml):
     fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
     section = DOCS.read_text().partition("## What fools each measure")[2].partition("\n## ")[0]
     assert re.findall(rf"^\| \[{yaml.stem}\]\(#{yaml.stem}\) \| (.+) \|$", section, re.M) == [fooled_by]
+    assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 
 def test_batch_size_does_not_matter(yaml, case):

@@ -54,7 +54,7 @@ class AblationDelta(PerClass):
     [0.6931, 0.0]
     """
 
-    fooled_by = "two heads that do the same: neither is missed alone; and live heads that nobody misses look dead"
+    fooled_by = "seen: two heads that do the same: neither is missed alone; live heads that nobody misses look dead"
     kind = "per_head"
     label = "rise of the loss without the head (nats)"
     also = ("by_class",)

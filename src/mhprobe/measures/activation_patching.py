@@ -54,7 +54,7 @@ class ActivationPatching(Measure):
     NothingToRestore warns where the metric does not fall. UserError without a single pair.
     """
 
-    fooled_by = "a head that both images need alike: it is the same in both, and restores nothing"
+    fooled_by = "by definition: a head that both images need alike: it is the same in both, and restores nothing"
     kind = "per_head"
     also: ClassVar[tuple[str, ...]] = ("patching",)
     default: ClassVar[tuple[str, ...]] = ("exact", "atp", "graddrop")

@@ -41,7 +41,10 @@ class AttentionDistance(Measure):
     [8.0, 0.0]
     """
 
-    fooled_by = "a head that looks next to itself and at the far corner has the mean distance of one that looks halfway"
+    fooled_by = (
+        "by definition: a head that looks next to itself and at the far corner has the mean distance of one "
+        "that looks halfway"
+    )
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "mean attention distance (input pixels)"

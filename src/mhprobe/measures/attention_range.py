@@ -32,7 +32,7 @@ class AttentionRange(Measure):
     each. The first of equal maxima in a window is the argmax.
     """
 
-    fooled_by = "a head that looks at itself is as narrow as one that looks at one token far away"
+    fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "attention range r50 (input pixels)"

@@ -19,6 +19,8 @@ class AttributionPatching(ActivationPatching):
     correlation with size; clean, corrupted, pairs, images: ().
     """
 
-    fooled_by = "a head whose effect is not linear between the two images: early heads come out too small"
+    fooled_by = (
+        "by definition: a head whose effect is not linear between the two images: early heads come out too small"
+    )
     also = ()
     default: ClassVar[tuple[str, ...]] = ("atp",)

@@ -41,7 +41,9 @@ class BlockCCA(Measure):
     UserError with fewer rows than a stream has channels; FewImages warns with fewer images than that.
     """
 
-    fooled_by = "blocks that add nothing alike: the residual stream carries what was there before through both"
+    fooled_by = (
+        "by definition: blocks that add nothing alike: the residual stream carries what was there before through both"
+    )
     needs = frozenset({"stream"})
     kind = "pairwise_layers"
     label = "SVCCA of blocks: mean canonical correlation"

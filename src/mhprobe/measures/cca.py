@@ -37,7 +37,9 @@ class CCA(PairMeasure):
     Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), and the rest.
     """
 
-    fooled_by = "a direction that carries next to no variance, perhaps noise, counts as much as the first"
+    fooled_by = (
+        "by definition: a direction that carries next to no variance, perhaps noise, counts as much as the first"
+    )
     label = "CCA: mean canonical correlation"
     also = ("coefficients",)
     equal_up_to = "an invertible linear map"

@@ -51,7 +51,9 @@ class CircuitSpectrum(OfWeights):
     UserError where a head writes into a stream of another width than it reads.
     """
 
-    fooled_by = "a head whose biases or positions decide where it looks, whatever its weights tie together"
+    fooled_by = (
+        "by definition: a head whose biases or positions decide where it looks, whatever its weights tie together"
+    )
     kind = "per_head"
     also = ("modes",)
 

@@ -43,7 +43,9 @@ class CKA(PairMeasure):
     the debiased estimate needs 4 rows.
     """
 
-    fooled_by = "one large direction that all heads share, such as brightness, makes any two of them alike"
+    fooled_by = (
+        "by definition: one large direction that all heads share, such as brightness, makes any two of them alike"
+    )
     label = "linear CKA"
     equal_up_to = "a rotation and a scale"
 

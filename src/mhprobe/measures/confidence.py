@@ -42,7 +42,7 @@ class Confidence(Measure):
     [0.5, 1.0]
     """
 
-    fooled_by = "a sink at the class token: special keys are left out, and the head looks spread out"
+    fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "confidence: mean largest weight"

@@ -39,7 +39,7 @@ class Entropy(Measure):
     """
 
     fooled_by = (
-        "a head with a fixed offset: queries whose key lies outside the grid spread out; a sink looks "
+        "seen: a head with a fixed offset: queries whose key lies outside the grid spread out; a sink looks "
         "like any sharp head"
     )
     needs = frozenset({"attn"})

@@ -30,7 +30,10 @@ class Fisher(GateImportance):
     [1.25, 8.0]
     """
 
-    fooled_by = "a head that hurts looks as important as one that helps; a few images with a large loss carry the mean"
+    fooled_by = (
+        "seen: a head that hurts looks as important as one that helps; by definition: a few images with a "
+        "large loss carry the mean"
+    )
     label = "Fisher information of the gate: mean (dL/dξ)² (nats²)"
 
     def __init__(self, layout: HeadLayout, normalize: Normalize = "none", **kwargs: Any) -> None:

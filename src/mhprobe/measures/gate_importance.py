@@ -57,7 +57,7 @@ class GateImportance(Measure):
     """
 
     fooled_by = (
-        "a head that hurts looks as important as one that helps; two heads that stand in for each other look weak"
+        "seen: a head that hurts looks as important as one that helps; two heads that stand in for each other look weak"
     )
     needs = frozenset({"grad"})
     kind = "per_head"

@@ -41,7 +41,7 @@ class Interaction(Measure):
         alone (A,): rise when the head alone is masked; images: ().
     """
 
-    fooled_by = "a pair that was not looked at; and a loss that saturates makes unrelated heads interact"
+    fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"
     kind = "pairwise"
     label = "interaction: extra loss of masking both (nats)"
 

@@ -53,7 +53,7 @@ class JSDistance(Measure):
     with as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
     """
 
-    fooled_by = "two heads that look alike and write different things"
+    fooled_by = "by definition: two heads that look alike and write different things"
     needs = frozenset({"attn"})
     kind = "pairwise"
     also = ("embedding",)

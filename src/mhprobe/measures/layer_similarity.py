@@ -47,7 +47,8 @@ class LayerSimilarity(Measure):
     """
 
     fooled_by = (
-        "layers that add different things to a stream that carries the old ones along; one direction that they share"
+        "by definition: layers that add different things to a stream that carries the old ones along; one "
+        "direction that they share"
     )
     kind = "pairwise_layers"
 

@@ -55,7 +55,7 @@ class LogitAttribution(PerClass):
     [1.0, -2.0]
     """
 
-    fooled_by = "a head that works by way of later blocks: it writes nothing into the logits itself"
+    fooled_by = "by definition: a head that works by way of later blocks: it writes nothing into the logits itself"
     needs = frozenset({"direct"})
     kind = "per_head"
     label = "write into the label's logit, above the mean over classes"

@@ -46,7 +46,10 @@ class LRPRelevance(Measure):
         images: () how many.
     """
 
-    fooled_by = "a head that only passes on what others would bring as well: relevance is not what is lost without it"
+    fooled_by = (
+        "by definition: a head that only passes on what others would bring as well: relevance is not what is "
+        "lost without it"
+    )
     kind = "per_head"
     label = "|relevance|, share of the layer"
 

@@ -40,7 +40,9 @@ class NoOp(Measure):
     the image's loss per unit of attention.
     """
 
-    fooled_by = "a head that looks at a special token and writes nothing: its slope along attention need not be small"
+    fooled_by = (
+        "seen: a head that looks at a special token and writes nothing: its slope along attention need not be small"
+    )
     needs = frozenset({"attn", "attn_grad", "stream"})
     kind = "per_head"
     label = "|dL/dA|, special over other keys"

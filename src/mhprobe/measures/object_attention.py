@@ -60,7 +60,7 @@ class ObjectAttention(Measure):
         relations_low, relations_high; offset_held_out (A, R): the best offset of the first half on the second.
     """
 
-    fooled_by = "one large object in the middle: a head that looks at the middle looks at the object"
+    fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
     needs = frozenset({"attn"})
     label = "share of patches whose argmax key is on an object"
     also = ("relations",)

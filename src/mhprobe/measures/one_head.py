@@ -35,7 +35,7 @@ class OneHead(Measure):
         whole: () accuracy of the whole model; images: ().
     """
 
-    fooled_by = "a layer that can do without any head: all of its heads suffice"
+    fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"
     kind = "per_head"
     label = "log-likelihood, head alone - whole layer (nats)"
     also = ("sufficiency",)

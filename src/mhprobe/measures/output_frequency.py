@@ -41,7 +41,9 @@ class OutputFrequency(Measure):
     A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
     """
 
-    fooled_by = "a map whose mean over the grid happens to be near 0 counts as sharp, however smooth it is"
+    fooled_by = (
+        "by definition: a map whose mean over the grid happens to be near 0 counts as sharp, however smooth it is"
+    )
     needs = frozenset({"stream", "weights"})
     kind = "per_head"
     label = "Δ ln amplitude, highest frequency"

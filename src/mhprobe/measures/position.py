@@ -52,8 +52,8 @@ class Position(Measure):
     """
 
     fooled_by = (
-        "a head that always looks at the same place, not at the same offset; in small windows few "
-        "queries can reach an offset"
+        "seen: in small windows few queries can reach an offset; by definition: a head that always looks at "
+        "the same place, not at the same offset"
     )
     needs = frozenset({"attn"})
     kind = "per_head"

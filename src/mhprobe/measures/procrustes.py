@@ -33,7 +33,7 @@ class Procrustes(PairMeasure):
     rest, UserError and warnings as in PairMeasure.
     """
 
-    fooled_by = "a large direction in common hides many small ones that are not, less than in cka"
+    fooled_by = "by definition: a large direction in common hides many small ones that are not, less than in cka"
     label = "Procrustes similarity"
     equal_up_to = "a rotation and a scale"
 

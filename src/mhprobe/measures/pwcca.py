@@ -33,7 +33,9 @@ class PWCCA(PairMeasure):
     average. dims (A,) as in CCA; the rest, UserError and warnings as in PairMeasure.
     """
 
-    fooled_by = "a rotation of a head's channels, which changes nothing in the network, changes its weights"
+    fooled_by = (
+        "by definition: a rotation of a head's channels, which changes nothing in the network, changes its weights"
+    )
     label = "PWCCA: weighted canonical correlation"
     equal_up_to = "an invertible linear map"
 

@@ -35,7 +35,7 @@ class Rarity(Measure):
     It looks at the validation images first, to fit codes. UserError with fewer different patches than codes.
     """
 
-    fooled_by = "a head that looks at the border or at bright patches, where these happen to be rare"
+    fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
     needs = frozenset({"attn"})
     select_needs = frozenset()
     kind = "per_head"

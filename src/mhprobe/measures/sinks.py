@@ -40,7 +40,9 @@ class Sinks(Measure):
     UserError unless ``queries`` is in (0, 1].
     """
 
-    fooled_by = "a token that many queries have a reason to look at, such as a large object, looks like a sink"
+    fooled_by = (
+        "by definition: a token that many queries have a reason to look at, such as a large object, looks like a sink"
+    )
     needs = frozenset({"attn", "stream", "weights"})
     kind = "per_head"
     label = "share of attention on one token"

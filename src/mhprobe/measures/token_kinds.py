@@ -38,7 +38,7 @@ class TokenKinds(Measure):
     padding takes no share.
     """
 
-    fooled_by = "a place that often shows one kind of thing: a head for the first patch is a head for the border"
+    fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"
     needs = frozenset({"attn", "stream"})
     kind = "per_head"
     also = ("kind_ratios",)

@@ -51,7 +51,10 @@ class WeightSimilarity(OfWeights):
     UserError where weights of a group differ in width. DuplicateHead names pairs above 0.99999.
     """
 
-    fooled_by = "heads that do the same by other weights; equal weights in different layers, which see different inputs"
+    fooled_by = (
+        "by definition: heads that do the same by other weights; equal weights in different layers, which see"
+        " different inputs"
+    )
     kind = "pairwise"
 
     similarity: Tensor  # (12, A, A) six cosines and six overlaps,

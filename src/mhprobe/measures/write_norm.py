@@ -23,7 +23,9 @@ class WriteNorm(Measure):
     Columns, (A,), larger writes more: value; norm: mean of ||z_h W_O,h|| alone, in the units of the stream.
     """
 
-    fooled_by = "a large write that nobody reads, that others cancel, or that is the same for every image"
+    fooled_by = (
+        "by definition: a large write that nobody reads, that others cancel, or that is the same for every image"
+    )
     needs = frozenset({"stream", "weights"})
     kind = "per_head"
     label = "write norm / stream norm"
