@@ -38,7 +38,7 @@ class Measure(Metric):
     select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
         ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``
         and ``select_needs`` may depend on the options, ``needs`` also on the selection.
-    fooled_by: of which head, or which model, its number misleads, in a few words, each behind "seen: " (in HeadBench) or
+    fooled_by: of which head, or which model, its number misleads, in a few words behind "seen: " (in HeadBench) or
         "by definition: "; docs/measures.md has it.
     class_names: what the classes are called, if whoever feeds the measure says so.
 
