@@ -61,7 +61,7 @@ def refuse(cfg: dict[str, Any]) -> None:
 
 
 def asked_promise(settings: dict[str, Any]) -> bool:
-    return settings["guarantee"] is not None and settings["guarantee"]["points"] is not None
+    return (settings.get("guarantee") or {}).get("points") is not None
 
 
 def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None:
