@@ -25,6 +25,7 @@ PARTS = {  # of what is built from it
     "backbone.patch_size=0": "backbone",
     "backbone.num_heads=0": "backbone",
     "backbone.embed_dim=0": "backbone",
+    "backbone=[]": "backbone: no name",
     "masking.step=99": "masking.step.*6 steps, got 99",
 }
 LENGTHS = {  # of how long the training is
