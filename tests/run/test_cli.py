@@ -42,6 +42,8 @@ MISTAKES = {
     (*TRAIN, "optim.lr"): ("optim.lr",),
     (*TRAIN, "backbone.depths=[1,2"): ("backbone.depths=[1,2",),
     (*TRAIN, "optim=3"): ("optim",),
+    (*TRAIN, "backbone=${seed}"): ("backbone=${seed}", "interpolation"),
+    (*TRAIN, "data.num_workers=${seed}"): ("data.num_workers=${seed}", "interpolation"),
     (*TRAIN, "out=file/below"): ("file", "out=<folder>"),
     (*TRAIN, "trainer.devices=many"): ("trainer.devices", "many"),
     (*TRAIN, "trainer.accelerator=abacus"): ("trainer", "abacus", "cpu"),

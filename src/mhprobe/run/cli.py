@@ -74,6 +74,7 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
     """One run, or one job of a sweep: there a job that fails leaves word, and the others go on."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
 
     from mhprobe.run.launch import run
 
@@ -84,11 +85,12 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
     try:
         with jobs.held(folder):
             run(command, cfg, folder)
-    except UserError as error:  # not through Hydra, which adds lines of its own
-        say(str(error))
-        mistakes.append(error)
+    except (UserError, OmegaConfBaseException) as error:  # not through Hydra, which adds lines of its own
+        mistake = error if isinstance(error, UserError) else UserError(explain(command, error))
+        say(str(mistake))
+        mistakes.append(mistake)
         if sweeping:
-            jobs.note(folder, 2, str(error))
+            jobs.note(folder, 2, str(mistake))
     except Exception as error:
         if not sweeping:
             raise
@@ -145,6 +147,8 @@ def explain(command: str, error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
         lines[0] = f"{override}: {lines[0]}"
+    elif pointing := [word for word in sys.argv[1:] if "interpolation" in text and "${" in word]:
+        lines[0] = f"{' '.join(pointing)}: {lines[0]}"
     group = re.search(r"Could not load '(\w+)/", text)
     if group is not None and "Available options" not in text:
         lines.append(f"Available options: {', '.join(options(group[1]))}.")
