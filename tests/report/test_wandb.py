@@ -90,7 +90,7 @@ def test_an_offline_run_holds_metrics_tables_figures_and_curves(tmp_path, monkey
     found = records(folder)
     (run,) = (record["run"] for record in found if record["type"] == "run")
     assert (run["project"], run["run_group"], run["job_type"]) == ("mhprobe", "digits_vit", "train")
-    assert run["display_name"] == "digits_vit/2026-01-01" and run["tags"] == ["t"] and "seed=3" in run["notes"]
+    assert run["display_name"] == "digits_vit/2026-01-01 seed=3" and run["tags"] == ["t"] and "seed=3" in run["notes"]
     artifacts = {record["artifact"]["name"]: record["artifact"] for record in found if record["type"] == "artifact"}
     assert artifacts["digits_vit-report"]["type"] == "report"
     assert artifacts["digits_vit-model"]["type"] == "model" and "best" in artifacts["digits_vit-model"]["aliases"]

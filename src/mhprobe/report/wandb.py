@@ -54,7 +54,7 @@ class RunLogger(WandbLogger):
                 dir=str(folder),
                 project=project,
                 entity=entity,
-                name=f"{folder.parent.name}/{folder.name}",
+                name=_name(folder),
                 group=group or folder.parent.name,
                 job_type=job_type,
                 tags=list(tags),
@@ -175,6 +175,13 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     run.define_metric("val/accuracy", step_metric="trainer/global_step", summary="max")
     run.define_metric("val/loss", step_metric="trainer/global_step", summary="min")
     return run
+
+
+def _name(folder: Path) -> str:
+    """Where the run lies, and what was typed but for the experiment, its folder's name. W&B takes 128 characters."""
+    typed = [line.removeprefix("- ") for line in (_said(folder) or "").splitlines() if "+experiment=" not in line]
+    name = " ".join([f"{folder.parent.name}/{folder.name}", *(word for word in typed if word != "[]")])
+    return name if len(name) <= 128 else f"{name[:125]}..."
 
 
 def _said(folder: Path) -> str | None:
