@@ -49,10 +49,11 @@ class Images(Dataset[Batch]):
 
     def __getitem__(self, picks: Picks) -> Batch:
         where = self.positions[picks.index]
+        labels = self.cached.labels[where] if self.given is None else self.given[picks.index]
         objects = self.cached.objects
         return Batch(
             images=torch.from_numpy(np.asarray(self.cached.images[where])),
-            labels=torch.from_numpy(self.labels[picks.index]),
+            labels=torch.from_numpy(labels),
             index=torch.from_numpy(picks.index),
             valid=torch.from_numpy(picks.valid),
             objects=None if objects is None else torch.from_numpy(np.asarray(objects[where])),

@@ -8,7 +8,7 @@ Shapes: B images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,22 +31,22 @@ def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
     """
     if isinstance(item, Tensor):
         return item, None
+    images: Sequence[Any] = ()
+    labels: Sequence[Any] = ()
     if isinstance(item, Mapping):
-        images, labels = (_of_names(item, names) for names in (IMAGES, LABELS))
-    elif isinstance(item, tuple | list) and item:
-        images, labels = item[0], item[1] if len(item) > 1 else None
-    else:
-        images = labels = None
-    stacked, numbers = _stacked(images), _stacked(labels)
-    if stacked is None or not (labels is None or (numbers is not None and numbers.dim() == 1)):
+        images, labels = ([item[name] for name in names if name in item] for names in (IMAGES, LABELS))
+    elif isinstance(item, tuple | list):
+        images, labels = item[:1], item[1:2]
+    stacked, numbers = _first(images), _first(labels)
+    without = not labels or labels[0] is None
+    if stacked is None or not (numbers.dim() == 1 if numbers is not None else without):
         raise UserError(_unknown(item))
     return stacked, numbers
 
 
-def _of_names(item: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """What stands under the first of these names that is a tensor or can be one, else under the first that is there."""
-    there = [item[name] for name in names if name in item]
-    return next((part for part in there if _stacked(part) is not None), there[0] if there else None)
+def _first(parts: Sequence[Any]) -> Tensor | None:
+    """The first of these that is a tensor or can be one."""
+    return next((tensor for tensor in map(_stacked, parts) if tensor is not None), None)
 
 
 def _stacked(part: Any) -> Tensor | None:
