@@ -11,6 +11,9 @@ pairs of the images with the smallest hash (pool.py).
 In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
 the one is then compared with the other's row of the same query, keys outside a window having no weight.
 
+Of texts the mean is over all words; padding is neither query nor key. The null lays the texts' first words on each
+other: the queries that both have, keys that only the one has being without weight in the other.
+
 Shapes: b images, W windows, H heads of one site, Q queries, K keys, T tokens, A heads of all sites.
 """
 
@@ -27,8 +30,8 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.embedding import cluster, embed, layer_ratio
-from mhprobe.measures.hashing import numbers_in
-from mhprobe.measures.places import attention_of, chunks, places_of, shares
+from mhprobe.measures.hashing import image_numbers, numbers_in
+from mhprobe.measures.places import attention_of, chunks, places_in, places_of, shares, words_of
 from mhprobe.measures.pool import Pool
 
 Pairs = Literal["layer", "stage", "all"]
@@ -59,6 +62,7 @@ class JSDistance(Measure):
     also = ("embedding",)
 
     total: Tensor  # (A, A) sum over images and queries of JS in nats, above the diagonal
+    queries: Tensor  # (A,) how many
 
     def __init__(
         self,
@@ -84,25 +88,33 @@ class JSDistance(Measure):
         self.seed = seed
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.axes = {"embedding": ["x", "y"]}
-        if any(site.line for site in layout.sites):
-            raise UserError(
-                "js_distance: its null lays rows of two images on each other, query by query; tokens that stand in a "
-                "line, as those of texts, are not equally many. entropy, confidence and sinks work on them."
-            )
         self.groups = _groups(layout, pairs)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
         self.add_state("total", torch.zeros(layout.num_heads, layout.num_heads, dtype=torch.float64))
+        self.add_state("queries", torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
+        found = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
         for sites in self.groups:
-            attn = [attention_of(self.name, self.layout, batch, s) for s in sites]
+            attn = [found[s] for s in sites]
             for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
-                self._add_group(self.total, sites, [a[images] for a in attn])
+                self._add_group(self.total, self.queries, sites, [a[images] for a in attn])
         if self.null_images and batch.valid.any():
-            everything = [attention_of(self.name, self.layout, batch, s)[batch.valid] for s in sum(self.groups, ())]
-            self.pool.add(numbers_in(batch), everything)
+            self._keep(batch, found)
         self.images += batch.valid.sum()
+
+    def _keep(self, batch: HeadBatch, found: list[Tensor]) -> None:
+        """Images for the null; texts without their padding, so that it does not decide which texts those are."""
+        everything = [found[s][batch.valid] for s in sum(self.groups, ())]
+        if not self.layout.sites[0].line:
+            self.pool.add(numbers_in(batch), everything)
+            return
+        words_bT = words_of(everything[0])
+        order_bT = (~words_bT).byte().argsort(dim=1, stable=True)
+        ids_bT = words_bT if batch.images is None else batch.images[batch.valid]
+        number = image_numbers((ids_bT * words_bT).gather(1, order_bT))
+        self.pool.add(number, [_in_order(attn, order_bT) for attn in everything])
 
     def reset(self) -> None:
         super().reset()
@@ -118,7 +130,7 @@ class JSDistance(Measure):
         self.pool.gather()
 
     def finish(self) -> dict[str, Tensor]:
-        value = self._mean(self.total, int(self.images))
+        value = self._mean(self.total, self.queries)
         on_cpu = value.cpu()
         layer = torch.tensor([number for number, _, _ in self.layout])
         group = torch.empty_like(layer)
@@ -139,13 +151,9 @@ class JSDistance(Measure):
             **{name: column.to(value.device) for name, column in columns.items()},
         }
 
-    def _mean(self, total: Tensor, images: int) -> Tensor:
-        """(A, A) divergences from their sums above the diagonal."""
-        queries = torch.tensor(
-            [int((places_of(site, torch.device("cpu")).token >= 0).sum()) for _, _, site in self.layout],
-            device=self.device,
-        )
-        scale = 1.0 if self.clark else 1 / (math.log(2) * images * queries.double())
+    def _mean(self, total: Tensor, queries: Tensor) -> Tensor:
+        """(A, A) divergences from their sums above the diagonal, over so many queries (A,)."""
+        scale = 1.0 if self.clark else 1 / (math.log(2) * queries.double())
         return (total + total.T).clamp(min=0) * scale
 
     def _null(self, outside: Tensor) -> dict[str, Tensor]:
@@ -153,32 +161,43 @@ class JSDistance(Measure):
         images = len(self.pool)
         if images < 2:
             return {"null": torch.full_like(self.total, torch.nan)} if self.null_images else {}
-        draws = []
+        draws, total_AA, queries_A = [], torch.zeros_like(self.total), torch.zeros_like(self.queries)
         for apart in range(1, images):
-            total, first = torch.zeros_like(self.total), 0
+            total, queries, first = torch.zeros_like(self.total), torch.zeros_like(self.queries), 0
             for sites in self.groups:
                 attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
-                self._add_group(total, sites, attn, [a.roll(apart, 0) for a in attn])
+                self._add_group(total, queries, sites, attn, [a.roll(apart, 0) for a in attn])
                 first += len(sites)
             # of head a on image i with head b on image i + k; the other half is that of i - k
-            draws.append(self._mean(total, images).masked_fill(outside, torch.nan))
-        null_AAN = torch.stack(draws, -1)
-        return {"null": null_AAN.mean(-1), "null_draws": null_AAN}
+            draws.append(self._mean(total, queries).masked_fill(outside, torch.nan))
+            total_AA, queries_A = total_AA + total, queries_A + queries
+        null_AA = self._mean(total_AA, queries_A).masked_fill(outside, torch.nan)
+        return {"null": null_AA, "null_draws": torch.stack(draws, -1)}
 
     def _add_group(
-        self, total: Tensor, sites: tuple[int, ...], attn: list[Tensor], other: list[Tensor] | None = None
+        self,
+        total: Tensor,
+        queries: Tensor,
+        sites: tuple[int, ...],
+        attn: list[Tensor],
+        other: list[Tensor] | None = None,
     ) -> None:
         """Add the divergences between all heads of a group. other: what the second head of a pair attends to."""
+        if other is not None and self.layout.sites[sites[0]].line:
+            attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
         rows = [self._rows(s, each.double()) for s, each in zip(sites, attn, strict=True)]
         second = rows if other is None else [self._rows(s, each.double()) for s, each in zip(sites, other, strict=True)]
+        for s, row_bWHQK in zip(sites, rows, strict=True):
+            queries[self.layout.span(s)] += (row_bWHQK.sum((2, 4)) > 0).sum()
         for i, a in enumerate(sites):
             for j, b in enumerate(sites[i:], start=i):
                 self._add(total, a, rows[i], b, second[j])
 
     def _rows(self, number: int, attn: Tensor) -> Tensor:
-        """(b, W, H, Q, K) distributions."""
-        pairs = places_of(self.layout.sites[number], attn.device).pairs
-        row_bWHQK = shares(attn, pairs)
+        """(b, W, H, Q, K) distributions; (1, b, ...) of texts, as in places.py."""
+        site = self.layout.sites[number]
+        pairs = places_in(site, attn).pairs
+        row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
         if not self.clark:
             return row_bWHQK
         even_WQK = pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
@@ -187,7 +206,7 @@ class JSDistance(Measure):
     def _add(self, total: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """Add the divergences between the heads of two sites; of one site with itself, above the diagonal."""
         mass_a, mass_b = row_a.sum((0, 1, 3, 4)), row_b.sum((0, 1, 3, 4))
-        if a != b:
+        if a != b and not self.layout.sites[a].line:
             row_b = _rearranged(row_b, self.layout.sites[b], self.layout.sites[a])
         own_a, own_b = _x_ln_x(row_a), _x_ln_x(row_b)
         for h in range(len(own_a)):
@@ -197,6 +216,17 @@ class JSDistance(Measure):
             # mass, so keys that were left out in rearranging are accounted for
             found_H = (own_a[h] + own_b[others] - both_H + math.log(2) * (mass_a[h] + mass_b[others])) / 2
             total[self.layout.offsets[a] + h, self.layout.span(b)][others] += found_H
+
+
+def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:
+    """(b, 1, H, T, T) attention of texts whose words stand in another order."""
+    queries = order_bT[:, None, None, :, None].expand(attn.shape)
+    return attn.gather(3, queries).gather(4, queries.mT)
+
+
+def _of_common_queries(attn: list[Tensor], other: list[Tensor]) -> list[Tensor]:
+    """Per site the attention (b, 1, H, T, T) of those words for which there is one in the other text."""
+    return [a * words_of(b)[:, None, None, :, None] for a, b in zip(attn, other, strict=True)]
 
 
 def _x_ln_x(rows: Tensor) -> Tensor:

@@ -78,6 +78,11 @@ def places_of_texts(attn: Tensor) -> Places:
     )
 
 
+def places_in(site: HeadSite, attn: Tensor) -> Places:
+    """The tables of a site, or, of a text's, those of the texts of ``attn``, as recorded."""
+    return places_of_texts(attn) if site.line else places_of(site, attn.device)
+
+
 def words_of(attn: Tensor) -> Tensor:
     """(b, T) bool of texts' attention (b, 1, H, T, T): a word stands here, and no padding."""
     return (attn > 0).any(3).any(2)[:, 0]
@@ -102,19 +107,20 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
     texts: whether it can do without a grid, and counts queries as it goes; otherwise texts are refused.
     """
     for number, site in enumerate(layout.sites):
-        text = texts and site.line
-        attn = batch.need("attn", name)[number] if text else attention_of(name, layout, batch, number)
+        attn = attention_of(name, layout, batch, number, texts)
         for images in chunks(batch, attn.shape[1:].numel()):
             some = attn[images].double()
-            if text:
-                yield Piece(number, site, places_of_texts(some), images, some.transpose(0, 1))
-            else:
-                yield Piece(number, site, places_of(site, attn.device), images, some)
+            yield Piece(number, site, places_in(site, some), images, some.transpose(0, 1) if site.line else some)
 
 
-def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int) -> Tensor:
-    """(B, W, H, Q, K) of one site, as recorded; an error where it is missing or does not fit the site's places."""
+def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
+    """(B, W, H, Q, K) of one site, as recorded; an error where it is missing or does not fit the site's places.
+
+    texts: as for ``attention``; (B, 1, H, T, T) of them.
+    """
     site, attn = layout.sites[number], batch.need("attn", name)[number]
+    if texts and site.line:
+        return attn
     expected = places_of(site, attn.device).token.shape
     if (attn.shape[1], attn.shape[-1]) != expected:
         raise UserError(

@@ -18,7 +18,10 @@ _NOBODY = torch.iinfo(torch.int64).max
 
 
 class Pool:
-    """number: (P,) int64, rising; the largest there is marks a free place. parts: tensors (P, ...), by place."""
+    """number: (P,) int64, rising; the largest there is marks a free place. parts: tensors (P, ...), by place.
+
+    Texts differ in length: those of a batch, or the pool's, are filled up with zeros to the longest.
+    """
 
     def __init__(self, size: int) -> None:
         self.number = torch.full((size,), _NOBODY)
@@ -32,6 +35,7 @@ class Pool:
         """Take in those of (B, ...) images that belong in it. The same image counts once."""
         if not self.parts:
             self.parts = [part.new_zeros(len(self.number), *part.shape[1:]) for part in parts]
+        pairs = [_as_large(old, new.detach()) for old, new in zip(self.parts, parts, strict=True)]
         number = torch.cat([self.number, number_B.to(self.number.device)])
         number, order = number.sort(stable=True)
         again = torch.zeros_like(number, dtype=torch.bool)
@@ -41,11 +45,11 @@ class Pool:
         size = len(self.number)
         order = order[place][:size]
         self.number, old = number[:size].clone(), order < size
-        for k, part in enumerate(parts):
-            kept = self.parts[k].index_select(0, order.clamp(max=size - 1).to(part.device))
+        for k, (mine, part) in enumerate(pairs):
+            kept = mine.index_select(0, order.clamp(max=size - 1).to(part.device))
             new = (order - size).clamp(min=0).to(part.device)
             came = (~old).to(part.device)
-            kept[came] = part.detach()[new[came]]
+            kept[came] = part[new[came]]
             self.parts[k] = kept
 
     def gather(self) -> None:
@@ -56,3 +60,14 @@ class Pool:
         for number, parts in ranks.gather((self.number, [part.cpu() for part in self.parts])):
             if parts:
                 self.add(number, [part.to(device) for part in parts])
+
+
+def _as_large(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Each (n, ...) filled up with zeros at its ends to the largest shape."""
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+
+    def filled(part: Tensor) -> Tensor:
+        missing = [large - own for large, own in zip(shape, part.shape[1:], strict=True)]
+        return torch.nn.functional.pad(part, [side for n in reversed(missing) for side in (0, n)])
+
+    return tuple(filled(part) for part in parts)
