@@ -70,3 +70,23 @@ def test_a_kind_that_draws_the_control_itself_is_drawn_once():
     figure = twins.draw("by_depth", layout, columns, "distance", control={"value": columns["random_init"]})
     assert not figure.subfigs
     assert "random initialisation" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def patched(layout, size):
+    exact = size * torch.rand(layout.num_heads)
+    return {"value": exact, "atp": 0.9 * exact, "size": exact, "atp_size": 0.8 * exact}
+
+
+@pytest.mark.parametrize(("times", "boxes"), [(30.0, 2), (3.0, 0)])
+def test_a_control_that_lies_far_out_leaves_the_measure_its_room(times, boxes):
+    layout = LAYOUTS["vit"]
+    figure = twins.draw("patching", layout, patched(layout, 0.1), "", control=patched(layout, 0.1 * times))
+    own, control = figure.subfigs[1].axes, figure.subfigs[3].axes
+    drawn = [patch for axes in control for patch in axes.patches]
+    assert len(drawn) == boxes and not [patch for axes in own for patch in axes.patches]
+    assert own[0].get_xlim()[1] == pytest.approx(0.1 * (1 if boxes else times), rel=0.1)
+    for axes, other in zip(own, control, strict=True):
+        assert other.get_xlim()[0] <= axes.get_xlim()[0] and axes.get_xlim()[1] <= other.get_xlim()[1]
+    for patch, axes in zip(drawn, own, strict=False):
+        assert (patch.get_x(), patch.get_x() + patch.get_width()) == pytest.approx(axes.get_xlim())
+    assert_nothing_is_clipped(figure)

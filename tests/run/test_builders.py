@@ -62,3 +62,12 @@ def test_the_schedule_is_as_long_as_the_training(tmp_path, images, batch_size):
     trainer = builders.trainer(cfg, [], report)
     trainer.fit(model, datamodule=data)
     assert trainer.global_step == model._steps() == 3 * math.ceil(max(1, images // batch_size) / 2)
+
+
+def test_weights_that_are_trained_on_name_the_images_they_saw_last(tmp_path, trained):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    for command, named in (("train", "other"), ("probe", "digits")):
+        cfg = runs.config(command, tmp_path, weights)
+        data = builders.data(cfg)
+        data.source.name = "other"
+        assert builders.classifier(cfg, data).description["data"] == named

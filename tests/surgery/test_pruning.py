@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from mhprobe.masking.fisher import Fisher
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.report.report import Report
-from mhprobe.run.pruning import lines, run_pruning, source_of
+from mhprobe.run.pruning import MINE, lines, run_pruning, source_of
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
@@ -82,6 +83,17 @@ def test_rounds_choose_anew_on_what_is_left(model):
     assert all(row.low <= row.accuracy <= row.high and row.images == 23 for row in found.stages)
     assert layout_of(found.model).num_heads == 3 and layout_of(model).num_heads == 6
     assert "dense 6 heads" in lines(found, [])[-1] and "tuned 3 heads" in lines(found, [])[-1]
+    [few, enough] = (
+        next(line for line in lines(found, [speed]) if "speed-up" in line)
+        for speed in (speed_row(-math.inf, math.inf), speed_row(1.2, 1.8))
+    )
+    assert "1.50 x (1.20 - 1.80)" in enough
+    assert "inf" not in few and "no interval from fewer than 6 prune.speed_rounds" in few
+
+
+def speed_row(low, high):
+    speed = {"speedup": 1.5, "speedup_low": low, "speedup_high": high, "predicted": 1.4}
+    return {"batch": 64, "removed": MINE, **speed}
 
 
 @pytest.mark.parametrize(("select_on", "split"), [("train", "train"), ("validation", "val")])

@@ -17,7 +17,7 @@ from test_weights import BACKBONE, DESCRIPTION, Harmful, checkpoint_of, edit
 
 import mhprobe
 from mhprobe.backbones import build, input_spec
-from mhprobe.weights.__main__ import sign
+from mhprobe.weights.__main__ import main, sign
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from mhprobe.weights.description import checked, portable
 
@@ -210,6 +210,15 @@ def test_files_from_before_digests_load_with_a_line_that_says_how_to_add_one(fil
     caplog.clear()
     assert load_weights(file)[1] == {**old, "digest": json.loads(path.read_text())["digest"]}
     assert not caplog.records
+
+
+def test_the_command_signs_what_is_whole_and_refuses_the_rest_in_one_line(file, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["weights", str(file)])
+    assert main() == 0 and "with its digest" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["weights", str(file.parent / "none.json")])
+    assert main() == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("mhprobe: ") and said.err.count("\n") == 1
 
 
 def test_the_shipped_weights_carry_their_digest(caplog):

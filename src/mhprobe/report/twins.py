@@ -2,7 +2,8 @@
 
 Some kinds draw a control themselves, from the column "random_init" (``DRAWS_CONTROL`` in their file). Every other kind
 is drawn twice, the control below, with the same limits and colours: noise stretched to a scale of its own looks like
-structure.
+structure. Where the control lies so far out that it would leave the measure no room, the measure keeps its own limits,
+and a box in the control is the frame of the panel above.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 _STRIP = 0.28  # inches of a line above each of the two
+_ROOM = 0.1  # of the shared frame: less than that for the measure's own, and its points lie on one another
 
 
 def draw(
@@ -91,8 +93,26 @@ def _one_colouring(one: Any, other: Any) -> None:
 
 
 def _one_frame(a: Axes, b: Axes) -> None:
-    for get, put in (("get_xlim", "set_xlim"), ("get_ylim", "set_ylim")):
-        (low, high), (low_b, high_b) = getattr(a, get)(), getattr(b, get)()
-        if low < high and low_b < high_b:
-            for axes in (a, b):
-                getattr(axes, put)(min(low, low_b), max(high, high_b))
+    own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
+    if any(each[0] >= each[1] for each in (*own, *control)):
+        return  # an axis that runs downwards is one of names
+    shared = [(min(one[0], other[0]), max(one[1], other[1])) for one, other in zip(own, control, strict=True)]
+    room = all(_length(each) >= _ROOM * _length(wide) for each, wide in zip(own, shared, strict=True))
+    for axes in (a, b) if room else (b,):
+        axes.set_xlim(shared[0])
+        axes.set_ylim(shared[1])
+    if not room:
+        _box(b, *own)
+
+
+def _length(limits: tuple[float, float]) -> float:
+    return limits[1] - limits[0]
+
+
+def _box(axes: Axes, across: tuple[float, float], up: tuple[float, float]) -> None:
+    """Where the frame of the panel above lies in this one."""
+    from matplotlib.patches import Rectangle
+
+    corner, size = (across[0], up[0]), (_length(across), _length(up))
+    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="C3", linewidth=0.8, zorder=9, clip_on=False))
+    axes.set_title("box: the frame above", loc="right", fontsize=6, color="C3", pad=14)

@@ -271,7 +271,8 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
             f"weights: {weights} knows the classes {', '.join(loaded['class_names'][:3])} ..., the data has "
             f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
         )
-    return backbone, {key: loaded[key] for key in DESCRIBES if key in loaded}
+    described = {key: loaded[key] for key in DESCRIBES if key in loaded}
+    return backbone, {**described, "data": data.source.name} if cfg["command"] == "train" else described
 
 
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:

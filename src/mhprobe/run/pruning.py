@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -222,8 +223,8 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}"
     )
     said += [
-        f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({row['speedup_low']:.2f} - "
-        f"{row['speedup_high']:.2f}), FLOPs predict {row['predicted']:.2f} x"
+        f"speed-up at batch {row['batch']}: {row['speedup']:.2f} x ({_between(row)}), "
+        f"FLOPs predict {row['predicted']:.2f} x"
         for row in speeds
         if row["removed"] == MINE
     ]
@@ -236,6 +237,11 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
 
 def _accuracy(row: Stage) -> str:
     return f"{100 * row.accuracy:.2f} % ({100 * row.low:.2f} - {100 * row.high:.2f})"
+
+
+def _between(row: Row) -> str:
+    low, high = row["speedup_low"], row["speedup_high"]
+    return f"{low:.2f} - {high:.2f}" if math.isfinite(low) else "no interval from fewer than 6 prune.speed_rounds"
 
 
 def _files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,9 +18,18 @@ def sign(path: Path) -> str:
     return f"{path.with_suffix('.json')}: whole, with its digest"
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Prints a line per file; a mistake in one line, exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m mhprobe.weights", description=__doc__.partition(": ")[2])
+    parser.add_argument("files", nargs="+", metavar="FILE.json", type=Path, help="describes weights, or holds them")
     try:
-        for name in sys.argv[1:] or sys.exit("usage: python -m mhprobe.weights FILE.json ..."):
-            print(sign(Path(name)))
+        for path in parser.parse_args().files:
+            print(sign(path))
     except UserError as error:
-        sys.exit(f"mhprobe: {error}")
+        print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
