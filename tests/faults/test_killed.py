@@ -1,10 +1,12 @@
 """kill -9 at any moment: done again, or gone on with, a command ends with the tables of the one that nobody killed.
 
-FUZZ=1 python -m pytest tests/faults/test_killed.py: at twenty moments of each command instead of one.
+FUZZ=1 python -m pytest tests/faults/test_killed.py: at twenty moments of each command
+instead of one; -k "nobody and study": of that command.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -47,49 +49,48 @@ KINDS = {
 }
 
 
+class Killed(NamedTuple):
+    """The folder of the whole run, and the runs that were killed and done again."""
+
+    whole: Path
+    again: list[tuple[Path, runs.Result]]
+
+
 @pytest.fixture(scope="module")
 def killed(trained, tmp_path_factory):
-    """By kind: the folder of the whole run, and those of the runs that were killed and done again."""
-    cwd = tmp_path_factory.mktemp("killed")
+    """By name of a kind; each is made when it is first asked for."""
     weights = f"weights={trained.folder / 'model.safetensors'}"
 
-    def command(name: str, folder: str, *more: str) -> Command:
-        kind = KINDS[name]
-        given = [] if kind.task == "train" else [weights]
-        where = [f"hydra.run.dir={folder}/run", f"cache_dir={folder}/cache", f"out={folder}"]
-        return Command(kind.task, [*kind.overrides, *given, *where, *more])
+    @functools.cache
+    def of(name: str) -> Killed:
+        kind, cwd = KINDS[name], tmp_path_factory.mktemp("killed")
 
-    def answers(commands: list[Command]) -> list[runs.Result]:
-        """So many that one start-up for all would take longer than a test may."""
-        return [end for i in range(0, len(commands), 5) for end in runs.answers(commands[i : i + 5], cwd)]
+        def command(folder: str, *more: str) -> Command:
+            given = [] if kind.task == "train" else [weights]
+            where = [f"hydra.run.dir={folder}/run", f"cache_dir={folder}/cache", f"out={folder}"]
+            return Command(kind.task, [*kind.overrides, *given, *where, *more])
 
-    whole = dict(zip(KINDS, answers([command(name, f"{name}/whole") for name in KINDS]), strict=True))
-    assert all(end.code == 0 for end in whole.values()), [end.err for end in whole.values()]
-    draws = np.random.default_rng(0)
-    moments = [
-        (name, f"{name}/{number}", float(draws.uniform(0.02, 0.98)) * whole[name].cpu)
-        for name in KINDS
-        for number in range(MOMENTS)
-    ]
-    first = answers([command(name, folder)._replace(signal=signal.SIGKILL, cpu=cpu) for name, folder, cpu in moments])
-    assert sum(end.code == -signal.SIGPROF for end in first) >= 0.8 * len(moments)  # the others were done already
-    again = []
-    for name, folder, _ in moments:
-        begun = any((cwd / folder / "run").rglob("last.ckpt"))
-        again.append(command(name, folder, *(KINDS[name].go_on if begun else ())))
-    ends = answers(again)
-    found: dict[str, list[tuple[Path, runs.Result]]] = {name: [] for name in KINDS}
-    for (name, folder, _), end in zip(moments, ends, strict=True):
-        found[name].append((cwd / folder, end))
-    return cwd, found
+        [whole] = runs.answers([command("whole")], cwd)
+        assert whole.code == 0, whole.err
+        moments = whole.cpu * np.random.default_rng(0).uniform(0.02, 0.98, MOMENTS)
+        folders = [f"run_{number}" for number in range(MOMENTS)]
+        first = [
+            command(f)._replace(signal=signal.SIGKILL, cpu=float(c)) for f, c in zip(folders, moments, strict=True)
+        ]
+        ends = runs.answers(first, cwd)
+        assert sum(end.code == -signal.SIGPROF for end in ends) >= 0.8 * MOMENTS, ends  # the others were done already
+        begun = [any((cwd / folder / "run").rglob("last.ckpt")) for folder in folders]
+        again = [command(f, *(kind.go_on if b else ())) for f, b in zip(folders, begun, strict=True)]
+        return Killed(cwd / "whole", list(zip(map(cwd.joinpath, folders), runs.answers(again, cwd), strict=True)))
+
+    return of
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tables_are_those_of_the_run_that_nobody_killed(killed, name):
-    cwd, found = killed
-    whole = contents(cwd / name / "whole")
+    whole = contents(killed(name).whole)
     assert whole
-    for folder, end in found[name]:
+    for folder, end in killed(name).again:
         assert end.code == 0, (folder, end.err)
         ours = contents(folder)
         assert ours.keys() == whole.keys()
@@ -104,20 +105,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_search_asks_nothing_twice(killed):
     """All but the answer that was being written."""
-    cwd, found = killed
 
     def answers(folder: Path) -> int:
         return sum(path.read_bytes().count(RECORD) for path in (folder / "cache" / "orders").iterdir())
 
-    whole = answers(cwd / "greedy search" / "whole")
+    found = killed("greedy search")
+    whole = answers(found.whole)
     assert whole > 20
-    for folder, _ in found["greedy search"]:
+    for folder, _ in found.again:
         assert whole <= answers(folder) <= whole + 1
 
 
 def test_a_training_and_the_parts_of_a_study_go_on_from_their_checkpoints(killed):
-    _, found = killed
-    gone_on = [end for name in ("training", "study") for _, end in found[name] if "resuming from" in end.out]
-    assert gone_on
-    for folder, _ in found["training"]:
+    both = [*killed("training").again, *killed("study").again]
+    assert any("resuming from" in end.out for _, end in both)
+    for folder, _ in killed("training").again:
         assert json.loads((folder / "run" / "metrics.json").read_text())["test/images"] == 101
