@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,15 @@ from mhprobe.weights.checkpoint import load_checkpoint
 LAUNCH = Path(__file__).parents[2] / "launch"
 SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.read_text().startswith("#!"))
 
-# stand-ins: one task on this machine, as srun starts it, and a note instead of a queue
+# stand-ins: one task on this machine, told and killed as srun does it, and a note instead of a queue
 SRUN = """#!/usr/bin/env bash
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=1
-exec "$@"
+"$@" &
+trap 'kill -KILL $!' TERM
+trap 'kill -USR1 $!' USR1
+wait $!
+while kill -0 $! 2>/dev/null; do wait $!; done
+wait $!
 """
 SCONTROL = """#!/usr/bin/env bash
 echo "$@" >> queued
@@ -47,32 +52,55 @@ def start(cwd: Path, command: str, *overrides: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_stopped_training_is_queued_again_and_goes_on(tmp_path):
+@pytest.fixture
+def cluster(tmp_path):
     (tmp_path / "bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    command = [*runs.TINY, "masking=none", "measure=[]", "checkpoint.every_n_steps=1"]
-    job = start(tmp_path, "train", *command, "trainer.max_epochs=100000")
-    last = tmp_path / "outputs" / "slurm" / "7" / "checkpoints" / "last.ckpt"
-    deadline = time.monotonic() + runs.TIMEOUT
-    while not last.exists() and job.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    return tmp_path
+
+
+TRAINING = [*runs.TINY, "masking=none", "measure=[]", "checkpoint.every_n_steps=1", "trainer.max_epochs=100000"]
+
+
+@pytest.mark.slow
+def test_a_training_whose_time_is_over_is_queued_again_and_goes_on_until_it_is_cancelled(cluster):
+    job = start(cluster, "train", *TRAINING)
+    last = cluster / "outputs" / "slurm" / "7" / "checkpoints" / "last.ckpt"
+    runs.wait(lambda: last.exists() or job.poll() is not None)
     job.send_signal(signal.SIGUSR1)
     _, said = job.communicate(timeout=runs.TIMEOUT)
-    assert job.returncode == 143 and "Traceback" not in said, said
-    assert (tmp_path / "queued").read_text() == "requeue 7\n"
-    reached = load_checkpoint(last)
+    assert job.returncode == 143 and said == STOPPED, said
+    assert (cluster / "queued").read_text() == "requeue 7\n"
+    reached = load_checkpoint(last)["global_step"]
 
-    again = start(
-        tmp_path, "train", *command, f"trainer.max_epochs={reached['epoch'] + 1}", "resume.allow=[trainer.max_epochs]"
-    )
+    before = last.stat().st_mtime_ns
+    again = start(cluster, "train", *TRAINING)
+    runs.wait(lambda: last.stat().st_mtime_ns > before or again.poll() is not None)
+    for pid in (again.pid, *tasks(again.pid)):  # as scancel: the script and the tasks, not srun
+        os.kill(pid, signal.SIGTERM)
     out, said = again.communicate(timeout=runs.TIMEOUT)
-    assert again.returncode == 0, said
+    assert again.returncode == 143 and said == STOPPED, said
     assert "resuming from outputs/slurm/7/checkpoints/last.ckpt" in out
-    assert (
-        load_checkpoint(last)["global_step"] >= reached["global_step"]
-        and load_checkpoint(last)["epoch"] == reached["epoch"]
-    )
-    assert (tmp_path / "queued").read_text() == "requeue 7\n"  # what ended by itself is not queued again
+    assert load_checkpoint(last)["global_step"] > reached
+    assert (cluster / "queued").read_text() == "requeue 7\n"  # who cancels a job does not want it again
+
+
+@pytest.mark.slow
+def test_what_ends_by_itself_is_not_queued_again(cluster):
+    job = start(cluster, "train", "optim.lrr=1")
+    assert "did you mean lr" in job.communicate(timeout=runs.TIMEOUT)[1]
+    assert job.returncode == 2 and not (cluster / "queued").exists()
+
+
+STOPPED = "mhprobe: stopped (SIGTERM); go on with ckpt_path=last\n"
+
+
+def tasks(script: int) -> list[int]:
+    """What the stand-in for srun has started."""
+    return [task for srun in children(script) for task in children(srun)]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

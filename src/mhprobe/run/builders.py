@@ -6,7 +6,6 @@ A part that a command's configuration has no section for is left out: what a com
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from mhprobe.report.report import Report
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained
 from mhprobe.run.fingerprint import facts
+from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
@@ -125,7 +125,7 @@ def has_weights(cfg: Config) -> bool:
 
 def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Writes into ``folder`` and tells the loggers."""
-    rank_zero_only.rank = _rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
+    rank_zero_only.rank = rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
     parts = {name: {**part, **_task(part, cfg["command"])} for name, part in cfg["logger"].items()}
     loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in parts.items()]
     for logger in loggers:
@@ -247,11 +247,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
 
 def is_first() -> bool:
     """Whether this is the only process of the run, or the first of several."""
-    return _rank() == 0
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    return rank() == 0
 
 
 def learns_gates(model: GatedClassifier) -> bool:

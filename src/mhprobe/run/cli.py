@@ -103,7 +103,9 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
 
 
 def _stopped(command: str, number: int) -> None:
-    """One line: which signal it was, and what of the command was kept."""
+    """One line: which signal it was, and what of the command was kept. srun and torchrun tell all ranks."""
+    if jobs.rank():
+        return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
     own = sections.sections(command)
     if "ckpt_path" in own:

@@ -24,6 +24,11 @@ FAILED = "failed.json"
 _claimed: dict[str, str] = {}  # what was asked for -> what this process has got
 
 
+def rank() -> int:
+    """Of this process among those of its run, whoever started them: torchrun, SLURM or mhprobe itself; 0 if alone."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
 def claim(wanted: str) -> str:
     """A new folder of that name, or the next free one (_2, _3 ...): two runs never share one.
 
@@ -61,7 +66,7 @@ def held(folder: Path) -> Iterator[None]:
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        if rank() == 0:
             _lock(handle, folder)
         yield
         if not _same(handle, folder):

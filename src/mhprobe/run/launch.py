@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from mhprobe.errors import UserError
 from mhprobe.io.progress import screen
 from mhprobe.io.stopping import Stopped, handle, listen, stop
+from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained
 
@@ -63,8 +64,7 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
 
 def _screen(task: str, plain: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """One place that shows the run; of several processes the first has it."""
-    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-    return screen(f"mhprobe.{task} {plain['name']}", plain["progress"] if first else "off", plain["verbose"])
+    return screen(f"mhprobe.{task} {plain['name']}", "off" if rank() else plain["progress"], plain["verbose"])
 
 
 def module(task: str) -> Any:
@@ -143,7 +143,7 @@ def _start(task: str, cfg: DictConfig, folder: Path, processes: int) -> None:
         except SignalException as stopped:  # the ranks had their time to save
             stop(stopped.sigval)
         except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            codes = {number: failure.exitcode for number, failure in error.failures.items()}
             sys.exit(_failed(codes, Path(notes)))
 
 
@@ -151,11 +151,11 @@ def _failed(codes: Mapping[int, int], notes: Path) -> int:
     """The exit code of a run whose ranks ended with ``codes``; says why on stderr. A user's mistake is raised."""
     if (notes / MISTAKE).exists():
         raise UserError((notes / MISTAKE).read_text())
-    for rank, code in codes.items():
+    for number, code in codes.items():
         if code < 0 and code != -signal.SIGTERM:  # the others only lost it
             name = signal.Signals(-code).name
             print(
-                f"mhprobe: rank {rank} of the run was killed ({name}), e.g. for want of memory; the others were "
+                f"mhprobe: rank {number} of the run was killed ({name}), e.g. for want of memory; the others were "
                 f"stopped. A training goes on with ckpt_path=last.",
                 file=sys.stderr,
             )
@@ -202,7 +202,7 @@ def _rank(task: str, folder: Path) -> None:
 
 def _last_words(text: object) -> None:
     """What this rank has to say at its end: a traceback, or the number of the signal that it got."""
-    path = Path(os.environ[NOTES]) / f"rank_{os.environ.get('RANK', '0')}.txt"
+    path = Path(os.environ[NOTES]) / f"rank_{rank()}.txt"
     with contextlib.suppress(FileExistsError, FileNotFoundError), path.open("x") as file:
         file.write(str(text))
 
