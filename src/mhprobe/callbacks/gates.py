@@ -59,7 +59,8 @@ class GateHistory(L.Callback):
             self.steps.append(trainer.global_step)
             self.amounts.append(gates_of(module).amount().detach().tolist())
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Not on_train_end: that is not for a run that goes on from its very last step."""
         if not trainer.is_global_zero:
             return
         layout = gates_of(pl_module).layout

@@ -126,7 +126,8 @@ class Probe(L.Callback):
         if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
             self._point(trainer, pl_module, f"_epoch_{trainer.current_epoch:03d}")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Not on_train_end: that is not for a run that goes on from its very last step."""
         if trainer.is_global_zero:
             for name, points in self.history.items():
                 self._write_history(name, points, drawn=True)
