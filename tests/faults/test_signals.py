@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,18 @@ def test_a_rank_that_dies_is_named_in_one_line(tmp_path):
     assert result.code == 137, result.err
     (line,) = [line for line in result.err.splitlines() if line.strip()]
     assert "rank 1" in line and "SIGKILL" in line
+
+
+def test_a_sweep_goes_on_after_a_job_that_lost_a_rank(tmp_path):
+    sweep = ["-m", "seed=0,1", "measure=[]", "hydra.sweep.dir=sweep"]
+    process = runs.start("probe", *runs.TINY, *TWO, *sweep, "weights=random", cwd=tmp_path)
+    runs.wait(lambda: process.poll() is not None or "1" in ranks_of(process.pid))
+    assert process.poll() is None, process.communicate()
+    os.kill(ranks_of(process.pid)["1"], signal.SIGKILL)
+    result = runs.finish(process, tmp_path)
+    assert result.code == 1, result.err
+    assert "1 of 2 jobs failed" in result.err and re.search(r"\n  0 \(.*\): exit code 137\n", result.err)
+    assert [(tmp_path / "sweep" / job / "metrics.json").exists() for job in "01"] == [False, True]
 
 
 def test_a_rank_that_is_told_to_stop_while_it_fails_still_says_why(tmp_path):

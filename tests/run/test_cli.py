@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 import mhprobe
 import runs
 from mhprobe.backbones import build
-from mhprobe.run import sections
+from mhprobe.run import cli, sections
 from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import save_weights
 
@@ -42,6 +42,7 @@ MISTAKES = {
     (*TRAIN, "optim.lr"): ("optim.lr",),
     (*TRAIN, "backbone.depths=[1,2"): ("backbone.depths=[1,2",),
     (*TRAIN, "optim=3"): ("optim",),
+    (*TRAIN, "--wings"): ("--wings", "--help"),
     (*TRAIN, "backbone=${seed}"): ("backbone=${seed}", "interpolation"),
     (*TRAIN, "data.num_workers=${seed}"): ("data.num_workers=${seed}", "interpolation"),
     (*TRAIN, "out=file/below"): ("file", "out=<folder>"),
@@ -119,11 +120,24 @@ def test_ctrl_c_in_training_is_one_line_and_130(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_runs_all_its_jobs_and_says_at_the_end_which_failed(tmp_path):
-    [result] = runs.answers([runs.Command("train", ["-m", *runs.TINY, "optim.lr=-1,-2"])], tmp_path)
+    [result] = runs.answers([runs.Command("train", [*runs.TINY, "-m", "optim.lr=-1,-2"])], tmp_path)
     assert result.code == 2, result.err
     assert "2 of 2 jobs failed" in result.err
     for value in ("-1", "-2"):
         assert re.search(rf"optim\.lr={value}\): optim\.lr: .*got {value}", result.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("a=1 -m b=2,3 ~c", "-m a=1 b=2,3 ~c"),
+        ("a=1 --cfg job b=-2 --resolve", "--cfg job --resolve a=1 b=-2"),
+        ("--info defaults +a=1", "--info defaults +a=1"),
+        ("--info", "--info"),
+    ],
+)
+def test_flags_may_stand_anywhere(words, expected):
+    assert cli.flags_first(words.split()) == expected.split()
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def main(command: str) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     sections.install()
-    sys.argv = ["verbose=true" if word == "-v" else word for word in sys.argv]
+    sys.argv[1:] = flags_first(["verbose=true" if word == "-v" else word for word in sys.argv[1:]])
     listen(lambda number: _stopped(command, number))
     started: list[Path] = []
     mistakes: list[UserError] = []
@@ -68,6 +68,16 @@ def main(command: str) -> None:
         sys.exit(130)
     if mistakes:
         sys.exit(2)
+
+
+def flags_first(words: list[str]) -> list[str]:
+    """Overrides behind the flags: Hydra takes them on one side of ``-m`` only. Exit code 2 for an unknown flag."""
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.error = lambda message: fail(f"{message}. --help says what there is.")  # type: ignore[method-assign]
+    overrides: list[str] = parser.parse_intermixed_args(words).overrides
+    return [*(word for word in words if word not in overrides), *overrides]
 
 
 def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[UserError]) -> None:
