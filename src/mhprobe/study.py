@@ -30,7 +30,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     builders.test(trainer, model, data, report)
     builders.finish(cfg, trainer, model, data, report)
     if trainer.is_global_zero:
-        figures.write_page(model, data)
+        figures.write_page(cfg["name"], model, data)
     figures.complain(asked=cfg["figures"] is not None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
-from mhprobe.backbones.patches import patch_convolution
+from mhprobe.backbones.conv_stem import conv_stem
+from mhprobe.backbones.patches import patch_embedding
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.maps.rollout import Rollout
@@ -30,9 +33,10 @@ from mhprobe.studies.panels.covering import around_the_favourite
 from mhprobe.studies.panels.fft_images import halves, log_amplitude
 from mhprobe.studies.panels.heat import auc_interval, hottest
 from mhprobe.studies.panels.hessian import eigenvalues
-from mhprobe.studies.panels.kernels import strongest
+from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.kinds_of_layers import kinds
 from mhprobe.studies.panels.landscape import direction, losses
+from mhprobe.studies.panels.maps import judged, spread
 from mhprobe.studies.panels.masked import phases
 from mhprobe.studies.panels.noise import ring_noise
 from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
@@ -316,6 +320,42 @@ def test_attention_without_a_matrix_is_refused_with_the_reason():
         mhprobe.attach(nn.Sequential(HydraAttention()))
 
 
+def test_a_map_of_what_is_read_beats_random_orders_over_many_images_and_its_opposite_loses():
+    class ReadsOnePatch(nn.Module):
+        def forward(self, x):
+            bright = x[:, 0, :2, 2:4].mean((1, 2))
+            return torch.stack([bright, -bright], 1)
+
+    def truth(model, images, labels):
+        where = torch.zeros(len(images), 4, 4)
+        where[:, 0, 1] = 1
+        return {"one head": where, "another": where}  # judged by their mean
+
+    def opposite(model, images, labels):
+        return {"map": 1 - truth(model, images, labels)["one head"]}
+
+    torch.manual_seed(0)
+    pixels = torch.rand(12, 3, 8, 8)
+    pixels[:, 0, :2, 2:4] += 3
+    valid = torch.ones(12, dtype=torch.bool)
+    valid[7] = False  # a padded one does not count
+    data = SimpleNamespace(sizes={"test": 12}, batches=lambda *_, images: [Batch(pixels, images, images, valid)])
+    material = SimpleNamespace(model=SimpleNamespace(backbone=ReadsOnePatch(), device="cpu"), data=data, seed=0)
+    table = judged(material, {"truth": truth, "opposite": opposite}, images=12)["areas"].table
+    rows = {
+        (row["map"], row["area"]): row for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    }
+    for area in ("deletion", "insertion"):
+        good, bad = rows["truth", area], rows["opposite", area]
+        assert good["images"] == bad["images"] == 11
+        assert good["low"] > 0 > bad["high"]
+        assert good["better"] == pytest.approx(abs(good["score"] - good["random"]))
+
+
+def test_images_spread_over_a_split_are_of_several_classes():
+    assert spread(3, 900) == [150, 450, 750] and spread(5, 2) == [0, 1] and spread(1, 1) == [0]
+
+
 def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():
     """A head whose two value rows read two known patterns, the first twice as strongly."""
     patterns = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q
@@ -328,9 +368,35 @@ def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():
         overlap = (found[0, number] * pixels[channel]).sum().abs().item()
         assert overlap == pytest.approx(1)
         assert found[0, number].flatten()[found[0, number].abs().argmax()] > 0
-    with pytest.raises(UserError, match="A convolutional stem has no kernels"):
-        patch_convolution(nn.Conv2d(3, 8, 3))
-    assert isinstance(patch_convolution(tiny_swin()), nn.Conv2d)
+
+
+def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes():
+    """A network of ReLUs that all images leave open is linear: its slope is known, and the same for all images."""
+    images = torch.rand(5, 3, 8, 8)
+    convolution = nn.Conv2d(3, 4, 2, stride=2)
+    slopes = slopes_of(convolution, images)
+    torch.testing.assert_close(slopes.mean, convolution.weight.detach().double())
+    torch.testing.assert_close(slopes.second.trace(), slopes.mean.square().sum())  # one map for all images
+
+    stem = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, 2, 1))
+    assert reach(stem, 1) == slice(1, 8)  # 3 pixels of the middle map from 1, each of 3 pixels, 2 apart
+    bent = slopes_of(stem, images)
+    assert bent.mean.shape == (4, 3, 7, 7) and bent.second.trace() > 1.001 * bent.mean.square().sum()
+    stem[0].bias.data += 100  # never closed
+    straight = slopes_of(stem, images, at_once=2)
+    torch.testing.assert_close(straight.second.trace(), straight.mean.square().sum())
+    inside = torch.zeros(1, 3, 8, 8)
+    inside[0, 1, 3, 5] = 1
+    with torch.inference_mode():
+        step = (stem(inside) - stem(torch.zeros_like(inside)))[0, :, 1, 1]
+    torch.testing.assert_close(straight.mean[:, 1, 2, 4].float(), step, rtol=1e-3, atol=1e-4)  # a bias of 100 rounds
+
+
+def test_what_embeds_patches_is_a_convolution_or_a_stem():
+    with pytest.raises(UserError, match="nor by a stem"):
+        patch_embedding(nn.Conv2d(3, 8, 3))
+    for swin in (tiny_swin(), tiny_swin(embed_layer=conv_stem([8]))):
+        assert patch_embedding(swin)(torch.zeros(1, 3, 18, 18)).shape[2:] == swin.patch_embed.grid_size
 
 
 def test_heads_across_views_are_aligned_as_the_definition_says():

@@ -88,7 +88,7 @@ def test_it_makes_its_figures(name, family, tmp_path):
     assert all("Not made: " in text for text in refused.values())
     assert len(made) >= 0.7 * len(wanted), refused
     for entry in made.values():
-        assert any(file.endswith(".png") for file in entry["files"])
+        assert any(file.endswith((".png", ".csv")) for file in entry["files"])
         for file in entry["files"]:
             assert (folder / file).stat().st_size > 0
     for key in made:

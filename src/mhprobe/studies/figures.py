@@ -111,10 +111,10 @@ class Figures(L.Callback):
         except (OSError, ValueError) as error:
             raise UserError(f"{file} is damaged. Remove it: the figures are then made again.") from error
 
-    def write_page(self, model: L.LightningModule, data: ImageData) -> Path:
-        """``figures.md``: every figure of the paper in its order, with its caption. Returns the file."""
+    def write_page(self, name: str, model: L.LightningModule, data: ImageData) -> Path:
+        """``figures.md``: every figure of the paper in its order, with its caption. name: of the weights."""
         reasons = {key: str(error) for key, error in self.refused.items()}
-        text = page.text(self.paper, self.finished(), reasons, page.about(model, data))
+        text = page.text(self.paper, self.finished(), reasons, page.about(name, model, data))
         return write(self.report.folder / "figures.md", text.encode())
 
     def complain(self, asked: bool) -> None:

@@ -31,7 +31,7 @@ def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str
 def caption(paper: Mapping[str, Any], key: str) -> str:
     """Which figure it is, what it shows, what to look for, and where ours differs from the paper's."""
     figure = paper["figures"][key]
-    said = [f"{label(key)} of {paper['source']}. {figure['shows']}", f"Look for: {figure['look']}"]
+    said = [f"{label(key)} of {paper['source']}: {figure['shows']}", f"Look for: {figure['look']}"]
     return " ".join([*said, f"Ours differs: {figure['differs']}"] if figure["differs"] else said)
 
 
@@ -40,10 +40,10 @@ def label(key: str) -> str:
     return key.replace("_", " ").capitalize()
 
 
-def about(model: L.LightningModule, data: ImageData) -> str:
-    """The model, its accuracy and its images in a line."""
+def about(name: str, model: L.LightningModule, data: ImageData) -> str:
+    """The model, its accuracy and its images in a line. name: of the weights."""
     results: Mapping[str, float] = model.results  # type: ignore[assignment]
     return (
-        f"{model.description['backbone']['name']}, test accuracy {100 * results['test/accuracy']:.2f} % of "  # type: ignore[index]
+        f"{name} ({model.description['backbone']['name']}), test accuracy {100 * results['test/accuracy']:.2f} % of "  # type: ignore[index]
         f"{data.sizes['test']} images of {data.source.name}."
     )

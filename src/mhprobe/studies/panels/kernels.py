@@ -1,47 +1,96 @@
 """What the heads of the first block read from a patch, as kernels over its pixels.
 
 The first block sees embedded patches, so the value map of a head, after the embedding's convolution, is a linear map
-from the pixels of a patch to the head's outputs. Its right singular vectors of largest singular value are the pixel
-patterns that a head passes on most. The norm before the block is left out: it centres and scales, for all heads alike.
+from pixels to the head's outputs. Its right singular vectors of largest singular value are the pixel patterns that a
+head passes on most. The norm before the block is left out: it centres and scales, for all heads alike.
 
-Shapes: H heads, D head width, C channels, P pixels of a patch times 3 colours, N kernels.
+A stem of several convolutions is not linear: it has a linear map for each image, its slope at that image. What is drawn
+is the mean of these maps over images, at the patch in the middle, over all pixels that reach it; how much of the maps
+that mean holds is the column ``linear``, 1 for a single convolution.
+
+Shapes: B images, H heads, D head width, C channels, k x k pixels that reach a patch, N kernels.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mhprobe.backbones.patches import patch_convolution
+from mhprobe.backbones.patches import patch_embedding
 from mhprobe.recording.record import record
+from mhprobe.recording.state import inspecting, usable
 from mhprobe.report import tables
 from mhprobe.report.figures import kernels as figure
 from mhprobe.report.report import Result
 from mhprobe.studies.panels.material import Material
 
 
-def kernels(material: Material, count: int = 6) -> dict[str, Result]:
+class Slopes(NamedTuple):
+    """Of an embedding at one patch, over images. mean: (C, 3, k, k). second: (C, C), the mean of slope times slope."""
+
+    mean: Tensor
+    second: Tensor
+
+
+def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, Result]:
     """The ``count`` strongest kernels of each head of the first block.
 
-    UserError for an embedding that is no single convolution (a convolutional stem): its kernels are not of pixels.
-    Table: head, kernel, strength (its singular value), share (of the squared strengths of the head).
+    images: test images over which a stem's slopes are averaged, at most. UserError for an embedding that is neither a
+    convolution nor a stem of some. Table: head, kernel, strength (its singular value), share (of the squared strengths
+    of the head's mean map), linear (of the squared size of the head's maps, that of their mean).
     """
     model, data = material.model, material.data
-    convolution = patch_convolution(model.backbone)  # type: ignore[arg-type]
-    (batch,) = data.batches("test", model.device, images=torch.tensor([0]))
-    weights = record(model, batch.images, needs={"weights"}).need("weights", "kernels")
-    pixels = convolution.weight.detach().double().cpu()  # (C, 3, height, width)
-    strength, patterns = strongest(weights[0].value.double().cpu(), pixels, count)
-    whole = (weights[0].value.double().cpu() @ pixels.flatten(1)).square().sum((1, 2))
+    embedding = patch_embedding(model.backbone)  # type: ignore[arg-type]
+    batch = data.first("test", images, model.device)
+    slopes = slopes_of(embedding, batch.images)
+    value = record(model, batch.images[:1], needs={"weights"}).need("weights", "kernels")[0].value.double().cpu()
+    strength, patterns = strongest(value, slopes.mean, count)
+    whole = (value @ slopes.mean.flatten(1)).square().sum((1, 2))
+    linear = whole / torch.einsum("hdc,ce,hde->h", value, slopes.second, value)
     rows: list[dict[str, Any]] = [
-        {"head": head, "kernel": number, "strength": value, "share": value**2 / whole[head].item()}
-        for head, values in enumerate(strength.tolist())
-        for number, value in enumerate(values)
+        {
+            "head": head,
+            "kernel": n,
+            "strength": size,
+            "share": size**2 / whole[head].item(),
+            "linear": linear[head].item(),
+        }
+        for head, sizes in enumerate(strength.tolist())
+        for n, size in enumerate(sizes)
     ]
     share = strength.square() / whole[:, None]
     return {"kernels": Result(tables.from_rows(rows), figure.draw(patterns, share))}
+
+
+def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:
+    """(B, 3, height, width) -> the slopes of all channels at the middle patch along the pixels that reach it."""
+    total, second = torch.zeros(()), torch.zeros(())
+    with inspecting(embedding, gradients=True):
+        for part in usable(images).split(at_once):
+            pixels = part.detach().clone().requires_grad_()
+            maps = embedding(pixels)
+            row, column = (side // 2 for side in maps.shape[2:])
+            rows, columns = reach(embedding, row), reach(embedding, column)
+            slope = torch.stack(
+                [
+                    torch.autograd.grad(channel.sum(), pixels, retain_graph=True)[0][:, :, rows, columns]
+                    for channel in maps[:, :, row, column].T  # images do not see each other
+                ],
+                1,
+            )
+            flat = slope.double().cpu().flatten(2)  # (B, C, P)
+            total, second = total + flat.sum(0), second + (flat @ flat.mT).sum(0)
+    return Slopes((total / len(images)).unflatten(1, slope.shape[2:]), second / len(images))
+
+
+def reach(embedding: nn.Module, place: int) -> slice:
+    """The rows of pixels that reach this row of patches, through convolutions one after the other; columns alike."""
+    start, size = place, 1
+    for one in reversed([module for module in embedding.modules() if isinstance(module, nn.Conv2d)]):
+        start, size = start * one.stride[0] - int(one.padding[0]), (size - 1) * one.stride[0] + one.kernel_size[0]
+    return slice(max(0, start), start + size)
 
 
 def strongest(value: Tensor, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:

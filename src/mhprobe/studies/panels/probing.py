@@ -83,9 +83,9 @@ def check(layout: HeadLayout) -> None:
     first = layout.sites[0]
     for site in layout.sites:
         if site.windows is not None or site.token_grid != first.token_grid:
+            why = "looks at windows" if site.windows is not None else f"has another grid of patches than {first.name}"
             raise UserError(
-                f"probing: {site.name} looks at windows or at another grid of patches than {first.name}; a probe over "
-                f"all heads needs the same patches for each, as a ViT has them."
+                f"probing: {site.name} {why}; a probe over all heads needs the same patches for each, as in a ViT."
             )
 
 
