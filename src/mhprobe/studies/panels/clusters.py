@@ -63,8 +63,8 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         together, p = alike(distance, does, 5 * draws, material.seed)
         number_A[heads] = of.cluster
         name = "all heads" if layout.num_stages == 1 else f"stage {stage}"
-        title = f"{name}: {int(of.cluster.max()) + 1} clusters, silhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
-        title += "nothing to tell functions by" if p != p else f"same function: silhouette {together:.2f} (p = {p:.2g})"
+        title = f"{name}: {int(of.cluster.max()) + 1} clusters\nsilhouette {of.silhouette:.2f} (p = {of.p:.2g})\n"
+        title += "nothing to tell functions by" if p != p else f"same function: {together:.2f} (p = {p:.2g})"
         groups.append(figure.Group(title, embed(distance)[0], does, of.cluster))
         counts = {"heads": len(heads), "clusters": int(of.cluster.max()) + 1, "functions": len(set(does))}
         row: dict[str, Any] = {"group": name, **counts, "silhouette": of.silhouette, "p": of.p}
