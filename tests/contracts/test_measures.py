@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 import mhprobe
+import spawned
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import (
@@ -389,8 +390,6 @@ SHARES = {  # of 9 images over the ranks: uneven, and the last rank of three has
 
 
 def one_rank(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     results = {}
     for yaml in YAMLS:
         measure = selected(build(yaml, LAYOUT), rank, world_size)
@@ -399,13 +398,12 @@ def one_rank(rank: int, world_size: int, folder: Path) -> None:
         value, columns = measure.compute(), measure.columns()
         results[yaml.stem] = {"compute": value, "columns": columns, "images left": int(measure.images)}
     torch.save(results, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", SHARES)
 def test_processes_with_uneven_shares_agree_with_one(tmp_path, world_size):
-    torch.multiprocessing.spawn(one_rank, args=(world_size, tmp_path), nprocs=world_size)
+    spawned.ranks(one_rank, world_size, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
     own_images = [sum(len(images) for images, _ in share) for share in SHARES[world_size]]
     for yaml in YAMLS:

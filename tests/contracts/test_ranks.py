@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import mhprobe
 import runs
+import spawned
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
@@ -129,9 +130,6 @@ def refuse_to_gather(*_: Any, **__: Any) -> None:
 
 
 def one_rank(rank: int, world: int, folder: Path, weights: str, curves: list[CurveSpec]) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     ranks.PIECE = 1000  # so that small sums too are added up in several pieces
     gather, torch.distributed.all_gather = torch.distributed.all_gather, refuse_to_gather
     torch.save(everything(curves), folder / f"{rank}.pt")
@@ -141,7 +139,6 @@ def one_rank(rank: int, world: int, folder: Path, weights: str, curves: list[Cur
         os.environ |= {name: str(value) for name, value in place.items()}
         os.environ |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
         commands(folder, weights, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
-    torch.distributed.destroy_process_group()
 
 
 TASKS: dict[str, tuple[str, ...]] = {
@@ -177,14 +174,14 @@ def alone(curves) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def spawned(tmp_path_factory, trained, curves) -> Callable[[int], Path]:
+def folder_of(tmp_path_factory, trained, curves) -> Callable[[int], Path]:
     """The folder of what so many processes found; each number of them is started once."""
 
     @functools.cache
     def start(world: int) -> Path:
         folder = tmp_path_factory.mktemp(f"world_{world}")
         weights = str(trained.folder / "model.safetensors")
-        torch.multiprocessing.spawn(one_rank, args=(world, folder, weights, curves), nprocs=world)
+        spawned.ranks(one_rank, world, folder, weights, curves)
         return folder
 
     return start
@@ -207,9 +204,9 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_measures_curves_searches_and_fits_are_those_of_one_process(alone, spawned, world):
+def test_measures_curves_searches_and_fits_are_those_of_one_process(alone, folder_of, world):
     for rank in range(world):
-        found = torch.load(spawned(world) / f"{rank}.pt", weights_only=True)
+        found = torch.load(folder_of(world) / f"{rank}.pt", weights_only=True)
         assert differences(alone, found) == []
 
 
@@ -221,8 +218,8 @@ def test_the_comparison_sees_a_difference(alone):
     assert differences({"x": torch.tensor(1.0)}, {"x": torch.tensor(1.0 + 1e-6)})
 
 
-def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not(spawned, trained, tmp_path):
-    folder = spawned(2)
+def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not(folder_of, trained, tmp_path):
+    folder = folder_of(2)
     assert "prune: runs in one process" in (folder / "prune" / "refused.txt").read_text()
     assert [path.name for path in folder.glob("*/refused.txt")] == ["refused.txt"]
     commands(tmp_path, str(trained.folder / "model.safetensors"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mhprobe
+import spawned
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
@@ -50,17 +51,13 @@ def found(family: str, size: int) -> dict[str, Any]:
     return said
 
 
-def one_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+def one_rank(rank: int, world: int, folder: Path) -> None:
     torch.save({f"{family}/{size}": found(family, size) for family in MODELS for size in SIZES}, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_find_what_one_finds(tmp_path):
-    torch.multiprocessing.spawn(one_rank, args=(tmp_path,), nprocs=2)
+    spawned.ranks(one_rank, 2, tmp_path)
     for rank in range(2):
         shared = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for key, theirs in shared.items():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mhprobe
+import spawned
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
@@ -98,9 +99,7 @@ def test_scores_are_one_number_per_head(model):
         score_heads(model, mhprobe.measures.GateImportance(layout), lambda: split(model, 1), "images")
 
 
-def one_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+def one_rank(rank: int, world: int, folder: Path) -> None:
     model = tiny_vit().double()
     layout = mhprobe.attach(model).layout
     batches = [b._replace(images=b.images.double()) for b in split(model, 1)][rank : rank + 1]
@@ -121,12 +120,11 @@ def one_rank(rank: int, folder: Path) -> None:
     except UserError as error:
         told["raised"] = str(error)
     torch.save(told, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
-    torch.multiprocessing.spawn(one_rank, args=(tmp_path,), nprocs=3)
+    spawned.ranks(one_rank, 3, tmp_path)
     model = tiny_vit().double()
     whole = [b._replace(images=b.images.double()) for b in split(model, 1)]
     importance = {"yes": mhprobe.measures.GateImportance(mhprobe.attach(model).layout)}
