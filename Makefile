@@ -7,8 +7,8 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
 
-# in two processes, each with a thread of its own; make test JOBS=1 for one
-JOBS ?= 2
+# in three processes, each with a thread of its own: some tests wait for others; make test JOBS=1 for one
+JOBS ?= 3
 test: .venv/installed-test
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy

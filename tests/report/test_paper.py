@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.text import Text
 from PIL import Image
 
 from drawn import assert_nothing_is_clipped
-from mhprobe.report.figures import per_head, runs, special_keys, speed
+from mhprobe.masking.redundant_or_inert import Likeness
+from mhprobe.report.figures import maskable, per_head, runs, special_keys, speed
+from mhprobe.report.figures.style import save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 from mhprobe.report.report import Report
+from report.test_figures import masked_head
 from report.test_similarity import LAYOUTS
 
 
@@ -79,3 +83,14 @@ def test_a_table_of_speeds_is_not_clipped():
 
 def interval(share):
     return {"accuracy": share, "low": share - 0.02, "high": share + 0.02}
+
+
+@pytest.mark.parametrize("paper", [True, False])
+def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
+    heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]
+    figure = maskable.draw(heads, "svcca", 0.5)
+    save(figure, tmp_path / "wide", "vit_tiny_patch16_224, digits, n = 360 test images", paper=paper)
+    with Image.open(tmp_path / "wide.png") as image:
+        inked = [min(line) < 250 for line in np.asarray(image.convert("L"))]
+    bands = sum(inked[row] and not inked[row - 1] for row in range(round(0.9 * len(inked)), len(inked)))
+    assert bands == 2  # of ink, with an empty line between

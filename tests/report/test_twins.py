@@ -47,6 +47,16 @@ def test_colours_of_the_control_are_those_of_the_measure():
     assert_nothing_is_clipped(figure)
 
 
+def test_numbers_in_cells_can_be_read_in_the_colours_of_both():
+    layout = LAYOUTS["vit"]
+    columns = {"accuracy": torch.tensor([0.9]), "drop": torch.linspace(-0.3, 0.3, 72), "p_holm": torch.ones(72)}
+    small = {**columns, "drop": columns["drop"] / 50}
+    figure = twins.draw("accuracy_without", layout, columns, "", control=small)
+    own, control = ([text.get_color() for text in part.axes[0].texts] for part in figure.subfigs[1::2])
+    assert set(own) == {"white", "black"}  # the darkest red and blue
+    assert set(control) == {"black"}  # on this scale all of its cells are pale; alone some of them are dark
+
+
 def test_marks_of_a_colour_bar_keep_their_words():
     layout = LAYOUTS["vit"]
     columns = {"value": torch.rand(72), "cls": torch.rand(72), "uniform_cls": torch.rand(72)}

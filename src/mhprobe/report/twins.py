@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report import figures
-from mhprobe.report.figures.style import Names, canvas, drawn_on, inches
+from mhprobe.report.figures.style import Names, canvas, drawn_on, inches, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,6 +68,8 @@ def _one_scale(own: SubFigure, control: SubFigure) -> None:
         pictures = list(zip(_coloured(a), _coloured(b), strict=False))
         for one, other in pictures:
             _one_colouring(one, other)
+        for axes in (a, b):
+            readable(axes)
         if not a.images:
             _one_frame(a, b)
     for bar, (locator, formatter) in zip(bars, marks, strict=True):  # new limits have reset them

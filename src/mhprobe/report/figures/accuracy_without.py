@@ -17,6 +17,7 @@ from mhprobe.report.figures.style import (
     inches,
     matrix_height,
     place,
+    readable,
     scale,
 )
 
@@ -53,7 +54,8 @@ def draw(
         for axes, sites in zip(list(figure.axes), even_groups(layout), strict=True):
             for row, site in enumerate(sites):
                 span = layout.span(site)
-                _cells(axes, row, drop[span], whole, columns[p][span] < level, cell, norm)
+                _cells(axes, row, drop[span], whole, columns[p][span] < level, cell)
+            readable(axes)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
         figure.text(left / inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
         bar = figure.colorbar(image, cax=place(figure, left + wide + 0.15, high - 0.45 - bar_tall, 0.1, bar_tall))
@@ -62,15 +64,12 @@ def draw(
     return figure
 
 
-def _cells(axes: Axes, row: int, drop_H: Tensor, whole: Tensor, sure_H: Tensor, cell: float, norm: object) -> None:
+def _cells(axes: Axes, row: int, drop_H: Tensor, whole: Tensor, sure_H: Tensor, cell: float) -> None:
     """A number per head, and a frame where it is sure."""
     from matplotlib.patches import Rectangle
 
     for head, (lost, sure) in enumerate(zip(drop_H.tolist(), sure_H.tolist(), strict=True)):
-        strong = abs(norm(lost) - 0.5) > 0.3  # type: ignore[operator]
-        axes.text(
-            head, row, f"{whole.item() - lost:.1f}", ha="center", va="center", fontsize=min(6.5, 15 * cell),
-            color="white" if strong else "black",
-        )  # fmt: skip
+        size = min(6.5, 15 * cell)
+        axes.text(head, row, f"{whole.item() - lost:.1f}", ha="center", va="center", fontsize=size)
         if sure:
             axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))

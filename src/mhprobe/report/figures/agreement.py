@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place
+from mhprobe.report.figures.style import canvas, place, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,8 @@ def draw(found: Agreement, control: Agreement | None = None) -> Figure:
                 lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
                 cmap = colormaps[colours].with_extremes(bad="white")
                 image = axes.imshow(lower.numpy(), cmap=cmap, norm=norm)
-                _numbers(axes, lower, both_signs=column == 0)
+                _numbers(axes, lower)
+                readable(axes)
                 axes.set_title(title, loc="left", pad=4)
                 last = row == len(rows) - 1
                 axes.set_xticks(range(count), result.names if last else [], rotation=90)
@@ -79,7 +80,7 @@ def _chance(found: Agreement) -> str:
     return f" (line: chance {chance.mean():.2g})" if len(chance) else ""
 
 
-def _numbers(axes: Axes, lower: Tensor, both_signs: bool) -> None:
+def _numbers(axes: Axes, lower: Tensor) -> None:
     """Two digits in every cell; a dash where there is nothing to compare."""
     for i in range(len(lower)):
         for j in range(i + 1):
@@ -91,5 +92,4 @@ def _numbers(axes: Axes, lower: Tensor, both_signs: bool) -> None:
                 if abs(value) < 0.995
                 else f"{value:.0f}"
             )
-            dark = abs(value) > 0.6 if both_signs else value < 0.5
-            axes.text(j, i, text, ha="center", va="center", fontsize=5.5, color="white" if dark else "black")
+            axes.text(j, i, text, ha="center", va="center", fontsize=5.5)

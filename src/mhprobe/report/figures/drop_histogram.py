@@ -28,7 +28,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     width = max(float(drop.max() - drop.min()), 1e-3) / 20
     first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
-    with canvas((4.2, 2.6)) as figure:
+    with canvas((4.2, 2.75)) as figure:
         axes = place(figure, 0.55, 0.5, 3.4, 1.95)
         axes.hist(
             [drop[sure].tolist(), drop[~sure].tolist()],
@@ -41,5 +41,5 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_xlabel("accuracy lost without the head (points)")
         axes.set_ylabel(f"heads (of {layout.num_heads})")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="upper right")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     return figure

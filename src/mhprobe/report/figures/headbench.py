@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mhprobe.report.figures.style import canvas, place
+from mhprobe.report.figures.style import canvas, place, readable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,14 +41,14 @@ def draw(rows: Sequence[Any]) -> Figure:
                 if row.family == family:
                     at = names.index(row.measure), plants.index(row.plant)
                     values[at] = row.auroc
-                    dark = abs(row.auroc - 0.5) > 0.35
                     text = f"{row.auroc:.2f}".lstrip("0").replace("1.00", "1")
-                    axes.text(at[1], at[0], text, ha="center", va="center", size=6, color="white" if dark else "black")
+                    axes.text(at[1], at[0], text, ha="center", va="center", size=6)
                     if row.direction:
                         axes.add_patch(Rectangle((at[1] - 0.5, at[0] - 0.5), 1, 1, fill=False, linewidth=1.2))
             image = axes.imshow(
                 values.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad="0.93"), norm=Normalize(0, 1), aspect="auto"
             )
+            readable(axes)
             axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
             axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
             axes.tick_params(length=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import canvas, cells, place, scale
+from mhprobe.report.figures.style import canvas, cells, place, readable, scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,10 +39,8 @@ def draw(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
             cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
-                    dark = norm(grid[row, column]) < 0.5
-                    axes.text(
-                        column, row, str(head), ha="center", va="center", fontsize=5, color="white" if dark else "black"
-                    )
+                    axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
+            readable(axes)
             axes.set_xticks([])
             axes.set_xlabel(f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
             axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.report.paper import DPI, fit
+from mhprobe.report.paper import DPI, LEAST, fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,13 +71,18 @@ def save(
     from matplotlib import rc_context
 
     box: Any = None
-    if about:
-        lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
-        figure.text(0.99, lowest, about, ha="right", va="top", fontsize=5.5, color="0.45")
-        box = "tight"
-    if paper:
-        with rc_context(STYLE):
-            box = fit(figure)
+    for legend in figure.legends:
+        if legend.get_bbox_to_anchor() is figure.bbox:  # it would hang on what is printed, which is another box
+            legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
+    with rc_context(STYLE):
+        if paper:
+            box = fit(
+                figure
+            )  # before the small print has its place: a legend does not shrink as much as what it is below
+        if about:
+            lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
+            figure.text(0.99, lowest, about, ha="right", va="top", fontsize=LEAST if paper else 5.5, color="0.45")
+            box = fit(figure) if paper else "tight"
     paths = []
     for suffix, metadata in ((".png", _named(origin, _PNG)), (".pdf", {**_named(origin, _PDF), "CreationDate": None})):
         data = io.BytesIO()
@@ -239,6 +244,17 @@ def head_matrix(
         top -= MATRIX_GAP
     axes.set_xlabel("head")
     return image
+
+
+def readable(axes: Axes) -> None:
+    """White or black for the text in every cell of a picture, whichever stands out from the cell's colour."""
+    for image in axes.images:
+        values = image.get_array()
+        for text in (each for each in axes.texts if each.get_transform() == axes.transData):
+            column, row = (round(float(place)) for place in text.get_position())
+            if 0 <= row < values.shape[0] and 0 <= column < values.shape[1]:
+                red, green, blue, _ = image.cmap(image.norm(values[row, column]))
+                text.set_color("white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black")
 
 
 def even_groups(layout: HeadLayout) -> list[list[int]]:

@@ -30,11 +30,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     with canvas((0.6 + wide + 1.6, 3.2)) as figure:
         axes = place(figure, 0.6, 0.5, wide, 2.55)
         where = [number for number, _, _ in layout]
-        axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, label="each head alone")
+        axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
         best = columns["test_best"].nonzero().flatten()
         axes.plot(
             [where[head] for head in best], value[best].tolist(), "o", markersize=7, markerfacecolor="none",
-            markeredgecolor="#D55E00", label="best on test"
+            markeredgecolor="#D55E00", clip_on=False, label="best on test"
         )  # fmt: skip
         chosen = columns["chosen"].nonzero().flatten()
         if len(chosen):
