@@ -249,11 +249,12 @@ def head_matrix(
 def readable(axes: Axes) -> None:
     """White or black for the text in every cell of a picture, whichever stands out from the cell's colour."""
     for image in axes.images:
-        values = image.get_array()
+        values: Any = image.get_array()
+        colours = image.to_rgba(values)
         for text in (each for each in axes.texts if each.get_transform() == axes.transData):
             column, row = (round(float(place)) for place in text.get_position())
-            if 0 <= row < values.shape[0] and 0 <= column < values.shape[1]:
-                red, green, blue, _ = image.cmap(image.norm(values[row, column]))
+            if 0 <= row < colours.shape[0] and 0 <= column < colours.shape[1]:
+                red, green, blue, _ = colours[row, column]
                 text.set_color("white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black")
 
 
