@@ -153,15 +153,25 @@ def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_cur
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"score": "labels"}, "score='labels' needs labels"),
-        ({"score": "knn"}, "score='knn' compares neighbours' labels"),
-        ({"score": "mood"}, r"score.*mood"),
+        ({"score": "labels"}, "score=labels: needs labels.* there is top1"),
+        ({"score": "knn"}, "score=knn: needs labels"),
+        ({"score": "mood"}, r"score: expected one of cosine, kl, knn, labels, top1, got 'mood'"),
     ],
 )
 def test_a_score_that_cannot_be_given_is_said(options, reason):
     model = loud()
     with pytest.raises(mhprobe.UserError, match=reason):
         mhprobe.masking_curve(model, [pictures(model)], units="layer", **options)
+
+
+def test_features_are_not_judged_as_logits_where_there_are_labels():
+    features = loud(num_classes=0)
+    loader = [(pictures(features), labels_for(COUNT))]
+    rows = mhprobe.masking_curve(features, loader, units="head", order="fisher", steps=2)
+    assert rows == mhprobe.masking_curve(features, loader, units="head", order="fisher", steps=2, score="cosine")
+    for score in ("labels", "top1", "kl"):
+        with pytest.raises(mhprobe.UserError, match=f"score={score}: the model gives features.*one of cosine, knn"):
+            mhprobe.masking_curve(features, loader, units="head", score=score)
 
 
 def test_a_loader_without_labels_that_shuffles_is_seen():

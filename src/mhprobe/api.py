@@ -30,15 +30,15 @@ from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.measuring import fills_of
+from mhprobe.recording.measuring import fills_of, label_of
 from mhprobe.recording.measuring import measure as watch
 from mhprobe.recording.objective import Of
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
-from mhprobe.scoring.evaluate import Judge, by_labels, evaluator
-from mhprobe.scoring.unmasked import Score, Unmasked
+from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.score import Score, score_for
 from mhprobe.surgery.costs import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
@@ -102,7 +102,7 @@ def measure(
     if not images:
         raise UserError(NO_IMAGES)
     _say(found, refused)
-    labels = {n: _label(named[n], of) for n in found}
+    labels = {n: label_of(named[n], of) for n in found}
     return Found({n: Values.of(n, labels[n], named[n].kind, layout, each) for n, each in found.items()}, refused)
 
 
@@ -125,7 +125,7 @@ def masking_curve(
     min_heads_per_layer: int = 0,
     rescale: bool = False,
     target: Mapping[str, float] | None = None,
-    score: Score | None = None,
+    score: str | type[Score] | None = None,
     batch: Split = images_and_labels,
     fill: FillName = "zero",
     **order_options: Any,
@@ -146,7 +146,7 @@ def masking_curve(
     target: where to stop: {"heads": at most so many left} | {"flops": share of the dense model's} | {"latency": share
         of its time on a batch of the loader}.
     score: what "accuracy" and "loss" are: by the "labels", or agreement with the unmasked model: "top1", "kl",
-        "cosine" or "knn" (see mhprobe.scoring.unmasked); by default labels, else top1, or cosine of features.
+        "cosine" or "knn" (mhprobe.scoring), or a class; by default labels, else top1, or cosine of features.
     batch: as for ``measure``.
     fill: what stands in a masked head's place, found on the images that choose (see ``mhprobe.recording.fills``).
 
@@ -198,27 +198,26 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
 
 
 class _Walked(NamedTuple):
-    """A loader that was walked once. again: walks it again. judge: what is right and what is lost."""
+    """A loader that was walked once. again: walks it again. score: what is right and what is lost."""
 
     again: Callable[[], Iterator[Batch]]
     images: int
-    judge: Judge
+    score: Score
+    of: Of
 
     def evaluator(self, model: nn.Module, **options: Any) -> Evaluate:
-        return evaluator(model, self.again, self.images, judge=self.judge, **options)
+        return evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
 
 
-def _walked(model: nn.Module, loader: Iterable[Any], score: Score | None, split: Split) -> _Walked:
+def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split) -> _Walked:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
-    labels, outputs, marks = _first_walk(model, loader, device, split, score)
-    if score is None:
-        score = "labels" if labels is not None else "cosine" if _gives_features(model) else "top1"
-    if score == "labels" and labels is None:
-        raise UserError("masking_curve: score='labels' needs labels, and the loader gives none.")
-    judge = by_labels if outputs is None else Unmasked(outputs, score, labels)
-    own = labels if outputs is None else outputs.argmax(1)  # what orders take slopes of
+    features = _gives_features(model)
+    compared = features or asked not in (None, "labels")
+    labels, outputs, marks = _first_walk(model, loader, device, split, compared)
+    score = score_for(asked, "masking_curve: score", labels is not None, features)(outputs, labels)
+    own = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
     def again() -> Iterator[Batch]:
         done = 0
@@ -232,19 +231,19 @@ def _walked(model: nn.Module, loader: Iterable[Any], score: Score | None, split:
                     "masking_curve: the loader gave its images in another order than before, expected the same in "
                     "every walk; give one with shuffle=False."
                 )
-            yield batch._replace(labels=own[batch.index])  # type: ignore[index]
+            yield batch._replace(labels=own[batch.index])
 
-    return _Walked(again, len(marks), judge)
+    return _Walked(again, len(marks), score, "norm" if features else "loss")
 
 
 def _first_walk(
-    model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, score: Score | None
+    model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, compared: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """(N,) labels if there are any, (N, C) what the model gives if asked for, (N,) what tells images apart."""
+    """(N,) labels if there are any, (N, C) what the model gives if that is compared, (N,) what tells images apart."""
     labels, outputs, marks = [], [], []
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
-            if batch.labels is None or score not in (None, "labels"):
+            if batch.labels is None or compared:
                 outputs.append(logits_of(model(batch.images[batch.valid])))
             marks.append(_marks(batch))
             labels.append(None if batch.labels is None else batch.labels[batch.valid])
@@ -274,10 +273,6 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
     if first is not None and _batch(first, 0, split).labels is None:
         return "norm" if _gives_features(model) else "top1"
     return "loss"
-
-
-def _label(measured: Measure, of: str) -> str:
-    return f"{measured.label}, of the {of}" if of != "loss" and "grad" in measured.needs else measured.label
 
 
 def _listed(measures: Any) -> Sequence[Any]:

@@ -76,6 +76,11 @@ class GatedClassifier(L.LightningModule):
         self.results: dict[str, float] = {}  # the last epoch's numbers in full precision; what is logged is float32
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
+    @property
+    def features_only(self) -> bool:
+        """Whether there is no classifier: what comes out are features, which labels say nothing about."""
+        return family_of(self.backbone).features_only(self.backbone)
+
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> (B, C) logits."""
         return self.backbone(images)
@@ -119,6 +124,8 @@ class GatedClassifier(L.LightningModule):
         self.tally.update(batch, self(batch.images))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
+        if self.features_only:
+            return
         # full precision, like the probes: a curve's unmasked accuracy is this accuracy, to the image
         with torch.autocast(self.device.type, enabled=False):
             self.tally.update(batch, self(batch.images))
@@ -127,7 +134,8 @@ class GatedClassifier(L.LightningModule):
         self._finish("val")
 
     def on_test_epoch_end(self) -> None:
-        self._finish("test")
+        if not self.features_only:
+            self._finish("test")
 
     def _finish(self, split: str) -> None:
         result = self.tally.compute()  # the same on every rank

@@ -30,7 +30,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     found = pruning.run_pruning(
         settings,
         dense,
-        Images(data, device, settings["select_on"], settings["images"], cfg["seed"]),
+        Images(data, device, settings["select_on"], settings["images"], cfg["seed"], builders.score(cfg)),
         report,
         source,
         model.description,

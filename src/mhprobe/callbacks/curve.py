@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import torch
 
 from mhprobe import ranks
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.io.progress import stage
@@ -36,6 +37,8 @@ from mhprobe.recording.measuring import measure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.report import Report
 from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.score import Score, looked, score_for
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class MaskingCurve(L.Callback):
 
     cache: the folder of scores. select_on: the split that greedy orders are chosen on.
     steps: the longest curve, None for all heads. step: only this point of every curve (for sweeps).
+    score: what is right and what is lost; None for the labels, or what the model and the data allow without.
     join: says of the heads that could go whether they are redundant or inert; None to leave that out.
     """
 
@@ -59,19 +63,22 @@ class MaskingCurve(L.Callback):
         steps: int | None = None,
         step: int | None = None,
         join: RedundantOrInert | None = None,
+        score: type[Score] | None = None,
     ) -> None:
         self.specs = specs
         self.report = report
         self.cache = cache
         self.select_on, self.steps, self.step = select_on, steps, step
-        self.join = join
+        self.join, self.score = join, score
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         curves = self.curves(trainer, pl_module)
         heads = self.masked_heads(trainer, pl_module, curves)
         if trainer.is_global_zero:
             found = totals(curves)
-            results = of_curves(curves, found, gates_of(pl_module).layout, chance=1 / _data(trainer).num_classes)
+            by_labels = bool(curves) and curves[0].scored == Labels.scored
+            chance = 1 / _data(trainer).num_classes if by_labels else None
+            results = of_curves(curves, found, gates_of(pl_module).layout, chance)
             if self.join is not None:
                 results |= of_masked_heads(heads, self.join)
             for name, result in results.items():
@@ -88,13 +95,14 @@ class MaskingCurve(L.Callback):
         curves: list[Curve] = []
         chosen = functools.partial(data.batches, SPLITS[self.select_on], pl_module.device)
         fills = {name: find_fill(pl_module, name, chosen) for name in dict.fromkeys(spec.fill for spec in self.specs)}
+        scores = self._scores(trainer, pl_module)
         for number, spec in enumerate(self.specs, 1):
             if trainer.is_global_zero:
                 stage(f"masking curve {number} of {len(self.specs)}: {spec.name}")
                 if make_units(spec.units, layout, spec.exclude_layers).per_stage:
                     log.info("%s: stages differ in their heads, so units=%s goes stage by stage", spec.name, spec.units)
             select, report = (
-                self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill])
+                self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill], scores[split])
                 for split in (self.select_on, "test")
             )
             curves += masking_curve(
@@ -121,6 +129,15 @@ class MaskingCurve(L.Callback):
                 log.warning("maskable_heads without %s: %s", name, error)
         return self.join.answer(whole, columns)
 
+    def _scores(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Score]:
+        """The score on each split that it is asked on."""
+        data = _data(trainer)
+        kind = score_for(self.score, "score", not data.unlabelled, bool(module.features_only))
+        return {
+            split: looked(kind, module, self._walk(trainer, module, split), data.sizes[SPLITS[split]])
+            for split in dict.fromkeys((self.select_on, "test"))
+        }
+
     def _evaluator(
         self,
         trainer: L.Trainer,
@@ -129,10 +146,12 @@ class MaskingCurve(L.Callback):
         spec: CurveSpec,
         identity: dict[str, Any],
         fill: Fill | None,
+        score: Score,
     ) -> Evaluate:
-        found_on = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
-        name, data = SPLITS[split], _data(trainer)
-        batches = functools.partial(data.batches, name, module.device)
+        beside = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
+        if score.unmasked:
+            beside["score"] = score.scored.name
+        name, data, batches = SPLITS[split], _data(trainer), self._walk(trainer, module, split)
         return evaluator(
             module,
             batches,
@@ -141,9 +160,14 @@ class MaskingCurve(L.Callback):
             show=trainer.is_global_zero,
             pick=batches,
             rescale=spec.rescale,
-            cache=MaskCache(self.cache, cache_key(**identity, split=name, rescale=spec.rescale, **found_on)),
+            cache=MaskCache(self.cache, cache_key(**identity, split=name, rescale=spec.rescale, **beside)),
             fill=fill,
+            score=score,
+            of="norm" if module.features_only else "loss",
         )
+
+    def _walk(self, trainer: L.Trainer, module: L.LightningModule, split: str) -> Callable[..., Iterator[Batch]]:
+        return functools.partial(_data(trainer).batches, SPLITS[split], module.device)
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:
         """What masks leave of the dense model's FLOPs and time, for the targets that ask."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
@@ -55,20 +57,27 @@ def queries(site: HeadSite) -> dict[str, Query]:
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     from safetensors.torch import save
 
+    features = family_of(backbone_of(model)).features_only(backbone_of(model))
     chosen = range(min(IMAGES, data.sizes["test"]))
     batch = data.first("test", IMAGES, next(model.parameters()).device)
     recorded = record(model, batch.images, needs={"attn"})
     attn = recorded.need("attn", "attention")
-    names = data.class_names
+    taken = recorded.logits.argmax(1).tolist()
     titles = [
-        f"image {image}: {names[label]}, taken for {names[taken]}"
-        for image, label, taken in zip(chosen, batch.labels.tolist(), recorded.logits.argmax(1).tolist(), strict=True)
+        f"image {image}" + _classes(data.class_names, label, None if features else taken[image])
+        for image, label in zip(chosen, batch.labels.tolist(), strict=True)
     ]
     kept = {"pictures": _small(data.stored("test", chosen).images)}
     for number, site in enumerate(gates_of(model).layout.sites):
         for name, query in queries(site).items():
             kept[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
     return write(folder / KEPT, save(kept, {"titles": json.dumps(titles)}))
+
+
+def _classes(names: Sequence[str], label: int, taken: int | None) -> str:
+    """What the image shows, and what the model takes it for, where anybody knows."""
+    shown = f": {names[label]}" if names else ""
+    return shown if taken is None else f"{shown}, taken for {names[taken]}"
 
 
 def _small(images: Tensor) -> Tensor:

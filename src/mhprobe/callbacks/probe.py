@@ -7,19 +7,22 @@ pipeline) and a second data set; what several results say together is in report/
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
 from torch import Tensor, nn
 
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, Patching
 from mhprobe.io.progress import progress, stage
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import forward_equivalents
-from mhprobe.recording.measuring import Columns, measure, needs_of
+from mhprobe.recording.measuring import Columns, label_of, measure, needs_of
+from mhprobe.recording.objective import Of
 from mhprobe.report.comparisons import Point, agreement_of, history, two_data_sets
 from mhprobe.report.report import Report
 
@@ -37,6 +40,7 @@ class Probe(L.Callback):
     every_n_epochs, every_n_steps: also probe the validation images so often during training, and before it.
     control: a freshly initialised twin of the model, with gates.
     also_on: a second data set with the same classes, prepared.
+    target: what slopes are taken of, as for ``record``; None for the loss, of features their norm.
     top_k: how many of each measure's best heads are compared with every other's; None leaves agreement out.
     refused: what could not be computed; other measures are not held up by it.
     """
@@ -50,14 +54,16 @@ class Probe(L.Callback):
         control: nn.Module | None = None,
         also_on: ImageData | None = None,
         top_k: int | None = 10,
+        target: Of | None = None,
     ) -> None:
         self.measures = dict(measures)
         self.report = report
         self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
-        self.control, self.also_on, self.top_k = control, also_on, top_k
+        self.control, self.also_on, self.top_k, self.target = control, also_on, top_k, target
         self.refused: list[UserError] = []
         self.history: dict[str, list[Point]] = {}
         self.last_step = -1
+        self.used: Of = "loss"  # what slopes were last taken of
 
     # the test
 
@@ -95,14 +101,14 @@ class Probe(L.Callback):
             self.report.add(f"{second}_against_{first}", compared)
 
     def _say_cost(self, module: L.LightningModule, data: ImageData) -> None:
-        batch = next(data.batches("test", module.device))
+        batch, of = next(self._walk(module, data, "test")), self._of(module)
         needs = needs_of(self.measures.values())
         passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
-        shared = forward_equivalents(module, batch, passes)
+        shared = forward_equivalents(module, batch, passes, of)
         self.report.add_metrics({"probe/forward_equivalents": shared})
         line = f"the {len(self.measures)} measures need what {shared:.1f} forward passes cost per image"
         if passes != needs:
-            masked = forward_equivalents(module, batch, needs) - shared
+            masked = forward_equivalents(module, batch, needs, of) - shared
             self.report.add_metrics({"probe/forward_equivalents_ablation": masked})
             line += f", and {masked:.1f} more with heads masked or patched"
         log.debug("%s", line)
@@ -158,20 +164,29 @@ class Probe(L.Callback):
 
     def _look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, split: str, label: str) -> Results:
         """Every measure's columns on one split, the same on every rank; what it cannot say is kept in ``refused``."""
-        device = next(model.parameters()).device
         chooses = any(each.select_needs is not None for each in self.measures.values())
         total = data.sizes[split] + (data.sizes["val"] if chooses else 0)
         with progress(f"{label}probing on {split}", total, show=trainer.is_global_zero) as done:
             found, refused = measure(
                 model,
                 self.measures,
-                batches=lambda: data.batches(split, device),
-                select=lambda: data.batches("val", device),
+                batches=lambda: self._walk(model, data, split),
+                select=lambda: self._walk(model, data, "val"),
                 class_names=data.class_names,
                 done=lambda batch: done(int(batch.valid.sum())),
+                of=self._of(model),
             )
         self.refused += refused.values()
         return found
+
+    def _walk(self, model: nn.Module, data: ImageData, split: str) -> Iterator[Batch]:
+        """Batches of a split; labels say nothing about features."""
+        for batch in data.batches(split, next(model.parameters()).device):
+            yield batch.unlabelled if _gives_features(model) else batch
+
+    def _of(self, model: nn.Module) -> Of:
+        self.used = self.target or ("norm" if _gives_features(model) else "loss")
+        return self.used
 
     def _try_to_look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, label: str) -> Results:
         """Like ``_look`` on the test images, but what is wrong here does not lose what was found before."""
@@ -189,7 +204,14 @@ class Probe(L.Callback):
         self, name: str, columns: Mapping[str, Tensor], suffix: str = "", control: Mapping[str, Tensor] | None = None
     ) -> None:
         about = self.measures[name]
-        self.report.add_measure(name, about.kind, columns, about.label, about.also, about.axes, suffix, control)
+        label = label_of(about, self.used)
+        self.report.add_measure(name, about.kind, columns, label, about.also, about.axes, suffix, control)
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}
+
+
+def _gives_features(model: nn.Module) -> bool:
+    """model: a GatedClassifier or its random twin, a backbone: neither has a classifier besides the backbone's."""
+    backbone = backbone_of(model)
+    return family_of(backbone).features_only(backbone)

@@ -27,3 +27,8 @@ class Batch(NamedTuple):
     valid: Tensor
     targets: Tensor | None = None
     objects: Tensor | None = None
+
+    @property
+    def unlabelled(self) -> Batch:
+        """The same batch without labels."""
+        return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook

@@ -22,6 +22,22 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.limits import Limits
 
 
+class Scored(NamedTuple):
+    """What the numbers of a score are called (scoring/score.py).
+
+    name: of the score. metric: in metrics. right: the share of right images, larger is better. lost: the mean loss,
+    smaller is better. Figures draw ``lost`` where it says a distance that the share of right images does not.
+    """
+
+    name: str = "labels"
+    metric: str = "accuracy"
+    right: str = "accuracy"
+    lost: str = ""
+
+
+LABELS = Scored()
+
+
 class Scores(NamedTuple):
     """What M masks did on the same n images, image by image, so that masks can be compared in pairs."""
 
@@ -59,11 +75,13 @@ class Evaluate(Protocol):
 
     A subclass has to write ``__call__``, which is all that most orders need.
 
-    images: N. spent: image-forwards that were asked for so far, one per image and mask, and two per image for slopes.
+    scored: what is right and what is lost. images: N.
+    spent: image-forwards that were asked for so far, one per image and mask, and two per image for slopes.
     computed: how many of them went through the model; a cache knew the others.
     saved: how many of those, in whole forward passes, shared blocks made unnecessary.
     """
 
+    scored: Scored = LABELS
     images: int = 0
     spent: int = 0
     computed: int = 0

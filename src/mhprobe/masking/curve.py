@@ -127,6 +127,7 @@ def masking_curve(
             rescale=spec.rescale,
             traces=trace(paths, evaluate, step, tested=split != chosen_on),
             fill=spec.fill,
+            scored=evaluate.scored,
         )
         for split, evaluate in scored
     ]

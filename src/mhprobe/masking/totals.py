@@ -20,6 +20,7 @@ class Totals(NamedTuple):
     heads_within_1_point: heads that go before the accuracy first falls more than 0.01 below the unmasked model's.
     heads_before_worse: heads that go before the accuracy is first significantly lower (p_holm < 0.05); None where it is
         not tested: on means over repeats, and on the images that chose the path.
+    of: what "accuracy" is.
     """
 
     curve: str
@@ -30,6 +31,7 @@ class Totals(NamedTuple):
     shared_heads: float
     heads_within_1_point: float
     heads_before_worse: float | None
+    of: str = "accuracy"
 
 
 def totals(curves: Sequence[Curve]) -> list[Totals]:
@@ -49,6 +51,7 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
                 shared_heads=shared,
                 heads_within_1_point=_before(points, curve.falls),
                 heads_before_worse=None if curve.worse is None else _before(points, curve.worse),
+                of=curve.scored.right,
             )
         )
     return found

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.masking.base import Evaluate, Path
+from mhprobe.masking.base import LABELS, Evaluate, Path, Scored
 from mhprobe.stats.bootstrap import bootstrap
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.stats.significance import holm, mcnemar, wilson
@@ -70,7 +70,7 @@ class Curve:
     search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
     images chose the path, None where none did. rescale: whether kept heads were multiplied by H / kept. traces: one;
     of a random order one per repeat. guarantee: what the traces' ``promised`` promises.
-    fill: what stood in the place of masked heads.
+    fill: what stood in the place of masked heads. scored: what "accuracy" and "loss" of its points are.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Curve:
     traces: tuple[Trace, ...]
     guarantee: Guarantee | None = None
     fill: str = "zero"
+    scored: Scored = LABELS
 
     @property
     def optimistic(self) -> bool:

@@ -13,18 +13,19 @@ from torch.utils.flop_counter import flop_registry
 
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation, Need
+from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 
 IMAGES = 4  # enough to count: operations are proportional to images
 
 
-def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need]) -> float:
+def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need], of: Of = "loss") -> float:
     """Operations of ``record(needs)`` / operations of ``model(images)``, counted on a few images of the batch.
 
     Counted are matrix products, convolutions and attention, by torch.utils.flop_counter's formulas; not what the
-    measures compute from what was recorded.
+    measures compute from what was recorded. of: what slopes are taken of.
     """
-    images, labels = batch.images[:IMAGES], batch.labels[:IMAGES]
+    images, labels = batch.images[:IMAGES], None if batch.labels is None else batch.labels[:IMAGES]
     training = model.training
     model.eval()
     try:
@@ -33,7 +34,7 @@ def forward_equivalents(model: nn.Module, batch: Batch, needs: Collection[Need])
     finally:
         model.train(training)
     masked = {dataclasses.replace(need, fill="zero") if isinstance(need, Ablation) else need for need in needs}
-    return operations(lambda: record(model, images, labels, masked)) / plain  # what stands in costs no product
+    return operations(lambda: record(model, images, labels, masked, of=of)) / plain  # what stands in costs no product
 
 
 class Counter(TorchDispatchMode):

@@ -95,12 +95,21 @@ def fills_of(measures: Iterable[Measure]) -> list[FillName]:
     return sorted({need.fill for need in needs if isinstance(need, Ablation)} - {"zero"})
 
 
-def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value") -> Tensor:
+def label_of(measured: Measure, of: Of) -> str:
+    """What its value is, for an axis, where slopes were taken of something else than the loss."""
+    return (
+        f"{measured.label.replace(' (nats)', '')}, of the {of}"
+        if of != "loss" and "grad" in measured.needs
+        else measured.label
+    )
+
+
+def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", of: Of = "loss") -> Tensor:
     """(A,) one column of one measure, which also chooses on these images if it has to. UserError if it refuses.
 
     Or if that column is not one number per head. Slopes are ``at_gates``: scores are for choosing what to remove.
     """
-    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True)[scores_by.name]
+    columns = measured(model, {scores_by.name: scores_by}, batches, at_gates=True, of=of)[scores_by.name]
     shape = (scores_by.layout.num_heads,)
     if column not in columns or columns[column].shape != shape:
         usable = [name for name, values in columns.items() if values.shape == shape]

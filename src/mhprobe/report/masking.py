@@ -12,16 +12,20 @@ from mhprobe.masking.totals import Totals, summary
 from mhprobe.masking.trace import Curve
 from mhprobe.report import tables
 from mhprobe.report.figures import curves as curves_figure
-from mhprobe.report.figures import maskable, settling
+from mhprobe.report.figures import distances, maskable, settling
 from mhprobe.report.report import Result
 
 
-def of_curves(curves: Sequence[Curve], found: Sequence[Totals], layout: HeadLayout, chance: float) -> dict[str, Result]:
-    """All masking curves of a run, by name of the result. found: their totals. chance: the accuracy of guessing."""
+def of_curves(
+    curves: Sequence[Curve], found: Sequence[Totals], layout: HeadLayout, chance: float | None
+) -> dict[str, Result]:
+    """All masking curves of a run, by name of the result. found: their totals. chance: accuracy of guessing, if any."""
     results = {}
     if curves:
         figure = curves_figure.draw(curves, layout.num_heads, chance)
         results["masking_curves"] = Result(tables.curves(curves), figure, curves=curves)
+        if curves[0].scored.lost:
+            results["masking_distances"] = Result(figure=distances.draw(curves, layout.num_heads))
     if found:
         results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
     return results
@@ -52,9 +56,9 @@ def answer(found: Sequence[Totals], heads: Sequence[MaskedHead]) -> list[str]:
     for row in found:
         if row.heads_before_worse is None:
             continue
-        line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before accuracy is significantly lower"
+        line = f"{row.curve} on {row.split}: {row.heads_before_worse:g} heads go before {row.of} is significantly lower"
         if row.heads_before_worse == 0:
-            line = f"{row.curve} on {row.split}: already its first step makes accuracy significantly lower"
+            line = f"{row.curve} on {row.split}: already its first step makes {row.of} significantly lower"
         own = [head for head in heads if (head.curve, head.split) == (row.curve, row.split)]
         verdicts = [head.verdict for head in own if head.phase == "before"]
         if verdicts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -45,6 +45,7 @@ from mhprobe.run.construct import construct, explained
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
+from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
@@ -72,7 +73,10 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = _loaded(cfg, data) if has_weights(cfg) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
-    if data.unlabelled:
+    features = family_of(backbone).features_only(backbone)
+    if features and cfg["command"] == "train":
+        raise UserError("backbone.num_classes: 0 leaves the classifier out, and training needs one; leave it null.")
+    if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
     gates = cfg["gates"]
@@ -94,11 +98,6 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
 
 def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Sequence[str]) -> None:
     """The classes that the whole network gives the images stand for labels."""
-    if family_of(backbone).features_only(backbone):
-        raise UserError(
-            f"data: {data.source.name} has no labels, and this network gives features, no logits, so that there is no "
-            f"class to agree about. In Python mhprobe.masking_curve takes both (score='cosine')."
-        )
     if cfg["command"] == "train":
         data.refuse_unlabelled("training")
     use = torch.cuda.is_available() and cfg["trainer"]["accelerator"] != "cpu"
@@ -190,7 +189,7 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, with all that the callbacks do at the end of a test."""
     name = model.description["backbone"]["name"]
-    own = ", labelled by the whole network" if data.unlabelled else ""
+    own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
     report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images{own}"
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
@@ -262,7 +261,10 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     if cfg["backbone"].get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
-    if not data.unlabelled and loaded["class_names"] != list(data.class_names):
+    if cfg["backbone"].get("num_classes") == 0 and loaded["class_names"]:
+        cast(Any, backbone).reset_classifier(0)
+        loaded["class_names"] = []
+    if not data.unlabelled and loaded["class_names"] not in ([], list(data.class_names)):
         raise UserError(
             f"weights: {weights} knows the classes {', '.join(loaded['class_names'][:3])} ..., the data has "
             f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
@@ -278,19 +280,27 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
     if "name" not in part:
         raise UserError("backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of timm>.")
-    classes = None if data.unlabelled else data.num_classes  # None: as many as its own classifier has
+    if part.get("num_classes") not in (None, 0):
+        raise UserError(
+            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
+            f"features, got {part['num_classes']}."
+        )
+    features = part.pop("num_classes", None) == 0
+    # None: as many as its own classifier has
+    classes = 0 if features else None if data.unlabelled else data.num_classes
     backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
         load_foreign(backbone, checkpoint, "backbone.checkpoint", new_classifier=trains)
     elif part.get("pretrained") and not trains:
         known = backbone.pretrained_cfg["num_classes"]
-        if classes is not None and known != classes:
+        if classes and known != classes:
             raise UserError(
                 f"backbone.pretrained: {part['name']} was trained on {known} classes, the data has "
                 f"{classes}: its classifier would be a random one. Train it first (mhprobe.train)."
             )
     described = portable({**part, **registered(part["name"])})
-    names = [str(number) for number in range(backbone.num_classes)] if data.unlabelled else list(data.class_names)
+    own = data.unlabelled or features
+    names = [str(number) for number in range(backbone.num_classes)] if own else list(data.class_names)
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
@@ -300,7 +310,7 @@ def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module
     # its weights may be asked for slopes, whatever mode the test is in
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(seed + 1)  # not the weights this run itself may have started from
-        twin = build(**{**settings, "pretrained": False}, num_classes=data.num_classes)
+        twin = build(**{**settings, "pretrained": False}, num_classes=len(model.description["class_names"]))
     if attach(twin).layout != model.gates.layout:
         raise UserError(
             "control: expected weights whose heads are those of their architecture, got pruned ones, which have no "
@@ -378,7 +388,12 @@ def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure
 
 def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[MaskingCurve]:
     if "masking" in cfg and cfg["masking"]["curves"]:
-        yield masking_curve(cfg["masking"], Path(cfg["cache_dir"]), model, report)
+        yield masking_curve(cfg["masking"], Path(cfg["cache_dir"]), model, report, score(cfg))
+
+
+def score(cfg: Config) -> type[Score] | None:
+    """What is right and what is lost of an image; None for what the data and the model allow."""
+    return construct(cfg["score"], "score").func if cfg.get("score") else None
 
 
 def curve_callbacks(
@@ -406,7 +421,9 @@ def panels(figures: Config) -> dict[str, Callable[..., Any]]:
     return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
 
 
-def masking_curve(settings: Config, cache_dir: Path, model: GatedClassifier, report: Report) -> MaskingCurve:
+def masking_curve(
+    settings: Config, cache_dir: Path, model: GatedClassifier, report: Report, score: type[Score] | None = None
+) -> MaskingCurve:
     """The callback that draws the curves of ``settings``, which are checked before anything runs."""
     specs = [_curve(name, part, settings["fill"]) for name, part in settings["curves"].items()]
     for spec in specs:
@@ -417,7 +434,7 @@ def masking_curve(settings: Config, cache_dir: Path, model: GatedClassifier, rep
     options = {key: settings[key] for key in ("select_on", "steps", "step")}
     if settings["join"]:
         options["join"] = construct(settings["join"], "masking.join")
-    return MaskingCurve(specs, report, cache_dir / "orders", **options)
+    return MaskingCurve(specs, report, cache_dir / "orders", score=score, **options)
 
 
 def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:

@@ -186,7 +186,7 @@ def run_pruning(
     if found.promise is not None:
         _report_promise(report, found.promise)
         if not found.promise.steps:
-            _report(report, found, images.data.unlabelled)
+            _report(report, found)
             return found
     gone = kept_heads(layout_of(model), found.gone)
     about = {
@@ -195,12 +195,12 @@ def run_pruning(
             **(made or {}),
             "rescaled": found.rescaled,
             "fold": settings["fold"],
-            "test/agreement" if images.data.unlabelled else "test/accuracy": found.stages[-1].accuracy,
+            f"test/{found.scored.metric}": found.stages[-1].accuracy,
             **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
         },
     }
     saved = write_all(_files(settings, found.model, images, report.folder, about))
-    _report(report, found, images.data.unlabelled)
+    _report(report, found)
     speeds = _speed(report, model, found, settings["speed_rounds"]) if settings["speed"] else []
     for line in lines(found, speeds):
         print(line)
@@ -217,7 +217,12 @@ def folded_gates(model: nn.Module) -> list[float] | None:
 def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     """What the terminal is told at the end: every stage, then dense against pruned."""
     first, last = found.stages[0], found.stages[-1]
-    said = [f"round {row.round} {row.stage:>8}: {row.heads} heads, accuracy {_accuracy(row)}" for row in found.stages]
+    what, lost = found.scored.right, found.scored.lost
+    said = [
+        f"round {row.round} {row.stage:>8}: {row.heads} heads, {what} {_accuracy(row)}"
+        + (f", {lost} {row.loss:.3g}" if lost else "")
+        for row in found.stages
+    ]
     said.append(f"masked and pruned logits differ by at most {found.difference:.2g}")
     said.append(
         f"parameters {first.parameters:,} -> {last.parameters:,}, FLOPs per image {first.flops:,} -> {last.flops:,}"
@@ -286,8 +291,7 @@ def nothing_promised(promise: Promise) -> UserError:
     )
 
 
-def _report(report: Report, found: Pruned, unlabelled: bool) -> None:
-    """unlabelled: accuracy is agreement with the whole network."""
+def _report(report: Report, found: Pruned) -> None:
     report.add_table("pruning", Table(list(Stage._fields), [list(row) for row in found.stages]))
     kept = (~found.gone).long()
     report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
@@ -297,7 +301,7 @@ def _report(report: Report, found: Pruned, unlabelled: bool) -> None:
             **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
             **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
             "prune/largest_difference": found.difference,
-            "test/agreement" if unlabelled else "test/accuracy": last.accuracy,
+            f"test/{found.scored.metric}": last.accuracy,
             "test/loss": last.loss,
             "test/images": last.images,
         }

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
+from mhprobe.recording.objective import Of
 
 
 class _Section(BaseModel):
@@ -63,6 +64,7 @@ class ProbeSettings(_Section):
     every_n_steps: Annotated[int, Field(ge=1)] | None = None
     control: Literal["random_init"] | None
     also_on: dict[str, Any] | None
+    target: Of | None = None
     top_k: Annotated[int, Field(ge=1)] | None
 
 
@@ -193,6 +195,7 @@ class Config(_Section):
     callback: dict[str, dict[str, Any]] = {}
     masking: Masking | None = None
     search: dict[str, Any] = {}
+    score: dict[str, Any] = {}
     prune: Prune | None = None
     maps: dict[str, dict[str, Any]] | None = None
     images: list[int | str] = []

@@ -24,19 +24,14 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.cache import MaskCache, describe
-from mhprobe.measures.outcomes import outcomes
 from mhprobe.measures.slopes import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
+from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
-
-# (M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64
-Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def by_labels(outputs: Tensor, _index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    return outcomes(outputs, labels)
+from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.score import Score
 
 
 def evaluator(
@@ -49,7 +44,8 @@ def evaluator(
     pick: Callable[[Tensor], Iterable[Batch]] | None = None,
     rescale: bool = False,
     cache: MaskCache | None = None,
-    judge: Judge = by_labels,
+    score: Score | None = None,
+    of: Of = "loss",
     fill: Fill | None = None,
 ) -> Evaluate:
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
@@ -60,10 +56,11 @@ def evaluator(
         that were asked for go through the model.
     rescale: multiply the heads that a layer keeps by its number of heads over how many it keeps, open ones only.
     cache: where scores, slopes and measured columns are looked up, and kept.
-    judge: what is right and what is lost: by the labels, or by the unmasked model (see scoring/unmasked.py).
+    score: what is right and what is lost, by default by the labels; the cache's key has to know.
+    of: what slopes are taken of, as for ``record``: the loss, or the norm of features.
     fill: what stands in the place of masked heads (``recording.fills``); None for nothing. The cache's key has to know.
     """
-    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, judge, fill)
+    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, score or Labels(), of, fill)
 
 
 class _Evaluator(Evaluate):
@@ -77,10 +74,11 @@ class _Evaluator(Evaluate):
         pick: Callable[[Tensor], Iterable[Batch]] | None,
         rescale: bool,
         cache: MaskCache | None,
-        judge: Judge,
+        score: Score,
+        of: Of,
         fill: Fill | None,
     ) -> None:
-        self.judge, self.fill = judge, fill
+        self.score, self.scored, self.of, self.fill = score, score.scored, of, fill
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
@@ -117,7 +115,7 @@ class _Evaluator(Evaluate):
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
-                right_MB, losses_Mn[:, at] = self.judge(replay(batch.images[wanted]), batch.index[wanted], labels)
+                right_MB, losses_Mn[:, at] = self.score(replay(batch.images[wanted]), batch.index[wanted], labels)
                 right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))
@@ -156,10 +154,10 @@ class _Evaluator(Evaluate):
     def _shares(self, mask: Tensor) -> Iterator[Tensor]:
         """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""
         values = self._values(mask)
-        for batch in self.batches():
+        for batch in self._sloped():
             fill = None if self.fill is None else self.fill.for_images(batch.images)
             with self.gates.filled(fill, values[None]), self.gates.fixed(values):
-                heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index)
+                heads = record(self.model, batch.images, batch.labels, {"grad"}, batch.valid, batch.index, of=self.of)
                 heads = heads if fill is None else beyond_fill(heads, fill, self.gates.layout)
                 share_BA = (gate_slopes(heads, "evaluation") * values)[batch.valid]
             self._done(2 * len(share_BA))
@@ -175,7 +173,7 @@ class _Evaluator(Evaluate):
 
         def find() -> Tensor:
             with self.gates.fixed(self._values(mask)):
-                return score_heads(self.model, make(self.gates.layout), self.batches, column).double()
+                return score_heads(self.model, make(self.gates.layout), self._sloped, column, self.of).double()
 
         try:
             name = describe(make)
@@ -202,6 +200,11 @@ class _Evaluator(Evaluate):
                 yield lambda text, done: advance(0, f"{self.label} {text}", done)
             finally:
                 self.advance = None
+
+    def _sloped(self) -> Iterator[Batch]:
+        """The walk over all images for slopes and measures, with labels that mean something to the model."""
+        for batch in self.batches():
+            yield batch.unlabelled if self.of == "norm" else self.score.sloped(batch)
 
     def _walk(self, images: Tensor | None) -> Iterable[Batch]:
         return self.batches() if images is None or self.pick is None else self.pick(images)

@@ -16,14 +16,16 @@ from torchmetrics import Metric
 
 from mhprobe.data.batch import Batch
 from mhprobe.measures.base import all_reduce
-from mhprobe.measures.outcomes import outcomes
 from mhprobe.recording.outputs import logits_of
+from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.score import Score
 
 
 class Tally(Metric):
     """Correct predictions, summed cross-entropy in nats and the images seen.
 
-    check_images: refuse to give a number unless every image 0 ... N - 1 was seen exactly once.
+    check_images: refuse to give a number unless every image 0 ... N - 1 was seen exactly once. score: what is right
+        and what is lost; by default by the labels.
     """
 
     full_state_update = False
@@ -31,19 +33,19 @@ class Tally(Metric):
     loss: Tensor  # () float64 sum of cross-entropy over valid images
     seen: Tensor  # (N,) how often each image of the split was counted
 
-    def __init__(self, num_images: int, check_images: bool = True, **kwargs: Any) -> None:
+    def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
-        self.check_images = check_images
+        self.check_images, self.score = check_images, score or Labels()
         self.add_state("correct", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, batch: Batch, logits: Tensor) -> None:
         """Count one batch's (B, C) logits."""
-        right, loss = outcomes(logits[batch.valid], batch.labels[batch.valid])
+        index = batch.index[batch.valid]
+        right, loss = self.score(logits[None, batch.valid], index, batch.labels[batch.valid])
         self.correct += right.sum()
         self.loss += loss.sum()
-        index = batch.index[batch.valid]
         self.seen.index_add_(0, index, torch.ones_like(index))
 
     def compute(self) -> dict[str, Tensor]:
@@ -65,14 +67,19 @@ class Tally(Metric):
 
 @torch.inference_mode()
 def tally(
-    model: nn.Module, batches: Iterable[Batch], num_images: int, done: Callable[[Batch], None] = lambda batch: None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    num_images: int,
+    done: Callable[[Batch], None] = lambda batch: None,
+    score: Score | None = None,
 ) -> dict[str, Tensor]:
     """What ``model`` gets right on a split of ``num_images``, with its gates as they are; see ``Tally.compute``.
 
-    model: in evaluation mode. Full precision, whatever autocast is around. done: called after each batch. A collective.
+    model: in evaluation mode. Full precision, whatever autocast is around. done: called after each batch.
+    score: as for ``Tally``. A collective.
     """
     device = next(model.parameters()).device
-    counted = Tally(num_images).to(device)
+    counted = Tally(num_images, score=score).to(device)
     with torch.autocast(device.type, enabled=False):
         for batch in batches:
             counted.update(batch, logits_of(model(batch.images)))

@@ -123,6 +123,6 @@ def _promise(
     rescale: bool,
 ) -> Promise:
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
-    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee)
+    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee, scored=calibrate.scored)
     steps = traces[0].promised or 0
     return Promise(guarantee, steps, int(traces[0].mask[steps].sum()), calibrate.images, curve)

@@ -24,10 +24,12 @@ from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadSite
 from mhprobe.io.progress import progress
-from mhprobe.masking.base import Evaluate
+from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.recording.fills import find_fill
+from mhprobe.recording.objective import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.score import Score, looked, score_for
 from mhprobe.scoring.tally import tally
 from mhprobe.stats.significance import wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
@@ -68,6 +70,7 @@ class Stage(NamedTuple):
     images: int
     parameters: int
     flops: int  # per image
+    score: str  # what accuracy and loss are: labels, or agreement with the dense network (mhprobe.scoring)
 
 
 @dataclass
@@ -75,8 +78,8 @@ class Pruned:
     """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
 
     stages: in their order; the last is of ``model``. difference: the largest between masked and pruned logits.
-    rescaled: whether the heads that layers kept were multiplied by H / kept. promise: where one was asked for; where
-    it is of no step, ``model`` is the loaded one.
+    rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
+    promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
     """
 
     model: nn.Module
@@ -84,6 +87,7 @@ class Pruned:
     stages: list[Stage] = field(default_factory=list)
     difference: float = 0.0
     rescaled: bool = False
+    scored: Scored = LABELS
     promise: Promise | None = None
 
 
@@ -92,13 +96,20 @@ class Images:
 
     Those that were set aside say what can be promised.
 
-    look_at: so many images of the split ``select_on``, of every class alike; not augmented.
+    look_at: so many images of the split ``select_on``, of every class alike; not augmented. score: what is right and
+        what is lost of an image; None for the labels, or what the model and the images allow without.
     """
 
     def __init__(
-        self, data: ImageData, device: torch.device, select_on: str = "train", look_at: int = 1024, seed: int = 0
+        self,
+        data: ImageData,
+        device: torch.device,
+        select_on: str = "train",
+        look_at: int = 1024,
+        seed: int = 0,
+        score: type[Score] | None = None,
     ) -> None:
-        self.data, self.device, self.seed = data, device, seed
+        self.data, self.device, self.seed, self.score = data, device, seed, score
         self.split = {"validation": "val"}.get(select_on, select_on)
         self.chosen = self._some(self.split, look_at)
 
@@ -113,6 +124,19 @@ class Images:
     def test(self, count: int | None = None) -> Iterator[Batch]:
         """Batches of all test images, or of some."""
         return self.data.batches("test", self.device, None if count is None else self._some("test", count))
+
+    def show(self, dense: nn.Module) -> None:
+        """The whole network looks at all images: what is left of it may be compared with that."""
+        features = family_of(dense).features_only(dense)
+        kind = score_for(self.score, "score", not self.data.unlabelled, features)
+        self.of: Of = "norm" if features else "loss"
+        sizes = self.data.sizes
+        self.scores = {
+            "chosen": looked(kind, dense, self.selection, len(self.chosen)),
+            "test": looked(kind, dense, self.test, sizes["test"]),
+        }
+        if "calibration" in sizes:
+            self.scores["calibration"] = looked(kind, dense, self._calibration, sizes["calibration"])
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
         """What is to stand in the place of the heads that go, found on the images that choose."""
@@ -131,13 +155,17 @@ class Images:
             pick=self.selection,
             rescale=rescale,
             fill=fill,
+            score=self.scores["chosen"],
+            of=self.of,
         )
 
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that were set aside."""
-        walk = functools.partial(self.data.batches, "calibration", self.device)
-        count = self.data.sizes["calibration"]
-        return evaluator(model, walk, count, "what can be promised", True, rescale=rescale, fill=fill)
+        about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
+        return evaluator(model, *about, rescale=rescale, fill=fill, score=self.scores["calibration"], of=self.of)
+
+    def _calibration(self) -> Iterator[Batch]:
+        return self.data.batches("calibration", self.device)
 
     def _some(self, split: str, count: int) -> Tensor:
         labels = self.data.splits[split].labels
@@ -173,8 +201,10 @@ def prune(
         source.check(layout.num_heads, rounds)
     elif rounds > 1:
         raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+    images.show(model.to(images.device).eval())
     score = functools.partial(_score, images)
     now, found, left = model, Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool)), 1.0
+    found.scored = images.scores["test"].scored
     found.stages.append(score("dense", 0, model))
     for number in range(1, rounds + 1):
         fill = images.stands_in(now, fold)
@@ -270,7 +300,8 @@ def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
     model = model.to(images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
-        result = tally(model, images.test(), count, lambda batch: done(int(batch.valid.sum())))
+        step = lambda batch: done(int(batch.valid.sum()))  # noqa: E731
+        result = tally(model, images.test(), count, step, images.scores["test"])
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
     return Stage(
         number,
@@ -283,4 +314,5 @@ def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
         count,
         count_parameters(model),
         count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
+        images.scores["test"].scored.name,
     )

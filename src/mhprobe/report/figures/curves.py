@@ -29,6 +29,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     chosen on. A ring: the first step that is significantly less accurate than the unmasked model (McNemar, Holm over
     the curve); on the images that chose the path there is none, and the legend says so. Of a random curve the mean
     over repeats is drawn, in grey. The legend names the searches.
+    What accuracy is, the score says (``Curve.scored``), and the axis; it is larger where masking hurts less.
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
     chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
     """
@@ -59,7 +60,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
         axes.set_ylim(bottom, top)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
-        axes.set_ylabel(f"{split} accuracy (%)")
+        axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
         axes.legend([handles[n] for n in order], order, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)

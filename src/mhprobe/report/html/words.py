@@ -88,13 +88,14 @@ def _masking(run: Run, heads: int) -> list[str]:
     if (chosen := curves.best(run)) is None:
         return []
     name, split, many = chosen["curve"], chosen["split"], round(chosen["heads_within_1_point"])
+    what = chosen.get("of") or "accuracy"  # or what the score says instead
     lines = {(line["curve"], line["split"]): line for line in curves.lines(run)}
     reported = "test" if (name, "test") in lines else split
     points = lines[name, reported]["points"]
     here = max((p for p in points if p["heads_masked"] <= many), key=lambda p: p["heads_masked"])
     flatters = " It was chosen and judged on the same images, which flatters it." if reported == split else ""
     said = [
-        f"{many or 'None'} of {heads or 'the'} heads can be masked within one point of accuracy, chosen on {split} "
+        f"{many or 'None'} of {heads or 'the'} heads can be masked within one point of {what}, chosen on {split} "
         f"images (the best of the searched orders there is {name}).{flatters}"
     ]
     if many:
@@ -107,12 +108,12 @@ def _masking(run: Run, heads: int) -> list[str]:
         ]
         beside = f"; as many random heads leave {interval(random[0])} on average" if random else ""
         said.append(
-            f"Without them {reported} accuracy is {interval(here)}; with all heads it is {interval(points[0])}{beside}."
+            f"Without them {reported} {what} is {interval(here)}; with all heads it is {interval(points[0])}{beside}."
         )
     worse = next((p for p in points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
     if worse is not None and worse["accuracy"] < points[0]["accuracy"]:
         said.append(
-            f"In this order {reported} accuracy is first significantly lower (McNemar, Holm, 5 %) with "
+            f"In this order {reported} {what} is first significantly lower (McNemar, Holm, 5 %) with "
             f"{worse['heads_masked']} heads masked: {interval(worse)}."
         )
     return said
@@ -150,8 +151,10 @@ def _kept(run: Run) -> list[str]:
     table = run.tables.get("pruning")
     if table is not None and {"stage", "accuracy", "low", "high", "parameters"} <= set(table.columns):
         first, last = (dict(zip(table.columns, row, strict=True)) for row in (table.rows[0], table.rows[-1]))
+        by = first.get("score", "labels")
+        what = "accuracy" if by == "labels" else f"agreement with the dense network (score={by})"
         said.append(
-            f"Test accuracy goes from {interval(first)} to {interval(last)}, parameters from {first['parameters']:,} "
+            f"Test {what} goes from {interval(first)} to {interval(last)}, parameters from {first['parameters']:,} "
             f"to {last['parameters']:,}."
         )
     return said

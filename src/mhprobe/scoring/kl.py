@@ -1,0 +1,20 @@
+"""How far the distribution over classes is from the unmasked model's: the Kullback-Leibler divergence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mhprobe.masking.base import Scored
+from mhprobe.scoring.score import Score
+
+
+class KL(Score):
+    """Right: the largest logit is where the unmasked model has it. Loss: KL(unmasked || masked), in nats."""
+
+    scored = Scored(
+        "kl", "agreement", "top-1 agreement with the unmasked model", "KL divergence from the unmasked model (nats)"
+    )
+
+    def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        before, after = self.outputs[index].log_softmax(-1), outputs.double().log_softmax(-1)
+        return outputs.argmax(-1) == self.own[index], (before.exp() * (before - after)).sum(-1)

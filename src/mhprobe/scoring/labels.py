@@ -1,0 +1,22 @@
+"""The labels of the data set: accuracy and cross-entropy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from mhprobe.masking.base import LABELS
+from mhprobe.measures.outcomes import outcomes
+from mhprobe.scoring.score import Score
+
+
+class Labels(Score):
+    """Right: the largest logit is the label's. Loss: its cross-entropy in nats."""
+
+    scored = LABELS
+    unmasked: ClassVar[bool] = False
+    labelled: ClassVar[bool] = True
+
+    def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return outcomes(outputs, labels)

@@ -1,0 +1,101 @@
+"""What is right and what is lost of an image: a score, one file of this package each.
+
+Every number is per image, so that curves, searches and tests take any score as they take accuracy and loss.
+
+Shapes: M masks, B images of a batch, N of the split, C classes or features.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import mhprobe.scoring
+from mhprobe import ranks
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.masking.base import Scored
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.state import inspecting
+
+
+class Score(abc.ABC):
+    """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
+
+    outputs: (N, C) of the unmasked model, in the order of the split. labels: (N,), for scores that need them.
+
+    scored: what its numbers are called. unmasked: whether it compares with the unmasked model. labelled: whether it
+    needs labels. of_features: whether it makes sense of features, which are no logits.
+    """
+
+    scored: ClassVar[Scored]
+    unmasked: ClassVar[bool] = True
+    labelled: ClassVar[bool] = False
+    of_features: ClassVar[bool] = False
+
+    def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
+        self.labels = labels
+        if outputs is not None:
+            self.outputs = outputs.double()
+            self.own = self.outputs.argmax(1)
+
+    @abc.abstractmethod
+    def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64."""
+
+    def sloped(self, batch: Batch) -> Batch:
+        """The batch with the labels whose loss orders take slopes of: the classes of the unmasked model."""
+        return batch._replace(labels=self.own.to(batch.index.device)[batch.index]) if self.unmasked else batch
+
+
+def known_scores() -> dict[str, type[Score]]:
+    """The class of every file of scoring/ that holds a score, by its name."""
+    found: dict[str, type[Score]] = {}
+    for module in pkgutil.iter_modules(mhprobe.scoring.__path__, "mhprobe.scoring."):
+        for item in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(item) and item.__module__ == module.name and issubclass(item, Score):
+                found |= {} if inspect.isabstract(item) else {item.scored.name: item}
+    return found
+
+
+def score_for(asked: str | type[Score] | None, where: str, labelled: bool, features: bool) -> type[Score]:
+    """The score that was asked for; None asks for the labels, else top1, or cosine of features.
+
+    where: the option, for errors. labelled, features: whether there are labels, and whether the model gives features.
+    UserError for one that does not exist, or that these images or this model do not allow.
+    """
+    known = known_scores()
+    usual = "cosine" if features else "labels" if labelled else "top1"
+    score = known.get(asked or usual) if asked is None or isinstance(asked, str) else asked
+    if score is None:
+        raise UserError(f"{where}: expected one of {', '.join(sorted(known))}, got {asked!r}.")
+    name = score.scored.name
+    if score.labelled and not labelled:
+        raise UserError(f"{where}={name}: needs labels, and the images have none; without labels there is {usual}.")
+    if features and not score.of_features:
+        able = ", ".join(sorted(each.scored.name for each in known.values() if each.of_features))
+        raise UserError(f"{where}={name}: the model gives features, no logits; expected one of {able}.")
+    return score
+
+
+def looked(score: type[Score], model: nn.Module, batches: Callable[[], Iterable[Batch]], images: int) -> Score:
+    """The score of a split of so many images, which ``model``, as it is, has looked at. A collective."""
+    if not score.unmasked:
+        return score()
+    outputs = None
+    with inspecting(model, gradients=False):  # which leaves inference mode: tensors are made inside
+        labels = torch.zeros(images, dtype=torch.long, device=next(model.parameters()).device)
+        for batch in batches():
+            found = logits_of(model(batch.images))
+            outputs = found.new_zeros(images, found.shape[1]) if outputs is None else outputs
+            outputs[batch.index[batch.valid]] = found[batch.valid]
+            labels[batch.index[batch.valid]] = batch.labels[batch.valid]
+    assert outputs is not None  # every rank has a batch, if only of padding
+    return score(ranks.sum(outputs), ranks.sum(labels) if score.labelled else None)
