@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 import runs
+from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import load_checkpoint
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -50,6 +53,17 @@ def start(cwd: Path, command: str, *overrides: str) -> subprocess.Popen[str]:
         ["bash", str(LAUNCH / f"slurm_{command}.sh"), *overrides],
         cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+def test_a_run_on_a_machine_that_has_slurm_is_not_told_to_use_it(cluster, monkeypatch):
+    monkeypatch.setenv("PATH", str(cluster / "bin"))
+    plain = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="`srun` command is available"):
+            L.Trainer(**plain)
+        quiet()
+        L.Trainer(**plain)
 
 
 @pytest.fixture
