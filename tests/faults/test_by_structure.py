@@ -222,8 +222,24 @@ def everything_but_the_work(command: str, cfg: DictConfig, folder: Path) -> None
     builders.trainer(plain, builders.callbacks(plain, model, data, report), report)
 
 
+def taken_away(command: str, key: str) -> tuple[str, str, str]:
+    return command, key, f"~{key}"
+
+
+def put(command: str, key: str, value: str) -> tuple[str, str, str]:
+    return command, key, f"++{key}={value}"
+
+
 @fuzzed
 @given(said=overrides())
+@example(said=taken_away("prune", "gates"))  # each was once a traceback, a line of pages, or one that names another key
+@example(said=taken_away("train", "data"))
+@example(said=taken_away("train", "style"))
+@example(said=put("train", "data.source", "0.5"))
+@example(said=put("train", "data.augment", "3"))
+@example(said=put("probe", "logger.csv", "-1"))
+@example(said=put("probe", "backbone.checkpoint", "nan"))
+@example(said=put("prune", "optim.teacher", "abc"))
 def test_any_override_is_taken_or_answered_in_a_line_that_names_it(place, said):
     command, key, override = said
     told = [*runs.known(command, runs.TINY), f"out={place}/out", f"cache_dir={place}/cache", "logger={}"]

@@ -41,7 +41,7 @@ from mhprobe.report.html import finish_report
 from mhprobe.report.html.facts import origin
 from mhprobe.report.report import Report
 from mhprobe.report.summary import show
-from mhprobe.run.construct import construct, explained
+from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
@@ -113,8 +113,15 @@ def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     """What ``optim`` says, as the classifier takes it, with the teacher loaded: ``data`` knows the student's input."""
     settings = {key: value for key, value in cfg.get("optim", {}).items() if key != "ema"}
     if settings.get("teacher") is not None:
-        settings["teacher"] = Teacher(settings["teacher"], data.class_names, data.spec or InputSpec(data.stored_size))
+        settings["teacher"] = _teacher(settings["teacher"], data)
     return settings
+
+
+def _teacher(path: str, data: ImageData) -> Teacher:
+    try:
+        return Teacher(path, data.class_names, data.spec or InputSpec(data.stored_size))
+    except UserError as error:
+        raise UserError(f"optim.teacher: {str(error).removeprefix('optim.teacher: ')}") from None
 
 
 def has_weights(cfg: Config) -> bool:
@@ -290,7 +297,7 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     classes = 0 if features else None if data.unlabelled else data.num_classes
     backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
-        load_foreign(backbone, checkpoint, "backbone.checkpoint", new_classifier=trains)
+        load_foreign(backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains)
     elif part.get("pretrained") and not trains:
         known = backbone.pretrained_cfg["num_classes"]
         if classes and known != classes:
@@ -449,6 +456,8 @@ def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
 
 
 def _prepared(part: dict[str, Any], where: str) -> ImageData:
+    for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
+        refuse_plain(part.get(key), f"{where}.{key}")
     made: ImageData = construct(part, where)
     made.prepare_data()
     made.setup()

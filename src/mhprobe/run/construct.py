@@ -17,7 +17,9 @@ WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, Lo
 
 
 def construct(part: Any, where: str, **extra: Any) -> Any:
-    """hydra's instantiate. where: the part's key, for the error's line."""
+    """hydra's instantiate. where: the part's key, for the error's line. None, for what may be left out, stays None."""
+    if part is not None:
+        refuse_plain(part, where)
     try:
         return instantiate(part, _convert_="all", **extra)  # plain lists: timm does not take OmegaConf's
     except InstantiationException as error:
@@ -30,12 +32,20 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             if before in str(error):
                 raise UserError(f"{where}._target_: {before} is now {now}.") from error
         if isinstance(cause, WRONG):
-            given = " ".join(_given(part))
-            given = given if len(given) < 300 else f"{given[:300]} ..."
-            raise UserError(f"{where}: {_said(cause)} (given {given})") from error
+            raise UserError(f"{where}: {_said(cause)} (given {_short(' '.join(_given(part)))})") from error
         raise
     except TypeError as error:  # what Hydra itself says of a key like _partial_
         raise UserError(f"{where}: {_said(error)}") from error
+
+
+def refuse_plain(part: Any, where: str) -> None:
+    """UserError for a value where a part belongs."""
+    if not (isinstance(part, Mapping) and "_target_" in part):
+        raise UserError(f"{where}: expected a part with a _target_, as the options of conf/ are, got {_short(part)}.")
+
+
+def _short(value: Any) -> str:
+    return text if len(text := str(value)) < 300 else f"{text[:300]} ..."
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:

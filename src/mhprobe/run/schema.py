@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
 from mhprobe.recording.objective import Of
+from mhprobe.run.sections import settings
 
 
 class _Section(BaseModel):
@@ -184,7 +185,7 @@ class Config(_Section):
     data: dict[str, Any]
     gates: Gates
     trainer: TrainerSettings
-    logger: dict[str, Any]
+    logger: dict[str, dict[str, Any]]
     ckpt_path: str | None = None
     resume: Resume | None = None
     compile: bool = False
@@ -227,7 +228,13 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{key}: {first['msg']}, got {first['input']!r}.") from None
+        if first["type"] == "missing":
+            raise UserError(_gone(key)) from None
+        given = repr(first["input"])
+        given = given if len(given) < 100 else f"{given[:100]} ..."
+        raise UserError(f"{key}: {first['msg']}, got {given}.") from None
+    if gone := sorted(settings(command) - plain.keys()):
+        raise UserError(_gone(gone[0]))
     _refuse_parts(plain["trainer"])
     masking = checked.masking
     if masking is not None and masking.step is not None and masking.steps is not None:
@@ -261,6 +268,10 @@ def _refuse_parts(trainer: dict[str, Any]) -> None:
         )
         if not whole:
             raise UserError(f"trainer.{key}: a number of part of the images is no result, got {value}. Use {instead}.")
+
+
+def _gone(key: str) -> str:
+    return f"{key}: is missing and has to be there; leave out what takes it away (~{key}), or give it a value."
 
 
 def _missing(key: str) -> str:

@@ -37,12 +37,15 @@ def commands() -> list[str]:
 
 
 def sections(command: str) -> set[str]:
-    """The keys of a command's configuration: those of its file, of the files that it begins with, and its groups."""
+    """The keys of a command's configuration: its settings and its groups."""
+    return settings(command) | set(_chosen(command))
+
+
+def settings(command: str) -> set[str]:
+    """Those of its file and of the files that it begins with: always there, while of a group nothing may be chosen."""
     file = _file(command)
     found = {str(key) for key in file if key not in ("defaults", "hydra")}
-    for base in _begins_with(file):
-        found |= sections(base)
-    return found | set(_chosen(command))
+    return found.union(*(settings(base) for base in _begins_with(file)))
 
 
 class OwnSections(ConfigLoaderImpl):
