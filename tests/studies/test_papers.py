@@ -97,7 +97,8 @@ def test_it_makes_its_figures(name, family, tmp_path):
 
 def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, caplog, monkeypatch):
     folder = tmp_path / "run"
-    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]"), folder)
+    mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[1]", "name=mine"), folder)
+    assert "mine (vit_tiny_patch16_224), test accuracy" in (folder / "figures.md").read_text()
     first = (folder / "figures" / "figure_1_svcca_coefficients.png").stat().st_mtime_ns
     assert list(json.loads((folder / "finished.json").read_text())) == ["figure_1"]
     assert "Figure 1 of Byun" in (folder / "report.html").read_text()  # its caption stands on the page
