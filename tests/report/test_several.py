@@ -10,6 +10,7 @@ import statistics
 import sys
 
 import pytest
+from PIL import Image
 from scipy.stats import t
 
 import mhprobe.compare
@@ -107,7 +108,8 @@ def test_the_command_writes_everything(sweep, tmp_path, monkeypatch, capsys):
     assert mhprobe.compare.main() == 0
     for name in ("runs", "curves", "agreement"):
         assert (tmp_path / "c" / "tables" / f"{name}.csv").is_file()
-        assert (tmp_path / "c" / "figures" / f"{name}.png").is_file()
+        said = Image.open(tmp_path / "c" / "figures" / f"{name}.png").text
+        assert said["Source"] == f"python -m mhprobe.compare {sweep.name} --out c" and said["Comment"]  # no folders
     assert (tmp_path / "c" / "comparison.html").is_file() and "lr=0.1" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "nothing"), str(sweep)])
     assert mhprobe.compare.main() == 2
