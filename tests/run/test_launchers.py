@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -12,7 +15,7 @@ from omegaconf import OmegaConf
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import jobs, sections
+from mhprobe.run import cli, jobs, launch, sections
 from mhprobe.run.sections import CONF
 
 ENGINES = [
@@ -59,6 +62,47 @@ def test_a_job_that_was_lost_is_named_at_the_end(tmp_path, capsys):
         jobs.SaysWhatFailed().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     assert stop.value.code == 1
     assert "3 (masking.step=3): the machine went away" in capsys.readouterr().err
+
+
+@needs("slurm")
+def test_a_job_that_submitit_lost_leaves_word_and_the_others_are_waited_for(tmp_path, monkeypatch):
+    import submitit
+
+    def results(job):
+        if job.number == 0:
+            raise submitit.core.utils.UncompletedJobError("Job 7 has not produced any output\nits log ...")
+        return ["done"]
+
+    class Job:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def submission(self):
+            return SimpleNamespace(args=(["masking.step=3"], "hydra.sweep.dir", self.number, "id", None))
+
+    monkeypatch.setattr(submitit.Job, "results", results)
+    jobs.submitit_names_lost_jobs(tmp_path)
+    lost, done = (submitit.Job.results(Job(number)) for number in (0, 1))
+    assert done == ["done"] and lost[0].return_value is None
+    assert json.loads((tmp_path / "0" / jobs.FAILED).read_text())["message"] == "Job 7 has not produced any output"
+    assert not (tmp_path / "1").exists()
+
+
+@needs("parallel")
+def test_a_sweep_whose_process_was_killed_is_told_so_in_a_line(tmp_path, monkeypatch):
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    def run(*_):
+        raise TerminatedWorkerError("a hundred lines")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mhprobe.probe", *runs.known("probe", runs.TINY), "weights=random"])
+    monkeypatch.setattr(launch, "run", run)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(SystemExit, match=r"a process of the sweep was killed.*n_jobs=1"):
+        cli.main("probe")
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 LOCAL = [name for kind, name in ENGINES if kind == "launcher" and name != "slurm"]  # what one machine can do

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import traceback
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -60,6 +61,8 @@ def main(command: str) -> None:
         where = error.filename or "the run's folder"
         why = reason(error, Path(error.filename or "."))
         fail(f"out: {where} cannot be written ({why}). Make room, or choose another folder with out=<folder>.")
+    except BrokenExecutor:
+        jobs.broken()
     except Stopped as stopped:
         sys.exit(stopped.code)
     except KeyboardInterrupt:  # a launcher's own

@@ -1,7 +1,8 @@
 """Where jobs write, and how a sweep ends whose jobs failed.
 
 A job of a sweep may run in another process (joblib) or on another machine (submitit): what failed is written into its
-folder, and read there by whoever started the sweep.
+folder, and read there by whoever started the sweep. Whose process or machine is gone is found lost by the launcher:
+ours for Ray says so itself, submitit's raises for the first of them, joblib's for all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -106,6 +108,31 @@ def lost(folder: Path, overrides: Sequence[str], message: str) -> None:
     note(folder, 1, message)
 
 
+def submitit_names_lost_jobs(folder: Path) -> None:
+    """From now on a job of submitit's that left no result has word in its folder, and the others are waited for."""
+    import submitit
+
+    whole = submitit.Job.results
+
+    def results(job: Any) -> list[Any]:
+        try:
+            return whole(job)
+        except submitit.core.utils.UncompletedJobError as error:
+            told, _, number, *_ = job.submission().args
+            lost(folder / str(number), told, str(error).splitlines()[0])
+            return [JobReturn(overrides=told, status=JobStatus.COMPLETED)]
+
+    submitit.Job.results = results  # type: ignore[method-assign, assignment]
+
+
+def broken() -> NoReturn:
+    """The end of a sweep whose processes joblib gave up, since one of them was killed."""
+    sys.exit(
+        "mhprobe: a process of the sweep was killed, e.g. for want of memory, and joblib ended the others with it. "
+        "Jobs whose folder has no metrics.json are to be run again; hydra.launcher.n_jobs=1 takes the least memory."
+    )
+
+
 class SaysWhatFailed(Callback):
     """At the end of a sweep: its jobs side by side, one line for each that failed, and its exit code."""
 
@@ -113,6 +140,8 @@ class SaysWhatFailed(Callback):
         # claimed once: a job in another process would claim a folder of its own
         with read_write(config.hydra.sweep):
             config.hydra.sweep.dir = str(config.hydra.sweep.dir)
+        if "submitit" in config.hydra.launcher._target_:
+            submitit_names_lost_jobs(Path(config.hydra.sweep.dir))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
