@@ -150,8 +150,8 @@ def test_too_few_rows_are_refused(measure):
 
 def test_all_measures_of_a_run_share_one_product_per_batch(monkeypatch):
     made = []
-    of = SecondMoments.of
-    monkeypatch.setattr(SecondMoments, "of", classmethod(lambda cls, x: made.append(len(x)) or of(x)))
+    add = SecondMoments.add_products
+    monkeypatch.setattr(SecondMoments, "add_products", lambda self, x: made.append(len(x)) or add(self, x))
     batch = batch_of(related(images=4))
     measures = [kind(LAYOUT) for kind, _ in MEASURES.values()]
     for one in measures:

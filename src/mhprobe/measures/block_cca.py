@@ -21,7 +21,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
-from mhprobe.measures.folds import Folds, fold_sums
+from mhprobe.measures.folds import Folds, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 from mhprobe.measures.pairs import check_images, check_null, check_rows, warn_dead
 
@@ -75,8 +75,9 @@ class BlockCCA(Measure):
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             of = [self.layout.sites[s] for s in sites]
             maps_BTC = torch.cat([_rows(streams[s.block].after, s, _coarsest(of), width) for s in of], -1)
-            self._moments(number).merge(SecondMoments.of(maps_BTC[batch.valid].flatten(0, 1)))
-            self._folds(number).merge(fold_sums(batch, self.folds, maps_BTC))
+            moments, sums = sums_of(batch, self.folds, maps_BTC)
+            self._moments(number).merge(moments)
+            self._folds(number).merge(sums)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.hashing import numbers_in
+from mhprobe.measures.moments import CHUNK, SecondMoments
 
 Null = Literal["images", "rolled", "rows"]
 
@@ -49,11 +50,6 @@ class Folds:
             torch.zeros(folds, dtype=torch.long, device=device),
             torch.zeros(folds, tokens, channels, dtype=torch.float64, device=device),
         )
-
-    def add(self, fold_B: Tensor, x_BTC: Tensor) -> None:
-        """Take in images of any floating dtype."""
-        self.total.index_add_(0, fold_B, x_BTC.double())
-        self.count.add_(torch.bincount(fold_B, minlength=len(self.count)))
 
     def merge(self, other: Folds) -> None:
         """Take in the images that ``other`` has seen."""
@@ -79,19 +75,30 @@ class Folds:
         scale = ((images - 1) * (len(held) - 1)) ** 0.5 / len(held)
         generator = torch.Generator().manual_seed(seed)
         for _ in range(draws):
-            order = torch.randperm(len(held), generator=generator).to(held.device)  # a cycle: nobody meets itself
-            place = torch.arange(tokens) if site is None else _rolled(site, generator)
-            place = place.to(held.device)
-            content = _products(apart_GTC[order], apart_GTC[order.roll(1)][:, place])
-            position = _products(placed_TC[None], placed_TC[None, place])
-            yield (images * position + scale * content) / (images * tokens - 1)
+            order = torch.randperm(len(held), generator=generator).to(held.device)
+            partner = torch.empty_like(order).scatter_(0, order, order.roll(1))  # a cycle: nobody meets itself
+            theirs_GTC, there_TC = apart_GTC[partner], placed_TC
+            if site is not None:
+                place = _rolled(site, generator).to(held.device)
+                theirs_GTC, there_TC = theirs_GTC[:, place], placed_TC[place]
+            cross = apart_GTC.flatten(0, 1).mT @ theirs_GTC.flatten(0, 1) * scale
+            yield cross.addmm_(placed_TC.mT, there_TC, alpha=images).div_(images * tokens - 1)
 
 
-def fold_sums(batch: HeadBatch, folds: int, features: Tensor) -> Folds:
-    """Those of the valid images of one batch. features: (B, T, C)."""
-    sums = Folds.zeros(folds, features.shape[1], features.shape[2], features.device)
-    sums.add(batch.derive(_fold_of, folds), features if batch.valid.all() else features[batch.valid])
-    return sums
+def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMoments, Folds]:
+    """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C)."""
+    tokens, channels = features.shape[1:]
+    moments = SecondMoments.zeros(channels, features.device)
+    sums = Folds.zeros(folds, tokens, channels, features.device)
+    images, at_once = features if batch.valid.all() else features[batch.valid], max(1, CHUNK // tokens)
+    fold_B = batch.derive(_fold_of, folds)
+    for some, fold in zip(images.split(at_once), fold_B.split(at_once), strict=True):
+        wide = some.double()  # once for both, while it is in the cache
+        moments.add_products(wide.flatten(0, 1))
+        sums.total.index_add_(0, fold, wide)
+    sums.count.add_(torch.bincount(fold_B, minlength=folds))
+    moments.total.add_(sums.total.sum((0, 1)))
+    return moments, sums
 
 
 def check_rolled(name: str, site: HeadSite, null: Null) -> None:
@@ -106,11 +113,6 @@ def check_rolled(name: str, site: HeadSite, null: Null) -> None:
 def _fold_of(batch: HeadBatch, folds: int) -> Tensor:
     """(valid images,) the fold of each."""
     return (numbers_in(batch) >> 8) % folds
-
-
-def _products(x_GTC: Tensor, y_GTC: Tensor) -> Tensor:
-    """(C, C) sum over folds and tokens."""
-    return x_GTC.flatten(0, 1).mT @ y_GTC.flatten(0, 1)
 
 
 def _rolled(site: HeadSite, generator: torch.Generator) -> Tensor:

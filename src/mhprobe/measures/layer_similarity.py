@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
-from mhprobe.measures.folds import Folds, Null, check_rolled, fold_sums
+from mhprobe.measures.folds import Folds, Null, check_rolled, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
 
@@ -121,10 +122,12 @@ class LayerSimilarity(Measure):
                     f"layer_similarity: {self.layout.sites[sites[0]].name} and the layers it is compared with have "
                     f"{sorted(tokens)} tokens, expected equally many."
                 )
-            self._moments(number).merge(batch.derive(_layer_moments, self.of, self.layout, sites, width))
-            if self.null != "rows":
-                sums = batch.derive(_layer_folds, self.of, self.layout, sites, width, self.folds)
+            if self.null == "rows":
+                moments = batch.derive(_layer_moments, self.of, self.layout, sites, width)
+            else:
+                moments, sums = batch.derive(_layer_sums, self.of, self.layout, sites, width, self.folds)
                 self._folds(number).merge(sums)
+            self._moments(number).merge(moments)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -186,16 +189,16 @@ def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Ten
 
 
 def _layer_moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> SecondMoments:
-    features = [_features(batch, of, layout, number)[batch.valid] for number in sites]
-    return SecondMoments.of(_side_by_side(features, width).flatten(0, 1))
+    return SecondMoments.of(_side_by_side(batch, of, layout, sites, width)[batch.valid].flatten(0, 1))
 
 
-def _layer_folds(
+def _layer_sums(
     batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int
-) -> Folds:
-    return fold_sums(batch, folds, _side_by_side([_features(batch, of, layout, number) for number in sites], width))
+) -> tuple[SecondMoments, Folds]:
+    return sums_of(batch, folds, _side_by_side(batch, of, layout, sites, width))
 
 
-def _side_by_side(features: list[Tensor], width: int) -> Tensor:
+def _side_by_side(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> Tensor:
     """(B, T, G * width) layers; zeros beside narrow ones (pruned heads) change no similarity."""
-    return torch.cat([torch.nn.functional.pad(x, (0, width - x.shape[2])) for x in features], -1)
+    features = [_features(batch, of, layout, number) for number in sites]
+    return torch.cat([pad(x, (0, width - x.shape[2])) for x in features], -1)

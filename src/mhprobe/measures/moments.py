@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
+CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
 _BLOCK = 96  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
 
 # a direction with less than this share of its part's mean square is rounding noise of the float64 sums
@@ -47,12 +47,16 @@ class SecondMoments:
 
     def add(self, x_NC: Tensor) -> None:
         """Take in the rows of ``x_NC``, of any floating dtype."""
-        for chunk in x_NC.split(_CHUNK):
+        for chunk in x_NC.split(CHUNK):
             chunk = chunk.double()
             self.total.add_(chunk.sum(0))
-            for start in range(0, chunk.shape[1], _BLOCK):
-                block = chunk[:, start : start + _BLOCK]
-                self.outer[start : start + _BLOCK, start:].addmm_(block.mT, chunk[:, start:])
+            self.add_products(chunk)
+
+    def add_products(self, x_NC: Tensor) -> None:
+        """Take in rows of float64, but for their total, which the caller has."""
+        for start in range(0, x_NC.shape[1], _BLOCK):
+            block = x_NC[:, start : start + _BLOCK]
+            self.outer[start : start + _BLOCK, start:].addmm_(block.mT, x_NC[:, start:])
         self.rows.add_(len(x_NC))
 
     def merge(self, other: SecondMoments) -> None:

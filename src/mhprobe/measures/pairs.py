@@ -24,7 +24,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.folds import Folds, Null, check_rolled, fold_sums
+from mhprobe.measures.folds import Folds, Null, check_rolled, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 
 Pairs = Literal["layer", "stage", "all"]
@@ -128,9 +128,12 @@ class PairMeasure(Measure):
         if not batch.valid.any():
             return
         for number, sites in enumerate(self.groups):
-            self.moments(number).merge(batch.derive(_moments, sites, self.skipped[number]))
-            if self.null != "rows":
-                self._deal(number, batch.derive(_fold_sums, sites, self.skipped[number], self.folds))
+            if self.null == "rows":
+                moments = batch.derive(_moments, sites, self.skipped[number])
+            else:
+                moments, sums = batch.derive(_sums, sites, self.skipped[number], self.folds)
+                self._deal(number, sums)
+            self.moments(number).merge(moments)
         self.images += batch.valid.sum()
 
     def before_sync(self) -> None:
@@ -251,16 +254,22 @@ def token_count(site: HeadSite) -> int | None:
 
 def rows_of(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
     """(N, C) outputs of the heads of ``sites`` side by side, one row per token of a valid image but the first ones."""
-    return torch.cat([batch.z[s][batch.valid, skip:].flatten(2) for s in sites], -1).flatten(0, 1)
+    x_BTC = _side_by_side(batch, sites, skip)
+    return (x_BTC if batch.valid.all() else x_BTC[batch.valid]).flatten(0, 1)
+
+
+def _side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> Tensor:
+    """(B, T - skip, C)."""
+    parts = [batch.z[s][:, skip:].flatten(2) for s in sites]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> SecondMoments:
     return SecondMoments.of(rows_of(batch, sites, skip))
 
 
-def _fold_sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> Folds:
-    parts = [batch.z[s][:, skip:].flatten(2) for s in sites]
-    return fold_sums(batch, folds, parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+def _sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> tuple[SecondMoments, Folds]:
+    return sums_of(batch, folds, _side_by_side(batch, sites, skip))
 
 
 def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
