@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.gates import gates_of
+from mhprobe.gates import HeadGates, gates_of
 from mhprobe.heads import HeadLayout, Patched, Patching, wide
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import patched_logits
@@ -62,16 +62,20 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
     for estimate in need.estimates:
         one_of("patching", "estimates", estimate, Estimate)
     made = twins(clean.images, labels, objects, need)
-    corrupt = _run(model, made.images)
-    base, source, sign = (corrupt, clean, 1) if need.direction == "denoising" else (clean, corrupt, -1)
+    denoising, sloped = need.direction == "denoising", not {"atp", "graddrop"}.isdisjoint(need.estimates)
+    ran = _run(model, made.images, sloped and denoising)
+    corrupt = ran.run
+    base, source, sign = (corrupt, clean, 1) if denoising else (clean, corrupt, -1)
     metric = _Metric(need.metric, labels, _wrong(corrupt.logits, labels, made))
     effect: dict[str, Tensor] = {}
+    if sloped:
+        ran = ran if denoising else _run(model, base.images, True)
+        effect |= _from_slopes(gates_of(model), ran, source, metric, sign, "graddrop" in need.estimates)
+    del ran  # its graph
     if "exact" in need.estimates:
         one_by_one = torch.eye(gates_of(model).layout.num_heads, dtype=torch.bool)
         logits_ABC = patched_logits(model, base.images, one_by_one, source.heads)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
-    if {"atp", "graddrop"} & {*need.estimates}:
-        effect |= _from_slopes(model, base, source, metric, sign, "graddrop" in need.estimates)
     found = {name: effect[name] for name in need.estimates}
     return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found)
 
@@ -98,30 +102,41 @@ def _wrong(corrupt: Tensor, labels: Tensor, made: Twins) -> Tensor:
     return others if made.label is None else torch.where(made.paired, made.label, others)
 
 
-def _run(model: nn.Module, images: Tensor) -> Run:
-    with inspecting(model, gradients=False), Taps(model, gates_of(model).layout, ()) as taps:
+class _Ran(NamedTuple):
+    """A run, and what slopes of its logits are taken with, where it has any."""
+
+    run: Run
+    logits: Tensor
+    taps: Taps
+    drop: _Drop
+
+
+def _run(model: nn.Module, images: Tensor, sloped: bool) -> _Ran:
+    layout, needs = gates_of(model).layout, {"grad"} if sloped else set[str]()
+    with inspecting(model, gradients=sloped), Taps(model, layout, needs) as taps, _Drop() as drop:
+        if sloped:
+            drop.watch(taps.backbone, layout)
         logits = logits_of(model(images))
-    return Run(images, taps.heads, logits)
+    return _Ran(Run(images, taps.heads, logits.detach()), logits, taps, drop)
 
 
 def _from_slopes(
-    model: nn.Module, base: Run, source: Run, metric: _Metric, sign: int, graddrop: bool
+    gates: HeadGates, base: _Ran, source: Run, metric: _Metric, sign: int, graddrop: bool
 ) -> dict[str, Tensor]:
     """(B, A) each: "atp", and "graddrop" where it is asked for."""
-    gates = gates_of(model)
-    layout, shares = gates.layout, gates.layout.split(gates.effective())
+    layout, shares, images = gates.layout, gates.layout.split(gates.effective()), len(base.logits)
     change = [
         sign * (theirs - own) * share.to(own).repeat_interleave(site.head_dim)
-        for site, theirs, own, share in zip(layout.sites, source.heads, base.heads, shares, strict=True)
+        for site, theirs, own, share in zip(layout.sites, source.heads, base.run.heads, shares, strict=True)
     ]
-    with inspecting(model, gradients=True), Taps(model, layout, {"grad"}) as taps, _Drop(taps.backbone, layout) as drop:
-        score = metric(logits_of(model(base.images))).sum()
-        found = {"atp": _along(len(base.images), change, taps.slopes(score, again=graddrop)[0], layout)}
-        if graddrop:
-            size = torch.zeros_like(found["atp"])
-            for drop.block in range(len(layout.blocks)):
-                size += _along(len(base.images), change, taps.slopes(score, again=True)[0], layout).abs()
-            found["graddrop"] = size / max(1, len(layout.blocks) - 1)
+    with torch.enable_grad():
+        score = metric(base.logits).sum()
+    found = {"atp": _along(images, change, base.taps.slopes(score, again=graddrop)[0], layout)}
+    if graddrop:
+        size = torch.zeros_like(found["atp"])
+        for base.drop.block in range(len(layout.blocks)):
+            size += _along(images, change, base.taps.slopes(score, again=True)[0], layout).abs()
+        found["graddrop"] = size / max(1, len(layout.blocks) - 1)
     return found
 
 
@@ -140,9 +155,9 @@ def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layo
 class _Drop(contextlib.ExitStack):
     """While ``block`` is a number, no slope flows back through what that block writes: only past it."""
 
-    def __init__(self, backbone: nn.Module, layout: HeadLayout) -> None:
-        super().__init__()
-        self.block: int | None = None
+    block: int | None = None
+
+    def watch(self, backbone: nn.Module, layout: HeadLayout) -> None:
         for number, block in enumerate(layout.blocks):
             hook = functools.partial(self._after, number)
             self.callback(backbone.get_submodule(block.name).register_forward_hook(hook).remove)

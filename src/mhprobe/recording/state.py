@@ -31,11 +31,12 @@ def usable(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _frozen_eval(model: nn.Module) -> Iterator[None]:
-    training = [(module, module.training) for module in model.modules()]
+    training = [module for module in model.modules() if module.training]
     gates = find_gates(model)  # their values are no part of a bare backbone
     parameters = [*model.parameters(), *(() if gates is None else gates.parameters())]
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    model.eval()
+    if training:
+        model.eval()
     for parameter in trainable:
         parameter.requires_grad_(False)
     try:
@@ -43,5 +44,5 @@ def _frozen_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-        for module, mode in training:
-            module.training = mode
+        for module in training:
+            module.training = True
