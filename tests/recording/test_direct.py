@@ -7,7 +7,9 @@ import timm
 import torch
 
 import mhprobe
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.record import record
 from models import TWINS, images_for, tiny_registers, tiny_swin, tiny_swinv2, tiny_vit
 
@@ -19,7 +21,13 @@ def lively(model: torch.nn.Module, std: float = 0.3) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("build", [tiny_vit, tiny_registers, tiny_swin])
+def deep_swin() -> torch.nn.Module:
+    """Three stages on 9 x 9, 5 x 5 and 3 x 3 tokens: merging fills up odd grids."""
+    sizes = {"img_size": 36, "window_size": 3, "embed_dim": 12, "depths": (1, 1, 2), "num_heads": (2, 3, 4)}
+    return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes).eval()
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_registers, tiny_swin, deep_swin])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_heads_mlps_embedding_and_biases_add_up_to_the_logits(build, dtype, rounding):
     model = lively(build()).to(dtype)
@@ -33,6 +41,31 @@ def test_heads_mlps_embedding_and_biases_add_up_to_the_logits(build, dtype, roun
     assert parts.heads.shape == (3, gates.layout.num_heads, 5)
     assert (parts.heads[:, 1] == 0).all()  # its gate is closed
     assert parts.heads[:, 2].abs().max() > 1e-3 * size  # and the others do write
+
+
+@pytest.mark.parametrize("build", [tiny_vit, deep_swin])
+def test_the_heads_of_the_last_block_write_what_the_norm_and_the_classifier_make_of_their_outputs(build):
+    model = lively(build()).double()
+    layout = mhprobe.attach(model).layout
+    batch = record(model, images_for(model, 2, dtype=torch.float64), needs={"direct", "stream", "weights"})
+    last, span = layout.sites[-1], layout.span(len(layout.sites) - 1)
+    written = torch.einsum("bthd,hdc->bhtc", batch.z[-1], batch.weights[-1].output)
+    stream = batch.stream[last.block].after
+    deviation = (stream.var(-1, correction=0, keepdim=True) + model.norm.eps).sqrt()
+    normed = (written - written.mean(-1, keepdim=True)) / deviation[:, None] * model.norm.weight
+    pooled = normed.mean(2) if build is deep_swin else normed[:, :, 0]
+    classifier = model.head.fc if build is deep_swin else model.head
+    torch.testing.assert_close(batch.direct.heads[:, span], pooled @ classifier.weight.mT, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("build", [tiny_vit, deep_swin])
+def test_the_products_of_the_direct_path_are_few(build):
+    """Sent token by token, each head by itself, the heads of a Swin took as much again as two forward passes."""
+    model = build().eval()
+    mhprobe.attach(model)
+    images = images_for(model, 4)
+    batch = Batch(images, torch.zeros(4, dtype=torch.long), torch.arange(4), torch.ones(4, dtype=torch.bool))
+    assert 1 < forward_equivalents(model, batch, {"direct"}) < 1.2
 
 
 def test_a_write_of_the_last_block_is_what_the_logits_lose_without_it_while_norms_are_held():

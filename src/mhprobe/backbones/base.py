@@ -37,10 +37,10 @@ class Segments(NamedTuple):
 class DirectPath(NamedTuple):
     """What a write into the residual stream goes through on its way to the logits when it skips all later blocks.
 
-    between: one for each of ``Family.blocks``: what stands on the stream in front of the block, None for nothing.
-    norm: the one behind the last block. pool: a fixed sum over tokens, channel by channel: (B, T, C) -> (B, C), for any
-    C. head: (B, C) -> logits. ``between`` and ``norm`` take the stream as (B, T, C) in raster order; but for norms and
-    biases all are linear.
+    between: one for each of ``Family.blocks``: what stands on the stream in front of the block, None for nothing. It
+    merges fields of 2 x 2 tokens, (B, rows, columns, C), of any grid.
+    norm: the one behind the last block, token by token. pool: a fixed sum over tokens, channel by channel: (B, T, C) in
+    raster order -> (B, C), for any C. head: (B, C) -> logits. But for norms and biases all are linear.
     """
 
     between: tuple[Callable[[Tensor], Tensor] | None, ...]

@@ -39,25 +39,13 @@ class Swin(Windowed):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
         linear_pool(model.head.global_pool.pool_type)
         between: list[Callable[[Tensor], Tensor] | None] = []
-        grid: tuple[int, int] = (0, 0)  # of the blocks before
         for layer in model.layers:
             merges = not isinstance(layer.downsample, nn.Identity)
-            between += [on_grid(layer.downsample, grid) if merges else None, *[None] * (len(layer.blocks) - 1)]
-            grid = tuple(layer.blocks[-1].input_resolution)
-        head = model.head
+            between += [layer.downsample if merges else None, *[None] * (len(layer.blocks) - 1)]
+        head, grid = model.head, tuple(model.layers[-1].blocks[-1].input_resolution)
         return DirectPath(
             between=tuple(between),
             norm=model.norm,
-            pool=on_grid(head.global_pool, grid),
+            pool=lambda x: head.global_pool(x.unflatten(1, grid)),
             head=lambda x: head.flatten(head.fc(head.drop(x))),
         )
-
-
-def on_grid(step: Callable[[Tensor], Tensor], grid: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """``step`` of (B, height, width, C), for tokens (B, T, C) in raster order; what has a grid is flattened again."""
-
-    def of_tokens(x: Tensor) -> Tensor:
-        y = step(x.unflatten(1, grid))
-        return y.flatten(1, 2) if y.dim() == 4 else y
-
-    return of_tokens
