@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset
 
 import mhprobe
 from mhprobe.measures.base import MeasureWarning
@@ -230,6 +231,46 @@ def test_shards_of_web_dataset_are_walked_as_they_are(tmp_path):
     for loader in (shards.to_tuple("npy", "cls").batched(5), shards.rename(jpg="npy").batched(5)):
         found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])["gate_importance"]
         torch.testing.assert_close(found, plain, rtol=1e-9, atol=0)  # the same numbers in other batches
+
+
+@pytest.mark.filterwarnings("ignore")  # what the library warns of itself
+def test_hugging_face_s_data_sets_are_walked_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    datasets = pytest.importorskip("datasets")
+    model, images, labels = loud().float(), pictures(loud()).float(), labels_for(COUNT)
+    plain = mhprobe.measure(model, [(images, labels)], [mhprobe.measures.GateImportance])["gate_importance"]
+    held = datasets.Dataset.from_dict({"pixel_values": images.numpy(), "label": labels.tolist()})
+    typed = datasets.Features({**held.features, "pixel_values": datasets.Array3D(images.shape[1:], "float32")})
+    held = held.cast(typed)
+    torch_s, numpy_s, streamed = held.with_format("torch"), held.with_format("numpy"), held.to_iterable_dataset()
+    loaders = {
+        "DataLoader": DataLoader(torch_s, batch_size=5),
+        "DataLoader of arrays": DataLoader(numpy_s, batch_size=5),
+        "iter": torch_s.iter(batch_size=5),
+        "batch": torch_s.batch(5),
+        "streamed": DataLoader(streamed.with_format("torch"), batch_size=5),
+    }
+    for form, loader in loaders.items():
+        found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance])["gate_importance"]
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=0, msg=form)  # the same numbers in other batches
+    with pytest.raises(mhprobe.UserError, match="One image at a time"):
+        mhprobe.measure(model, torch_s, [mhprobe.measures.GateImportance])
+
+
+def test_a_loader_that_does_not_know_its_length_and_channels_at_the_end():
+    model = loud()
+
+    class Streamed(IterableDataset):
+        def __iter__(self):
+            return iter(pictures(model))
+
+    streamed = DataLoader(Streamed(), batch_size=5)
+    with pytest.raises(TypeError):
+        len(streamed)
+    assert len(mhprobe.masking_curve(model, streamed, units="layer")) == 3
+    assert mhprobe.measure(model, streamed, [mhprobe.measures.GateImportance])["gate_importance"].isfinite().all()
+    with pytest.raises(mhprobe.UserError, match=r"channels come last; give images\.permute\(0, 3, 1, 2\)"):
+        mhprobe.measure(model, [pictures(model).permute(0, 2, 3, 1)], [mhprobe.measures.GateImportance])
 
 
 def test_batches_of_any_form_are_taken_apart_by_a_function():

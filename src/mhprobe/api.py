@@ -86,7 +86,7 @@ def measure(
     selection = loader if select_loader is None else select_loader
     of = target or _target(model, loader, batch)
     walked = [selection, loader] if choosing else [loader]
-    total = sum(len(each) for each in walked if isinstance(each, Sized))
+    total = sum(map(_length, walked))
     images = 0
     with progress("measuring", total, "batches", show_progress) as done:
 
@@ -104,6 +104,14 @@ def measure(
     _say(found, refused)
     labels = {n: label_of(named[n], of) for n in found}
     return Found({n: Values.of(n, labels[n], named[n].kind, layout, each) for n, each in found.items()}, refused)
+
+
+def _length(loader: Iterable[Any]) -> int:
+    """Its batches, 0 where it does not know: a DataLoader of a streamed data set has a length and refuses it."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else 0
+    except TypeError:
+        return 0
 
 
 def _say(found: Mapping[str, Any], refused: Mapping[str, UserError]) -> None:

@@ -62,10 +62,13 @@ def _stacked(part: Any) -> Tensor | None:
 def _unknown(item: Any) -> str:
     keys = f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}" if isinstance(item, Mapping) else ""
     things = f" of {len(item)}: {', '.join(map(_called, item))}" if isinstance(item, tuple | list) else ""
+    parts = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, tuple | list) else []
+    single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
+    hint = " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
     return (
         f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
         f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, got a {type(item).__name__}{keys}"
-        f"{things}. Say where they are: batch=lambda item: (item[...], item[...])."
+        f"{things}.{hint} Say where they are: batch=lambda item: (item[...], item[...])."
     )
 
 

@@ -40,6 +40,11 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
     if not isinstance(images, Tensor) or images.dim() != 4:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
+    if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
+        raise UserError(
+            f"record: images: expected (B, 3, height, width), got {tuple(images.shape)}: their channels come last; "
+            f"give images.permute(0, 3, 1, 2) (of WebDataset decode('torchrgb'))."
+        )
     if not images.is_floating_point():
         raise UserError(
             f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
