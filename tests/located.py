@@ -48,10 +48,20 @@ def metaformer() -> nn.Module:
                       res_scale_init_values=(None, 1.0))  # fmt: skip
 
 
+def multi_query(path: str, **settings: Any) -> nn.Module:
+    """A convolution, and multi-query attention with keys on a coarser grid and on the same."""
+    from timm.models._efficientnet_builder import decode_arch_def
+
+    blocks = [["cn_r1_k3_s2_e1_c12"], ["mqa_r1_k3_h2_s2_d4_c12", "mqa_r1_k3_h3_s1_d4_c12", "uir_r1_a0_k0_s1_e1_c12"]]
+    return timm_class(path, 32, decode_arch_def(blocks), stem_size=8, layer_scale_init_value=0.5, **settings)
+
+
 NAFLEX = dict(patch_size=4, embed_dim=12, depth=2, num_heads=3, class_token=True, reg_tokens=1, global_pool="avg")
 TOKENS = dict(img_size=16, patch_size=4, embed_dim=12, depth=2, num_heads=3)
 
 LOCATED = {
+    "mobilenetv5": lambda: multi_query("mobilenetv5.MobileNetV5", msfa_output_resolution=4, num_classes=5),
+    "mobilenetv4": lambda: multi_query("mobilenetv3.MobileNetV3", num_classes=5),
     "coatnet": lambda: maxxvit("T"),
     "coatnet_heads_behind": lambda: maxxvit("T", head_first=False, init_values=0.5),
     "maxvit": lambda: maxxvit("M"),

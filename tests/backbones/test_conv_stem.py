@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import timm
 import torch
 
 from mhprobe.backbones import build, layout_of
 from mhprobe.errors import UserError
 from mhprobe.weights.checkpoint import load_weights, save_weights
+from mhprobe.weights.description import for_timm
 from models import images_for
 
 VIT = {"name": "vit_tiny_patch16_224", "img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
@@ -53,3 +55,13 @@ def test_a_strangers_stem_is_refused(stem, tmp_path):
 def test_patches_it_cannot_make_are_refused(changes, said):
     with pytest.raises(UserError, match=said):
         build(**{**VIT, **changes}, conv_stem=[4, 8])
+
+
+def test_plain_timm_can_not_rebuild_it_as_docs_pruning_says():
+    settings = {"name": "vit_tiny_patch16_224", "img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 1}
+    about = {"backbone": settings | {"num_heads": 3, "conv_stem": [4, 8]}, "class_names": ["a", "b"]}
+    with pytest.raises(TypeError, match="conv_stem"):
+        timm.create_model(**for_timm(about))
+    # negative control: without the stem it can
+    about["backbone"].pop("conv_stem")
+    assert timm.create_model(**for_timm(about)).num_classes == 2

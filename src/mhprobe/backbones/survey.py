@@ -42,6 +42,7 @@ class _Known(Exception):
 def survey(names: Iterable[str]) -> dict[str, Architecture]:
     """Architecture class -> what became of these names of timm's."""
     from mhprobe.backbones import families, family_of, layout_of
+    from mhprobe.backbones.located import path_of
 
     found: dict[str, Architecture] = defaultdict(Architecture)
     unclaimed: set[type] = set()
@@ -54,7 +55,8 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
         entry = found[type(model).__name__]
         attention = any(hasattr(module, "num_heads") for module in model.modules())
         entry.attention |= attention
-        if not any(family.claims(model) for family in families()):
+        known = path_of(type(model)) in {getattr(family, "model", None) for family in families()}
+        if not known and not any(family.claims(model) for family in families()):
             unclaimed.add(type(model))
             entry.refused[_UNKNOWN].append(name)
             continue
@@ -120,7 +122,7 @@ def page(found: dict[str, Architecture]) -> str:
             "",
             f"Of an architecture that no family knows only the first model was built. {others} more architectures have "
             f"no such modules there, and are not counted: most are convolutions, but those whose first model has no "
-            f"heads where others do (MobileViT, MobileNetV4's hybrids), and those that name their heads otherwise "
+            f"heads where others do (MobileViT), and those that name their heads otherwise "
             f"(Hiera), are among them.",
             "",
             "Where a reason says so, or a family is one of attention between channels or with coarser keys, heads have "

@@ -9,6 +9,7 @@ Shapes: B images of a batch, C classes, height x width pixels.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -194,6 +195,15 @@ class ImageData(L.LightningDataModule):
             digest.update(self.splits[split].positions.astype("<i8").tobytes())
             digest.update(split.encode())
         return digest.hexdigest()[:16]
+
+    def of_source(self, source: Source) -> ImageData:
+        """The same settings for the images of another source."""
+        other = copy.copy(self)
+        other.source = source
+        for name, kept in vars(ImageData).items():
+            if isinstance(kept, functools.cached_property):
+                vars(other).pop(name, None)
+        return other
 
     # Lightning's hooks
 

@@ -24,7 +24,7 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     UserError where its classes are others: the drop would mean nothing.
     """
     first = material.data
-    other = second or damaged(first, severity)
+    other = second or first.of_source(Corrupted(first.source, severity=severity))
     other.prepare_data()
     other.setup()
     if other.class_names != first.class_names:
@@ -41,18 +41,3 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     drawn = two_data_sets(material.layout, one, two, {"drop of accuracy": x}, {"drop of accuracy": y})
     heads = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
     return {"correlation": drawn, "heads": Result(heads)}
-
-
-def damaged(data: ImageData, severity: int) -> ImageData:
-    """The same split of the same images, the test images damaged."""
-    return ImageData(
-        Corrupted(data.source, severity=severity),
-        batch_size=data.batch_size,
-        eval_batch_size=data.eval_batch_size,
-        val_fraction=data.val_fraction,
-        seed=data.seed,
-        cache_dir=data.cache_dir,
-        limit_train=data.limits["train"],
-        limit_val=data.limits["val"],
-        limit_test=data.limits["test"],
-    )
