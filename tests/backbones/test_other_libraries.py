@@ -202,3 +202,17 @@ def test_data_parallel_is_told_what_to_pass():
     mhprobe.attach(model)
     with pytest.raises(mhprobe.UserError, match=r"pass model\.module"):
         mhprobe.record(model, images(), labels_for(4))
+
+
+def test_torchvision_s_swin_is_told_another_size_of_images():
+    from torchvision.models import SwinTransformer
+
+    model = SwinTransformer([2, 2], 12, [2, 2], [2, 3], [4, 4], num_classes=5).eval()
+    images = torch.randn(2, 3, 32, 32)
+    mhprobe.attach(model)
+    with pytest.raises(mhprobe.UserError, match=r"attach again \(to torchvision's Swin after model\.image_s"):
+        mhprobe.record(model, images, needs={"attn"})
+    mhprobe.detach(model)
+    model.image_size = 32
+    mhprobe.attach(model)
+    assert mhprobe.record(model, images, needs={"attn"}).z[0].shape[:2] == (2, 16 * 16)

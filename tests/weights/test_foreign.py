@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 
 import pytest
 import safetensors.torch
@@ -200,6 +201,18 @@ def test_what_is_not_there_is_said_in_a_line(tmp_path, monkeypatch):
         mhprobe.UserError, match=r"hf-hub:mhprobe/nothing: the hub could not be reached.*mhprobe\.fetch"
     ):
         build("hf-hub:mhprobe/nothing", pretrained=True)
+
+
+def test_a_hub_that_is_not_reached_is_one_line_and_not_one_for_each_attempt(monkeypatch, caplog):
+    def tries_again(*_args, **_settings):
+        for client in ("huggingface_hub.utils._http", "somebody"):
+            logging.getLogger(client).warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("no network")
+
+    monkeypatch.setattr("timm.create_model", tries_again)
+    with pytest.raises(mhprobe.UserError, match="the pretrained weights could not be fetched"):
+        build("vit_tiny_patch16_224", pretrained=True)
+    assert [record.name for record in caplog.records] == ["somebody"]  # negative control: others are heard
 
 
 def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):

@@ -55,8 +55,8 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
         entry = found[type(model).__name__]
         attention = any(hasattr(module, "num_heads") for module in model.modules())
         entry.attention |= attention
-        known = path_of(type(model)) in {getattr(family, "model", None) for family in families()}
-        if not known and not any(family.claims(model) for family in families()):
+        ours = path_of(type(model)) in {getattr(family, "model", None) for family in families()}
+        if not ours and not any(family.claims(model) for family in families()):
             unclaimed.add(type(model))
             entry.refused[_UNKNOWN].append(name)
             continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -40,7 +42,8 @@ def build(
         if type(kwargs[key]) is int and kwargs[key] < 1:
             raise UserError(f"backbone.{key}: expected at least 1, got {kwargs[key]}.")
     try:
-        model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
+        with untold():
+            model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
         if "weights_only" in str(error):
             raise UserError(
@@ -69,6 +72,18 @@ def build(
     return model
 
 
+@contextlib.contextmanager
+def untold() -> Iterator[None]:
+    """For a while the Hub's client does not say that it tries again: a dozen lines before the one that tells why."""
+    client = logging.getLogger("huggingface_hub")
+    before = client.level
+    client.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        client.setLevel(before)
+
+
 def registered(name: str) -> dict[str, Any]:
     """The name in timm's own list, and the settings, of what ``hf-hub:`` or ``local-dir:`` stands in front of.
 
@@ -81,7 +96,8 @@ def registered(name: str) -> dict[str, Any]:
         return {}
     read = load_model_config_from_path if source == "local-dir" else load_model_config_from_hf
     try:
-        _, architecture, settings = read(place)
+        with untold():
+            _, architecture, settings = read(place)
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(_not_there(name, error)) from error
     return {"name": architecture, **(settings or {})}

@@ -220,7 +220,8 @@ def in_raster_order(site: HeadSite, rows: Tensor, batch: int) -> Tensor:
         if order.numel() and int(order.max()) >= tokens.shape[1]:
             raise UserError(
                 f"{site.name}: its grid was {site.windows.grid} when the gates were attached, but this input has "
-                f"{tokens.shape[1]} rows. Feed images of the size the model was made for, or attach again."
+                f"{tokens.shape[1]} rows. Feed images of the size the model was made for, or detach, and attach again "
+                f"(to torchvision's Swin after model.image_size = <pixels>)."
             )
         tokens = tokens[:, order]
     return tokens.unflatten(-1, (site.num_heads, site.head_dim))

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from mhprobe.backbones.timm_models import untold
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.weights.card import card
@@ -90,7 +91,7 @@ def _downloaded(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     repo, _, revision = name.partition("@")
-    with _hub(repo):
+    with _hub(repo), untold():
         files = [hf_hub_download(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
     return Path(files[-1])
 
