@@ -271,6 +271,48 @@ def test_a_server_that_fails_in_the_middle_neither_stops_nor_hangs_a_run(tmp_pat
         assert any(name in step for step in steps)
 
 
+BREAKS = """
+import os, signal, sys
+from pathlib import Path
+import wandb
+from mhprobe.report.wandb import RunLogger
+from mhprobe.run.cli import main
+
+owner, name = {where}
+whole = getattr(owner, name)
+
+def breaks(*args, **kwargs):
+    setattr(owner, name, whole)
+    for pid in Path(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read_text().split():
+        if "wandb-core" in Path(f"/proc/{{pid}}/cmdline").read_text():
+            os.kill(int(pid), signal.SIGQUIT)  # Go answers it as it does a panic: with pages
+            os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
+            print("broken")
+    return whole(*args, **kwargs)
+
+setattr(owner, name, breaks)
+sys.argv = ["mhprobe.probe", *{overrides}]
+main("probe")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("(RunLogger, 'log_hyperparams')", "The run goes on"), ("(wandb, 'init')", "Recording offline")],
+    ids=["on the way", "at the start"],
+)
+def test_a_service_of_its_own_that_breaks_costs_a_line(tmp_path, monkeypatch, where, words):
+    """As it does where a server's answer has no run in it."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tiny = [*runs.known("probe", runs.TINY), "weights=random", "measure=[]", "logger=wandb", "hydra.run.dir=run"]
+    result = runs.python(BREAKS.format(where=where, overrides=tiny), cwd=tmp_path)
+    assert result.code == 0 and "broken" in result.out, result.err
+    [line] = [line for line in result.err.splitlines() if line.strip()]
+    assert line.startswith("W&B: ") and words in line
+    assert (tmp_path / "run" / "metrics.json").exists()
+
+
 @pytest.mark.slow
 def test_a_real_command_leaves_an_offline_run_that_holds_all_of_it(tmp_path, monkeypatch):
     import mhprobe.train

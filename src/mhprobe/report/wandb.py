@@ -7,10 +7,11 @@ that imports wandb.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class RunLogger(WandbLogger):
         super().__init__(save_dir=str(folder), project=project, experiment=run)
         self._takes_tables, self._complained = True, False
 
+    def log_hyperparams(self, params: Any) -> None:
+        self._send(super().log_hyperparams, params)
+
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self._send(super().log_metrics, metrics, step)
 
@@ -115,7 +119,8 @@ class RunLogger(WandbLogger):
         if wandb.run is not None:
             self._send(self._share_page)
             self._send(self._share_weights)
-        self._send(self.experiment.finish)
+        if not self._send(self.experiment.finish):
+            _let_go()
 
     def _share_page(self) -> None:
         """report.html, to look at in the run and to download."""
@@ -152,21 +157,29 @@ class RunLogger(WandbLogger):
 def _start(settings: wandb.Settings, **where: Any) -> Any:
     """A run of its own: online if that can be had, else offline."""
     if wandb.run is not None:
-        wandb.finish(exit_code=1)  # an earlier job of this process died; its run must not swallow this one's numbers
+        _let_go()  # an earlier job of this process died; its run must not swallow this one's numbers
     # a folder that W&B is to write into must exist, or it quietly takes another one
     os.makedirs(where["dir"], exist_ok=True)
     # its own telemetry, refused with the key, would complain to the terminal after the run's last line
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    wandb.setup(wandb.Settings(silent=True))  # without a key, W&B would otherwise ask at a terminal, and wait for ever
     try:
-        run = wandb.init(settings=settings, **where)
+        run = _begun(settings, **where)
     except Exception as error:  # CommError: the server; UsageError: no key; and whatever comes next
-        run = wandb.init(settings=settings, mode="offline", **where)
+        _let_go()
+        run = _begun(settings, mode="offline", **where)
         log.warning(
             "W&B: %s. Recording offline; send it later with: wandb sync %s", _first_line(error), run.settings.sync_dir
         )
     if run.url:
         print(f"W&B: {run.url}")
+    return run
+
+
+def _begun(settings: wandb.Settings, **where: Any) -> Any:
+    with _no_stderr():  # its service is a process of its own; where a server's answers break it, it writes pages
+        # without a key, W&B would otherwise ask at a terminal, and wait for ever
+        wandb.setup(wandb.Settings(silent=True)).ensure_service()
+    run = wandb.init(settings=settings, **where)
     # Lightning logs its step as a value; W&B's own counter would count calls
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
@@ -175,6 +188,27 @@ def _start(settings: wandb.Settings, **where: Any) -> Any:
     run.define_metric("val/accuracy", step_metric="trainer/global_step", summary="max")
     run.define_metric("val/loss", step_metric="trainer/global_step", summary="min")
     return run
+
+
+def _let_go() -> None:
+    """Of a run and of the service, which may be gone: at the end of the process it would be missed in a traceback."""
+    for end in (lambda: wandb.finish(exit_code=1), wandb.teardown):
+        with contextlib.suppress(Exception, SystemExit):
+            end()
+    wandb.run = None
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    ours, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.close(nowhere)
 
 
 def _name(folder: Path) -> str:
