@@ -237,6 +237,7 @@ def put(command: str, key: str, value: str) -> tuple[str, str, str]:
 @example(said=taken_away("train", "style"))
 @example(said=put("train", "data.source", "0.5"))
 @example(said=put("train", "data.augment", "3"))
+@example(said=put("mask", "data.seed", "i"))
 @example(said=put("probe", "logger.csv", "-1"))
 @example(said=put("probe", "backbone.checkpoint", "nan"))
 @example(said=put("prune", "optim.teacher", "abc"))

@@ -458,6 +458,8 @@ def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
 def _prepared(part: dict[str, Any], where: str) -> ImageData:
     for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
         refuse_plain(part.get(key), f"{where}.{key}")
+    if type(seed := part.get("seed", 0)) is not int:
+        raise UserError(f"{where}.seed: expected a whole number, got {seed!r}.")
     made: ImageData = construct(part, where)
     made.prepare_data()
     made.setup()
