@@ -110,6 +110,8 @@ class Images:
         score: type[Score] | None = None,
     ) -> None:
         self.data, self.device, self.seed, self.score = data, device, seed, score
+        self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
+        self.of: Of = "loss"
         self.split = {"validation": "val"}.get(select_on, select_on)
         self.chosen = self._some(self.split, look_at)
 
@@ -129,7 +131,7 @@ class Images:
         """The whole network looks at all images: what is left of it may be compared with that."""
         features = family_of(dense).features_only(dense)
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
-        self.of: Of = "norm" if features else "loss"
+        self.of = "norm" if features else "loss"
         sizes = self.data.sizes
         self.scores = {
             "chosen": looked(kind, dense, self.selection, len(self.chosen)),
@@ -155,14 +157,14 @@ class Images:
             pick=self.selection,
             rescale=rescale,
             fill=fill,
-            score=self.scores["chosen"],
+            score=self.scores.get("chosen"),
             of=self.of,
         )
 
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that were set aside."""
         about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
-        return evaluator(model, *about, rescale=rescale, fill=fill, score=self.scores["calibration"], of=self.of)
+        return evaluator(model, *about, rescale=rescale, fill=fill, score=self.scores.get("calibration"), of=self.of)
 
     def _calibration(self) -> Iterator[Batch]:
         return self.data.batches("calibration", self.device)
