@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from mhprobe.errors import UserError
+
 T = TypeVar("T")
 
 PIECE = 2**21  # numbers; 16 MiB of float64
@@ -55,3 +57,20 @@ def gather(value: T) -> list[T]:
     everyone: list[T] = [value] * size()
     dist.all_gather_object(everyone, value)
     return everyone
+
+
+def in_turn(work: Callable[[int], T], count: int) -> list[T]:
+    """``work`` of the numbers below ``count``, on every rank; each is done by one. UserError of any on all of them."""
+    if size() == 1 or count == 1:
+        return [work(number) for number in range(count)]
+    done: dict[int, T | UserError] = {}
+    for number in range(rank(), count, size()):
+        try:
+            done[number] = work(number)
+        except UserError as error:  # a rank that raised alone would leave the others waiting
+            done[number] = error
+    everyone = {number: each for part in gather(done) for number, each in part.items()}
+    for each in everyone.values():
+        if isinstance(each, UserError):
+            raise each
+    return [everyone[number] for number in range(count)]  # type: ignore[misc]

@@ -170,17 +170,11 @@ class PairMeasure(Measure):
         self._check_rows()
         columns: dict[str, Tensor] = {}
         alive = torch.zeros(self.layout.num_heads, dtype=torch.bool, device=self.device)
-        for number, sites in enumerate(self.groups):
+        for sites, found in zip(self.groups, ranks.in_turn(self._of_group, len(self.groups)), strict=True):
             flat = torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites]).to(self.device)
-            heads = Parts.of(self.moments(number), self.layout.sites[sites[0]].head_dim)
-            alive[flat] = heads.alive
-            found = {**self.compare(number, heads), **self._null(number, heads), "rows": heads.rows.expand(len(flat))}
-            both = heads.alive[:, None] & heads.alive
-            for name in ("value", "null"):
-                found[name] = found[name].where(both, 0.0)
-            # exact by definition, but not as computed
-            found["value"].diagonal().copy_(heads.alive)
+            alive[flat] = found.pop("alive").to(self.device)
             for name, part in found.items():
+                part = part.to(self.device)
                 if name not in columns:
                     columns[name] = self._empty(name, part)
                 place = (flat[:, None], flat) if part.dim() > 1 else (flat,)
@@ -190,6 +184,17 @@ class PairMeasure(Measure):
         warn_dead(self.name, "heads", [head_name(self.layout, a) for a in (~alive).nonzero().flatten().tolist()])
         warn_duplicates(self.name, self.layout, columns["value"], columns["null"], self.equal_up_to)
         return {**columns, "images": self.images.clone()}
+
+    def _of_group(self, group: int) -> dict[str, Tensor]:
+        """The columns of one group, and which of its heads are alive; on the CPU, for other ranks."""
+        heads = Parts.of(self.moments(group), self.layout.sites[self.groups[group][0]].head_dim)
+        found = {**self.compare(group, heads), **self._null(group, heads), "rows": heads.rows.expand(len(heads.alive))}
+        both = heads.alive[:, None] & heads.alive
+        for name in ("value", "null"):
+            found[name] = found[name].where(both, 0.0)
+        # exact by definition, but not as computed
+        found["value"].diagonal().copy_(heads.alive)
+        return {name: part.cpu() for name, part in {**found, "alive": heads.alive}.items()}
 
     def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
         """What chance makes of the columns of one group."""
