@@ -57,6 +57,13 @@ def test_seeds_become_a_group_with_students_interval(sweep):
     assert [row["seed"] for row in rows(found["runs"])] == ["0", "1", "2"] * 2
 
 
+def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
+    for number, accuracy in enumerate((0.9, 1.0)):
+        seeded(tmp_path / "sweep" / str(number), number, accuracy, lr=0.1)
+    (group,) = rows(several([tmp_path / "sweep"])["groups"])
+    assert 0 <= group["low"] < 0.9 and group["high"] == 1.0  # Student's t with one degree of freedom: +- .64
+
+
 def test_other_settings_can_be_summed_over(sweep):
     (group,) = rows(several([sweep], over=["seed", "lr"])["groups"])
     assert (group["group"], group["runs"]) == ("all runs", 6)

@@ -169,12 +169,12 @@ def _values(measure: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float | str, float | str, float | str]:
-    """Mean, standard deviation and Student's 95 % interval over runs; "" for what one run cannot tell."""
+    """Of shares: mean, deviation and Student's 95 % interval over runs, cut at 0 and 1; "" for what one cannot tell."""
     if len(values) < 2:
         return values[0], "", "", ""
     column = torch.tensor(values, dtype=torch.float64)[:, None]
     mean, low, high = (each.item() for each in t_interval(column))
-    return mean, statistics.stdev(values), low, high
+    return mean, statistics.stdev(values), max(0.0, low), min(1.0, high)
 
 
 def _by(ones: Sequence[One], key: Callable[[One], str]) -> dict[str, list[One]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "The mean size of the loss's slope along attention to each kind of key, a line per kind. Attention to a kind "
-    "with small slopes could go elsewhere without effect (a no-op)."
+    "with small slopes could go elsewhere without effect (a no-op). Slopes of exactly 0 have no "
+    "place on the log scale."
 )
 SUMS = ("special", "other")  # kinds pooled: a line each would hide which of them it is
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """The mean over a block's heads of every column "gradient_<kind>", on a log scale."""
+    """The mean over a block's heads of every column "gradient_<kind>", on a log scale, which has no place for 0."""
     kinds = [name for name in columns if name.startswith("gradient_") and columns[name].isfinite().any()]
     kinds = [name for name in kinds if name.removeprefix("gradient_") not in SUMS]
     blocks = [site.block for site in layout.sites]
@@ -32,6 +34,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         for number, name in enumerate(kinds):
             shade, marker = colour(number)
             means = [columns[name].double()[layout.span(i)].nanmean().item() for i in range(len(blocks))]
+            means = [mean or math.nan for mean in means]
             kind = name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
             dashes = "-" if number < 7 else "--"
             axes.plot(blocks, means, dashes, color=shade, marker=marker, markersize=3, label=kind)
