@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.measures.base import Measure
+from mhprobe.recording import measuring
 from mhprobe.recording.measuring import measure, score_heads
-from models import images_for, labels_for, tiny_vit
+from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
 class Refuses(Measure):
@@ -147,3 +149,58 @@ def test_alone_nothing_is_sent():
     assert (ranks.rank(), ranks.size(), ranks.gather("a"), ranks.from_rank_zero(functools.partial(int, 3))) == (
         0, 1, ["a"], 3,
     )  # fmt: skip
+
+
+class Watches(Measure):
+    """Keeps how much it was shown at a time, and whether it all was given back before the next."""
+
+    def __init__(self, layout, needs):
+        super().__init__(layout)
+        self.needs, self.sizes, self.weights = frozenset(needs), [], []
+        self.before: weakref.ref | None = None
+
+    def update(self, batch):
+        assert self.before is None or self.before() is None  # or two passes take room at once
+        self.before = weakref.ref(batch.z[0])
+        self.sizes.append(len(batch.valid))
+        self.weights.append([attn.numel() for attn in batch.attn or ()])
+        self.images += batch.valid.sum()
+
+    def finish(self):
+        return {"value": torch.zeros(self.layout.num_heads)}
+
+
+def one_batch(model, count: int) -> Batch:
+    parts = images_for(model, count), labels_for(count), torch.arange(count), torch.ones(count, dtype=torch.bool)
+    return Batch(*parts)
+
+
+@pytest.mark.parametrize("make", [functools.partial(tiny_vit, depth=4), tiny_swin])
+@pytest.mark.parametrize("needs", [{"attn"}, {"grad", "attn_grad"}])
+def test_attention_of_all_blocks_takes_the_room_of_one_block_for_the_whole_batch(make, needs):
+    model = make()
+    layout, batch = mhprobe.attach(model).layout, one_batch(model, 70)
+    seen, other = Watches(layout, needs), Watches(layout, {"grad"})
+    measure(model, {"seen": seen}, lambda: [batch])
+    assert sum(seen.sizes) == 70 and len(seen.sizes) > 1
+    room = 70 * max(site.attention_size for site in layout.sites)
+    if seen.weights[0]:
+        assert seen.weights[0] == [seen.sizes[0] * site.attention_size for site in layout.sites]
+        assert all(sum(weights) <= room for weights in seen.weights)
+        assert sum(seen.weights[0]) * 70 // seen.sizes[0] > room  # the whole batch at once would not do
+    measure(model, {"other": other}, lambda: [batch])
+    assert other.sizes == [70]  # who asks for no attention gets it whole
+
+
+def test_pieces_add_up_to_what_the_whole_batch_gives(monkeypatch):
+    model = tiny_swin().double()
+    layout, batch = mhprobe.attach(model).layout, one_batch(model, 37)
+    batch = batch._replace(images=batch.images.double(), valid=torch.arange(37) != 20)
+    makers = [mhprobe.measures.Entropy, mhprobe.measures.NoOp, mhprobe.measures.GateImportance]
+    found = []
+    for least in (4, 1000):
+        monkeypatch.setattr(measuring, "LEAST", least)
+        found.append(measure(model, {make.__name__: make(layout) for make in makers}, lambda: [batch])[0])
+    for name in found[1]:
+        for column, values in found[1][name].items():
+            torch.testing.assert_close(found[0][name][column], values, rtol=1e-9, atol=1e-12, equal_nan=True)

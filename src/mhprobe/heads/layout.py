@@ -165,6 +165,15 @@ class HeadSite:
     def channels(self) -> int:
         return self.num_heads * self.head_dim
 
+    @property
+    def attention_size(self) -> int:
+        """How many attention weights an image has here; 0 where that depends on the image."""
+        if self.line or self.grid is None:
+            return 0
+        if self.windows is None:
+            return self.num_heads * (self.prefix_tokens + math.prod(self.grid)) ** 2
+        return self.num_heads * math.prod(self.windows.padded) * math.prod(self.windows.size)
+
 
 @dataclass(frozen=True)
 class Block:

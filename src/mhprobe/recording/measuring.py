@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Ablation, FillName, HeadBatch, Need
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 
+LEAST = 16  # images that are looked at together; fewer would leave the machine idle
 Columns = dict[str, Tensor]
 Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
 
@@ -134,17 +135,21 @@ def _feed(
     refused: dict[str | None, UserError] = {}
     try:
         for batch in batches:
-            active = {key: each for key, each in measures.items() if key not in refused}
-            if not active:
+            if not (active := {key: each for key, each in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting)
-            heads = record(model, batch.images, batch.labels, needs, batch.valid, batch.index, batch.objects, of, fills)
-            heads = _at_gates(heads, gates_of(model)) if at_gates else heads
-            for key, each in active.items():
-                try:
-                    (each.select if selecting else each.update)(heads)
-                except UserError as error:
-                    refused[key] = error
+            for piece in _pieces(batch, gates_of(model).layout) if needs & {"attn", "attn_grad"} else [batch]:
+                images, labels, index, valid, _, objects = piece
+                heads = record(model, images, labels, needs, valid, index, objects, of, fills)
+                heads = _at_gates(heads, gates_of(model)) if at_gates else heads
+                for key, each in active.items():
+                    if key in refused:
+                        continue
+                    try:
+                        (each.select if selecting else each.update)(heads)
+                    except UserError as error:
+                        refused[key] = error
+                del heads  # or the next pass would begin beside it
             done(batch)
     except UserError as error:
         refused[None] = error
@@ -154,6 +159,20 @@ def _feed(
     if None in shared:
         raise shared[None]
     return {key: error for key, error in shared.items() if key is not None}
+
+
+def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
+    """The batch, so few images at a time that the attention of all blocks takes the room that one block's takes for all.
+
+    That much the model's own forward needs, too. But not fewer than ``LEAST`` at a time.
+    """
+    count, sizes = len(batch.valid), [site.attention_size for site in layout.sites]
+    images = max(LEAST, count * max(sizes) // sum(sizes)) if all(sizes) else count
+    if images >= count:
+        yield batch
+        return
+    for start in range(0, count, images):
+        yield Batch(*(None if part is None else part[start : start + images] for part in batch))
 
 
 def _at_gates(heads: HeadBatch, gates: HeadGates) -> HeadBatch:
