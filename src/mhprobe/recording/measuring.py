@@ -162,7 +162,7 @@ def _feed(
 
 
 def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
-    """The batch, so few images at a time that the attention of all blocks takes the room that one block's takes for all.
+    """The batch, so few images at a time that all blocks' attention takes the room that one block's takes for all.
 
     That much the model's own forward needs, too. But not fewer than ``LEAST`` at a time.
     """
