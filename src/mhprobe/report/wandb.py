@@ -19,6 +19,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from mhprobe.io.typed import typed
 from mhprobe.masking.trace import Curve
 from mhprobe.report.tables import Table
 
@@ -59,7 +60,7 @@ class RunLogger(WandbLogger):
                 group=group or folder.parent.name,
                 job_type=job_type,
                 tags=list(tags),
-                notes=_said(folder),
+                notes="\n".join(typed(folder)) or None,
             )
         self.folder, self.model_aliases = Path(folder), model_aliases
         super().__init__(save_dir=str(folder), project=project, experiment=run)
@@ -213,15 +214,9 @@ def _no_stderr() -> Iterator[None]:
 
 def _name(folder: Path) -> str:
     """Where the run lies, and what was typed but for the experiment, its folder's name. W&B takes 128 characters."""
-    typed = [line.removeprefix("- ") for line in (_said(folder) or "").splitlines() if "+experiment=" not in line]
-    name = " ".join([f"{folder.parent.name}/{folder.name}", *(word for word in typed if word != "[]")])
+    words = [word for word in typed(folder) if not word.startswith("+experiment=")]
+    name = " ".join([f"{folder.parent.name}/{folder.name}", *words])
     return name if len(name) <= 128 else f"{name[:125]}..."
-
-
-def _said(folder: Path) -> str | None:
-    """What was typed, for the run's notes: it tells the jobs of a sweep apart."""
-    file = folder / "config" / "overrides.yaml"
-    return file.read_text() if file.is_file() else None
 
 
 def _first_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from mhprobe.errors import UserError
+from mhprobe.io.typed import typed
 
 FAILED = "failed.json"
 _claimed: dict[str, str] = {}  # what was asked for -> what this process has got
@@ -152,8 +153,7 @@ class SaysWhatFailed(Callback):
             return
         print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
         for job, end in failed.items():
-            told = OmegaConf.load(job / "config" / "overrides.yaml")
-            print(f"  {job.name} ({' '.join(str(part) for part in told)}): {end['message']}", file=sys.stderr)
+            print(f"  {job.name} ({' '.join(typed(job))}): {end['message']}", file=sys.stderr)
         sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)
 
 

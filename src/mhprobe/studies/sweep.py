@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_column, read_kept, read_rows
+from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, labels, survivors
 
@@ -146,21 +147,13 @@ def _gates(path: Path) -> Gates | None:
 def _read(folder: Path) -> Run:
     try:
         metrics = json.loads((folder / "metrics.json").read_text())
-        settings = _overrides(folder / "config" / "overrides.yaml")
+        settings = dict(line.split("=", 1) for line in typed(folder) if "=" in line)
         description_file = folder / "model.json"
         description = json.loads(description_file.read_text()) if description_file.is_file() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"sweep: {folder} is damaged ({error}). Take it out of the sweep's folder.") from error
     gates = _gates(folder / "tables" / "gates.csv")
     return Run(folder.name, settings, metrics, gates, description, _whole(settings.get("weights"), description))
-
-
-def _overrides(path: Path) -> dict[str, str]:
-    """What Hydra was told on the command line: a list of key=value."""
-    if not path.is_file():
-        return {}
-    lines = [line.removeprefix("- ").strip("'\"") for line in path.read_text().splitlines() if line.startswith("- ")]
-    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:

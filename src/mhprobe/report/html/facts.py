@@ -16,6 +16,7 @@ from typing import Any
 import mhprobe
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.typed import typed
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
@@ -26,7 +27,7 @@ def write_facts(folder: Path, task: str, layout: HeadLayout) -> Path:
     now = datetime.datetime.now().astimezone()
     started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
     facts = {
-        "command": command(task, config),
+        "command": command(task, Path(folder)),
         "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
@@ -38,17 +39,14 @@ def write_facts(folder: Path, task: str, layout: HeadLayout) -> Path:
     return write(Path(folder) / "run.json", (json.dumps(facts, indent=2) + "\n").encode())
 
 
-def command(task: str, overrides: Path) -> str:
+def command(task: str, folder: Path) -> str:
     """The line that makes this run again; a sweep's job is named as a run of its own."""
-    from omegaconf import OmegaConf
-
-    given = [str(line) for line in OmegaConf.load(overrides)] if overrides.exists() else []
-    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *given])
+    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *typed(folder)])
 
 
 def origin(task: str, folder: Path) -> dict[str, str]:
     """Version, commit and command, for a figure's own file. Absolute paths are cut to their names: figures travel."""
-    line = re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder) / "config" / "overrides.yaml"))
+    line = re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder)))
     return {"version": mhprobe.__version__, "commit": commit() or "not recorded", "command": line}
 
 

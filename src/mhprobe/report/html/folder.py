@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST
+from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table
 
 DURING = re.compile(r"_(start|epoch_\d+|step_\d+)$")  # ends the names of what was seen during training
@@ -65,7 +66,11 @@ def read_run(folder: Path) -> Run:
         except (OSError, ValueError, csv.Error) as error:
             unread.append(f"tables/{path.name}: {error}")
     config = _yaml(folder / "config" / "config.yaml", unread)
-    overrides = _yaml(folder / "config" / "overrides.yaml", unread)
+    try:
+        overrides = typed(folder)
+    except (OSError, ValueError) as error:
+        unread.append(f"config/{error}")
+        overrides = []
     weights = config.get("weights") if isinstance(config, dict) else None
     described = [folder / "model.json", folder / "pruned.json"]
     described += [Path(weights).with_suffix(".json")] if weights else []
@@ -75,7 +80,7 @@ def read_run(folder: Path) -> Run:
         tables,
         _json(folder / "metrics.json", unread),
         config if isinstance(config, dict) else {},
-        [str(line) for line in overrides] if isinstance(overrides, list) else [],
+        overrides,
         _json(folder / "run.json", unread),
         _json(folder / "labels.json", unread),
         model,
