@@ -59,11 +59,12 @@ def compare(
     limit: str = "",
     note: str = "",
 ) -> Ratio:
-    """Time both in turn, after one warm-up each; the ratio is taken within each round.
+    """Time both in turn, after one warm-up each (none for a single round); the ratio is taken within each round.
 
     rounds: at most; a slow machine stops after PATIENCE seconds, and the row says how many it made.
     """
-    numerator(), denominator()
+    if rounds > 1:
+        numerator(), denominator()
     ratios: list[float] = []
     start = time.perf_counter()
     while len(ratios) < rounds and (len(ratios) < FEWEST or time.perf_counter() - start < PATIENCE):
