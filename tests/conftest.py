@@ -10,6 +10,11 @@ import fakes
 import runs
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of this folder itself first: notebooks, the bench and the site take long, and would be waited for."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.fixture(scope="session")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like CIFAR-10: 80 training and 30 test images."""

@@ -55,7 +55,6 @@ REFUSED = [  # (timm name, what the one line must name)
     ("cait_xxs24_224", "Cait: its heads talk"),
     ("nest_tiny", "Nest: .* lie among each other"),
     ("resnet18", "ResNet"),
-    ("mobilenetv5_300m", "MobileNetV5"),
 ]
 
 

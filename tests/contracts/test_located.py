@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mhprobe
-from located import LOCATED
+from located import LOCATED, multi_query
 from mhprobe.backbones import families, family_of, layout_of
 from mhprobe.backbones.located import Located, grid_of
 from mhprobe.errors import UserError
@@ -228,9 +228,23 @@ def test_what_is_not_there_is_refused_in_a_line(name):
 
 
 @pytest.mark.slow
-def test_every_such_family_has_a_twin():
+def test_every_such_family_has_a_twin_or_is_one_that_has_under_another_models_name():
     ours = {family for family in families() if issubclass(family, Located) and family.kinds}
-    assert ours == {family_of(LOCATED[name]()) for name in LOCATED}
+    twins = {family_of(LOCATED[name]()) for name in LOCATED}
+    for family in ours - twins:
+        own = {name for name in vars(family) if not name.startswith("_")}
+        assert own == {"title", "model"} and family.__base__ in twins, family
+
+
+def test_an_encoder_that_gives_a_map_is_recorded_inside_a_module_that_pools_it():
+    encoder = multi_query("mobilenetv5.MobileNetV5Encoder", msfa_output_resolution=4).eval()
+    whole = nn.Sequential(encoder, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layout, images = mhprobe.attach(whole).layout, torch.randn(2, 3, 32, 32)
+    batch = mhprobe.record(whole, images, needs=set())
+    assert [z.shape[2:] for z in batch.z] == [(site.num_heads, site.head_dim) for site in layout.sites]
+    assert torch.equal(batch.logits, whole(images))
+    with pytest.raises(UserError, match=r"\(2, 2048, 4, 4\).*Wrap it"):
+        mhprobe.record(encoder, images, needs=set())
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import mhprobe
 from curves import curve
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.masking.base import Scored
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.masking.trace import Curve
-from mhprobe.report.figures import curves, maskable, pairwise, per_head, settling, style
+from mhprobe.report.figures import curves, distances, maskable, pairwise, per_head, settling, style
 from mhprobe.report.html.facts import origin
 from mhprobe.stats.promise import Guarantee
 
@@ -129,6 +130,17 @@ def some_curves(num_heads: int, names: list[str], points: int = 5, p: list[float
         found.append(curve(name, heads, [value - 0.02 for value in fall], split="validation"))
         found.append(curve(name, heads, fall, p))
     return found
+
+
+def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band():
+    scored = Scored("kl", "agreement", "top-1 agreement", "KL divergence (nats)")
+    shown = [dataclasses.replace(each, scored=scored) for each in some_curves(144, ["head_max", "random"])]
+    figure = distances.draw(shown, 144)
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.get_lines()] == ["head_max", "random"]
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx(shown[1].points.loss.tolist())
+    assert len(axes.collections) == 2 and "KL divergence (nats)\n(smaller is closer)" in axes.get_ylabel()
+    assert_nothing_is_clipped(figure)
 
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():

@@ -172,7 +172,8 @@ def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
         yield batch
         return
     for start in range(0, count, images):
-        yield Batch(*(None if part is None else part[start : start + images] for part in batch))
+        parts: Any = (None if part is None else part[start : start + images] for part in batch)
+        yield Batch(*parts)
 
 
 def _at_gates(heads: HeadBatch, gates: HeadGates) -> HeadBatch:
