@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import mhprobe
+from mhprobe.backbones import build
+from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
 from models import encoder, huggingface, images_for, labels_for, text, tiny_vit, torchvision_swin, torchvision_vit
 
@@ -216,3 +218,10 @@ def test_torchvision_s_swin_is_told_another_size_of_images():
     model.image_size = 32
     mhprobe.attach(model)
     assert mhprobe.record(model, images, needs={"attn"}).z[0].shape[:2] == (2, 16 * 16)
+
+
+def test_a_name_of_the_hub_is_told_from_a_name_of_timm():
+    with pytest.raises(UserError, match=r"'google/vit'; expected hf-hub:google/vit .*mhprobe\[transformers\]"):
+        build("google/vit")
+    with pytest.raises(UserError, match=r"'vit_tiniest'; close: convit"):
+        build("vit_tiniest")

@@ -34,8 +34,7 @@ def build(
 
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
-        close = ", ".join(timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]) or "see timm.list_models()"
-        raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; close: {close}.")
+        raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
     for key in SIZES & set(kwargs):
@@ -101,6 +100,19 @@ def registered(name: str) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(_not_there(name, error)) from error
     return {"name": architecture, **(settings or {})}
+
+
+def _instead_of(name: str) -> str:
+    """What may have been meant by a name that timm does not have."""
+    import timm
+
+    if "/" in name:
+        return (
+            f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built in Python "
+            f"(pip install 'mhprobe[transformers]') and given to mhprobe.attach, see docs/your_model.md"
+        )
+    kind = name.split(".")[0].split("_")[0]
+    return f"close: {', '.join(timm.list_models(f'*{kind}*')[:5]) or 'see timm.list_models()'}"
 
 
 def _not_there(name: str, error: BaseException) -> str:
