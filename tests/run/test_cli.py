@@ -44,7 +44,7 @@ MISTAKES = {
     (*TRAIN, "optim=3"): ("optim",),
     (*TRAIN, "--wings"): ("--wings", "--help"),
     (*TRAIN, "backbone=${seed}"): ("backbone=${seed}", "interpolation"),
-    (*TRAIN, "data.num_workers=${seed}"): ("data.num_workers=${seed}", "interpolation"),
+    (*TRAIN, "data.num_workers=${sed}"): ("sed", "nterpolation"),
     (*TRAIN, "out=file/below"): ("file", "out=<folder>"),
     (*TRAIN, "trainer.devices=many"): ("trainer.devices", "many"),
     (*TRAIN, "trainer.accelerator=abacus"): ("trainer", "abacus", "cpu"),
