@@ -19,7 +19,7 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
 
-LEAST = 16  # images that are looked at together; fewer would leave the machine idle
+LEAST = 8  # images that are looked at together; fewer would leave the machine idle
 Columns = dict[str, Tensor]
 Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under several processes each walks its share
 
