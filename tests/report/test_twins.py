@@ -87,6 +87,20 @@ def patched(layout, size):
     return {"value": exact, "atp": 0.9 * exact, "size": exact, "atp_size": 0.8 * exact}
 
 
+def test_an_axis_of_names_stays_as_it_is_and_the_other_is_shared():
+    from matplotlib.figure import Figure
+
+    own, control = Figure().subplots(1, 2)
+    own.plot([0, 1], [0, 3])
+    control.plot([0, 4], [0, 7])
+    for axes in (own, control):
+        axes.invert_yaxis()
+    before = own.get_ylim(), control.get_ylim()
+    twins._one_frame(own, control)
+    assert (own.get_ylim(), control.get_ylim()) == before
+    assert own.get_xlim() == control.get_xlim() and own.get_xlim()[1] > 4
+
+
 @pytest.mark.parametrize(("times", "boxes"), [(30.0, 2), (3.0, 0)])
 def test_a_control_that_lies_far_out_leaves_the_measure_its_room(times, boxes):
     layout = LAYOUTS["vit"]

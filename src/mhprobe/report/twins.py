@@ -96,15 +96,22 @@ def _one_colouring(one: Any, other: Any) -> None:
 
 def _one_frame(a: Axes, b: Axes) -> None:
     own, control = ((axes.get_xlim(), axes.get_ylim()) for axes in (a, b))
-    if any(each[0] >= each[1] for each in (*own, *control)):
-        return  # an axis that runs downwards is one of names
-    shared = [(min(one[0], other[0]), max(one[1], other[1])) for one, other in zip(own, control, strict=True)]
-    room = all(_length(each) >= _ROOM * _length(wide) for each, wide in zip(own, shared, strict=True))
+    across, up = (_around(one, other) for one, other in zip(own, control, strict=True))
+    ways = [(each, wide) for each, wide in zip(own, (across, up), strict=True) if wide is not None]
+    room = all(_length(each) >= _ROOM * _length(wide) for each, wide in ways)
     for axes in (a, b) if room else (b,):
-        axes.set_xlim(shared[0])
-        axes.set_ylim(shared[1])
+        if across is not None:
+            axes.set_xlim(across)
+        if up is not None:
+            axes.set_ylim(up)
     if not room:
         _box(b, *own)
+
+
+def _around(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float] | None:
+    """Limits that hold both; None for an axis that runs downwards, as one of names does."""
+    upwards = one[0] < one[1] and other[0] < other[1]
+    return (min(one[0], other[0]), max(one[1], other[1])) if upwards else None
 
 
 def _length(limits: tuple[float, float]) -> float:
