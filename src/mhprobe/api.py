@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, backbone_of, family_of
+from mhprobe.backbones import attach, backbone_of, gives_features
 from mhprobe.data.batch import Batch
 from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError
@@ -270,7 +270,7 @@ def _marks(batch: Batch) -> Tensor:
 
 
 def _gives_features(model: nn.Module) -> bool:
-    return backbone_of(model) is model and family_of(model).features_only(model)
+    return backbone_of(model) is model and gives_features(model)
 
 
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:

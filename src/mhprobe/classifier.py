@@ -11,7 +11,7 @@ import torch
 from timm.optim.muon import Muon
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, family_of
+from mhprobe.backbones import attach, family_of, gives_features
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
@@ -79,7 +79,7 @@ class GatedClassifier(L.LightningModule):
     @property
     def features_only(self) -> bool:
         """Whether there is no classifier: what comes out are features, which labels say nothing about."""
-        return family_of(self.backbone).features_only(self.backbone)
+        return gives_features(self.backbone)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, height, width) normalised -> (B, C) logits."""

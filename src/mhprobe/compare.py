@@ -22,9 +22,8 @@ def main() -> int:
     parser.add_argument("--over", nargs="+", default=["seed"], metavar="SETTING", help="what runs of a group differ in")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
-    from mhprobe import __version__
     from mhprobe.report.html import write_comparison
-    from mhprobe.report.html.facts import commit
+    from mhprobe.report.html.facts import made_by
     from mhprobe.report.report import Report
     from mhprobe.report.several import expand, lines, several
 
@@ -32,7 +31,7 @@ def main() -> int:
         results = several(given.runs, given.over)
         report = Report(given.out, style=given.style)
         command = shlex.join(["python", "-m", "mhprobe.compare", *(Path(word).name for word in sys.argv[1:])])
-        report.origin = {"version": __version__, "commit": commit() or "not recorded", "command": command}
+        report.origin = made_by(command)
         for name, result in results.items():
             report.add(name, result)
         page = write_comparison(expand(given.runs), given.out / "comparison.html")

@@ -85,6 +85,12 @@ def interval(share):
     return {"accuracy": share, "low": share - 0.02, "high": share + 0.02}
 
 
+def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
+    save(per_head.draw(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"), tmp_path / "narrow", paper=True)
+    with Image.open(tmp_path / "narrow.png") as image:
+        assert image.width == pytest.approx(300 * ONE, abs=1)
+
+
 @pytest.mark.parametrize("paper", [True, False])
 def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
     heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]

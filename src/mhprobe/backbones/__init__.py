@@ -26,6 +26,7 @@ __all__ = [
     "detach",
     "families",
     "family_of",
+    "gives_features",
     "input_spec",
     "layout_of",
     "slice_sites",
@@ -81,6 +82,12 @@ def _huggingface() -> str:
     from mhprobe.backbones.huggingface import KINDS
 
     return ", ".join([*KINDS, "SwinModel"])
+
+
+def gives_features(model: nn.Module) -> bool:
+    """Whether what is, or is inside, ``model`` has no classifier of its own: features come out of it, no logits."""
+    backbone = backbone_of(model)
+    return family_of(backbone).features_only(backbone)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

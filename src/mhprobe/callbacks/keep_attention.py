@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from mhprobe.backbones import backbone_of, family_of
+from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
@@ -57,7 +57,7 @@ def queries(site: HeadSite) -> dict[str, Query]:
 def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     from safetensors.torch import save
 
-    features = family_of(backbone_of(model)).features_only(backbone_of(model))
+    features = gives_features(model)
     chosen = range(min(IMAGES, data.sizes["test"]))
     batch = data.first("test", IMAGES, next(model.parameters()).device)
     recorded = record(model, batch.images, needs={"attn"})

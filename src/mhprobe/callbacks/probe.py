@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of
+from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
@@ -182,10 +182,10 @@ class Probe(L.Callback):
     def _walk(self, model: nn.Module, data: ImageData, split: str) -> Iterator[Batch]:
         """Batches of a split; labels say nothing about features."""
         for batch in data.batches(split, next(model.parameters()).device):
-            yield batch.unlabelled if _gives_features(model) else batch
+            yield batch.unlabelled if gives_features(model) else batch
 
     def _of(self, model: nn.Module) -> Of:
-        self.used = self.target or ("norm" if _gives_features(model) else "loss")
+        self.used = self.target or ("norm" if gives_features(model) else "loss")
         return self.used
 
     def _try_to_look(self, trainer: L.Trainer, model: nn.Module, data: ImageData, label: str) -> Results:
@@ -209,9 +209,3 @@ class Probe(L.Callback):
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}
-
-
-def _gives_features(model: nn.Module) -> bool:
-    """model: a GatedClassifier or its random twin, a backbone: neither has a classifier besides the backbone's."""
-    backbone = backbone_of(model)
-    return family_of(backbone).features_only(backbone)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of
+from mhprobe.backbones import family_of, gives_features
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
@@ -135,7 +135,7 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
 
 
 def _check_target(model: nn.Module, backbone: nn.Module, of: Of) -> None:
-    if of != "norm" and model is backbone and family_of(model).features_only(model):
+    if of != "norm" and model is backbone and gives_features(model):
         raise UserError(
             f"record: {type(model).__name__} gives features, no logits, so its {of} means nothing. Take slopes of "
             f"their length: target='norm' in mhprobe.measure, of='norm' here."

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from mhprobe.backbones import attach, build, family_of, input_spec
+from mhprobe.backbones import attach, build, gives_features, input_spec
 from mhprobe.backbones.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
@@ -73,7 +73,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     backbone, description = _loaded(cfg, data) if has_weights(cfg) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
-    features = family_of(backbone).features_only(backbone)
+    features = gives_features(backbone)
     if features and cfg["command"] == "train":
         raise UserError("backbone.num_classes: 0 leaves the classifier out, and training needs one; leave it null.")
     if data.unlabelled and not features:

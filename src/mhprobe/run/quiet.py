@@ -14,10 +14,7 @@ WARNINGS = (
     ("callbacks used to create the checkpoint", "a resumed run may save at other steps than the one before"),
     ("tensorboardX", "the csv logger is chosen"),
     ("smaller than the logging interval", "few images are a choice, and every epoch is logged"),
-    (
-        "command is available on your system but is not used",
-        "a run beside SLURM is meant",
-    ),
+    ("command is available on your system but is not used", "a run beside SLURM is meant"),
     ("lr_scheduler.step", "mixed precision may skip its first step"),
 )
 LOGS = ("lightning.pytorch", "lightning.fabric", "fontTools", "matplotlib")  # devices found, tips, font subsets

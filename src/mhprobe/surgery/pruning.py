@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, family_of, input_spec, layout_of
+from mhprobe.backbones import attach, family_of, gives_features, input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.split import stratified
@@ -129,7 +129,7 @@ class Images:
 
     def show(self, dense: nn.Module) -> None:
         """The whole network looks at all images: what is left of it may be compared with that."""
-        features = family_of(dense).features_only(dense)
+        features = gives_features(dense)
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
         sizes = self.data.sizes
@@ -302,8 +302,8 @@ def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
     model = model.to(images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
-        step = lambda batch: done(int(batch.valid.sum()))  # noqa: E731
-        result = tally(model, images.test(), count, step, images.scores["test"])
+        walk, score = images.test(), images.scores["test"]
+        result = tally(model, walk, count, lambda batch: done(int(batch.valid.sum())), score)
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
     return Stage(
         number,
@@ -316,5 +316,5 @@ def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
         count,
         count_parameters(model),
         count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
-        images.scores["test"].scored.name,
+        score.scored.name,
     )

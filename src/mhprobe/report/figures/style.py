@@ -76,9 +76,7 @@ def save(
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
     with rc_context(STYLE):
         if paper:
-            box = fit(
-                figure
-            )  # before the small print has its place: a legend does not shrink as much as what it is below
+            box = fit(figure)  # the small print comes below what has its last size: legends shrink less than axes
         if about:
             lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
             figure.text(0.99, lowest, about, ha="right", va="top", fontsize=LEAST if paper else 5.5, color="0.45")

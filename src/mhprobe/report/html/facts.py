@@ -46,7 +46,11 @@ def command(task: str, folder: Path) -> str:
 
 def origin(task: str, folder: Path) -> dict[str, str]:
     """Version, commit and command, for a figure's own file. Absolute paths are cut to their names: figures travel."""
-    line = re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder)))
+    return made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
+
+
+def made_by(line: str) -> dict[str, str]:
+    """What made a figure, for its file, where ``line`` was typed."""
     return {"version": mhprobe.__version__, "commit": commit() or "not recorded", "command": line}
 
 
