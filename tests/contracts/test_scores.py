@@ -107,8 +107,10 @@ def test_features_are_probed_by_their_norm(weights, tmp_path):
     assert importance != pytest.approx(loss, rel=0.1)
 
 
-def test_what_has_no_classifier_is_not_trained(tmp_path):
+def test_what_has_no_classifier_is_not_trained(tmp_path, weights):
     with pytest.raises(UserError, match=r"backbone\.num_classes: 0 leaves the classifier out, and training needs one"):
         mhprobe.train.run(runs.config("train", tmp_path, FEATURES), tmp_path / "run")
     with pytest.raises(UserError, match=r"backbone\.num_classes: the data says how many .* got 7"):
         mhprobe.mask.run(runs.config("mask", tmp_path, "backbone.num_classes=7"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"backbone\.num_classes: the data says how many .* got 7"):
+        mhprobe.mask.run(runs.config("mask", tmp_path, "backbone.num_classes=7", weights), tmp_path / "run")

@@ -268,7 +268,7 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     if cfg["backbone"].get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
-    if cfg["backbone"].get("num_classes") == 0 and loaded["class_names"]:
+    if _features_asked(cfg) and loaded["class_names"]:
         cast(Any, backbone).reset_classifier(0)
         loaded["class_names"] = []
     if not data.unlabelled and loaded["class_names"] not in ([], list(data.class_names)):
@@ -280,19 +280,25 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {**described, "data": data.source.name} if cfg["command"] == "train" else described
 
 
+def _features_asked(cfg: Config) -> bool:
+    """Whether ``backbone.num_classes=0`` leaves the classifier out. UserError for another number of classes."""
+    asked = cfg["backbone"].get("num_classes")
+    if asked not in (None, 0):
+        raise UserError(
+            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
+            f"features, got {asked}."
+        )
+    return asked == 0
+
+
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
-    part = {key: value for key, value in cfg["backbone"].items() if key != "checkpoint"}
+    part = {key: value for key, value in cfg["backbone"].items() if key not in ("checkpoint", "num_classes")}
     trains, checkpoint = "optim" in cfg, cfg["backbone"].get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
     if "name" not in part:
         raise UserError("backbone: no name, expected that of a model, e.g. backbone=vit or backbone.name=<of timm>.")
-    if part.get("num_classes") not in (None, 0):
-        raise UserError(
-            f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
-            f"features, got {part['num_classes']}."
-        )
-    features = part.pop("num_classes", None) == 0
+    features = _features_asked(cfg)
     # None: as many as its own classifier has
     classes = 0 if features else None if data.unlabelled else data.num_classes
     backbone = construct({**part, "num_classes": classes}, "backbone")
