@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.cluster import AgglomerativeClustering
 
 from mhprobe.measures.embedding import cluster, embed, layer_ratio
 
@@ -46,7 +47,24 @@ def test_few_or_equal_heads_are_no_error(count):
 
 def test_clusters_are_numbered_in_the_order_of_their_first_heads():
     blobs = torch.cat([points(1), points(3, 1) * 0.01 + 9, points(1) + 0.01, points(2, 2) * 0.01 - 9])
-    assert cluster(distances(blobs), 3).tolist() == [0, 1, 1, 1, 0, 2, 2]
+    assert cluster(distances(blobs).square(), 3).tolist() == [0, 1, 1, 1, 0, 2, 2]
+
+
+def test_two_groups_are_found_beside_an_odd_head_that_average_linkage_would_cut_off():
+    groups = torch.cat([0.3 * points(6), 0.3 * points(6, 1) + torch.tensor([4.0, 0.0]), torch.tensor([[2.0, 5.0]])])
+    distance = distances(groups).square()
+    found = cluster(distance, 2).tolist()
+    assert found[:6] == [0] * 6 and found[6:12] == [1] * 6
+    average = AgglomerativeClustering(2, metric="precomputed", linkage="average").fit_predict(distance.sqrt().numpy())
+    assert len(set(average[:12].tolist())) == 1  # both groups are one, and the odd head is the other
+
+
+def test_clusters_are_those_of_wards_linkage_on_points_with_these_squared_distances():
+    for seed in range(20):
+        cloud = points(9, seed)
+        expected = AgglomerativeClustering(3, linkage="ward").fit_predict(cloud.numpy()).tolist()
+        number = {label: place for place, label in enumerate(dict.fromkeys(expected))}
+        assert cluster(distances(cloud).square(), 3).tolist() == [number[label] for label in expected]
 
 
 def test_p_is_the_share_of_relabellings_that_are_as_good():

@@ -9,7 +9,9 @@ import torch
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.heads import Stream
 from mhprobe.recording.cost import forward_equivalents
+from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.record import record
 from models import TWINS, images_for, tiny_registers, tiny_swin, tiny_swinv2, tiny_vit
 
@@ -41,6 +43,23 @@ def test_heads_mlps_embedding_and_biases_add_up_to_the_logits(build, dtype, roun
     assert parts.heads.shape == (3, gates.layout.num_heads, 5)
     assert (parts.heads[:, 1] == 0).all()  # its gate is closed
     assert parts.heads[:, 2].abs().max() > 1e-3 * size  # and the others do write
+
+
+@pytest.mark.parametrize("build", [tiny_vit, deep_swin])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_of_a_half_model_are_those_of_its_outputs_in_full_precision(build, dtype):
+    """Its weights were multiplied with float32 writes, which torch refuses."""
+    model = lively(build(), 0.1).to(dtype)
+    mhprobe.attach(model)
+    batch = record(model, images_for(model, 3, dtype=dtype), needs={"direct", "stream"})
+    assert batch.direct.heads.dtype == torch.float32
+    parts = direct_logits(model, batch.z, batch.stream, batch.logits)
+    full = model.float()
+    wide = [[x.float() for x in part] for part in (batch.z, batch.logits)]
+    stream = [Stream(*(x.float() for x in each)) for each in batch.stream]
+    expected = direct_logits(full, wide[0], stream, torch.stack(wide[1]))
+    for got, right in zip(parts, expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("build", [tiny_vit, deep_swin])

@@ -39,13 +39,20 @@ def embed(distance: Tensor) -> tuple[Tensor, float]:
 
 
 def cluster(distance: Tensor, clusters: int) -> Tensor:
-    """(N,) int64 cluster of each head, by average linkage; numbered in the order of their first heads."""
-    from sklearn.cluster import AgglomerativeClustering
+    """(N,) int64 cluster of each head, numbered in the order of their first heads.
+
+    distance: (N, N) divergences that are squared distances, as mean Jensen-Shannon divergences are (Endres &
+    Schindelin, 2003, IEEE Transactions on Information Theory 49:1858). So Ward's linkage cuts them; average linkage
+    would cut single odd heads off and leave the rest together.
+    """
+    from scipy.cluster.hierarchy import cut_tree, ward
+    from scipy.spatial.distance import squareform
 
     if len(distance) == 1:
         return torch.zeros(1, dtype=torch.long)
-    model = AgglomerativeClustering(min(clusters, len(distance)), metric="precomputed", linkage="average")
-    labels = model.fit_predict(distance.round(decimals=_DIGITS).numpy()).tolist()
+    root = distance.round(decimals=_DIGITS).clamp(min=0).sqrt()
+    tree = ward(squareform(root.numpy(), checks=False))
+    labels = cut_tree(tree, min(clusters, len(distance))).flatten().tolist()
     number = {label: place for place, label in enumerate(dict.fromkeys(labels))}
     return torch.tensor([number[label] for label in labels])
 

@@ -73,16 +73,17 @@ class Folds:
         count_G = self.count[held, None, None].double()
         apart_GTC = (self.total[held] - count_G * mean_TC) / (count_G * (1 - count_G / images)).sqrt()
         scale = ((images - 1) * (len(held) - 1)) ** 0.5 / len(held)
+        fixed_CC = images * placed_TC.mT @ placed_TC
         generator = torch.Generator().manual_seed(seed)
         for _ in range(draws):
             order = torch.randperm(len(held), generator=generator).to(held.device)
             partner = torch.empty_like(order).scatter_(0, order, order.roll(1))  # a cycle: nobody meets itself
-            theirs_GTC, there_TC = apart_GTC[partner], placed_TC
+            theirs_GTC = apart_GTC[partner]
             if site is not None:
                 place = _rolled(site, generator).to(held.device)
-                theirs_GTC, there_TC = theirs_GTC[:, place], placed_TC[place]
-            cross = apart_GTC.flatten(0, 1).mT @ theirs_GTC.flatten(0, 1) * scale
-            yield cross.addmm_(placed_TC.mT, there_TC, alpha=images).div_(images * tokens - 1)
+                theirs_GTC, fixed_CC = theirs_GTC[:, place], images * placed_TC.mT @ placed_TC[place]
+            cross = torch.addmm(fixed_CC, apart_GTC.flatten(0, 1).mT, theirs_GTC.flatten(0, 1), alpha=scale)
+            yield cross.div_(images * tokens - 1)
 
 
 def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMoments, Folds]:

@@ -50,10 +50,10 @@ class JSDistance(Measure):
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
     null (A, A): the same two heads on each other's images; below it heads are more alike than that. null_draws
     (A, A, N): its parts, each another way to pair the null_images. NaN with fewer than two images; absent with clark.
-    cluster (A,), numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
-    stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over
-    that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of heads to layers
-    with as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
+    cluster (A,), by Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances
+    resemble value; stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within
+    layers over that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of
+    heads to layers with as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"

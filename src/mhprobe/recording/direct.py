@@ -78,8 +78,8 @@ def _along(path: _Path, stream: Sequence[Stream], heads: list[list[Tensor]], bia
 def _bias(family: type[Family], backbone: nn.Module, site: HeadSite, output_HDC: Tensor) -> Tensor:
     """(C,) what the site's projection adds to every token, whatever its heads do."""
     bias, scale = family.seam(backbone, site).output.bias, family.layer_scale(backbone, site)
-    bias = output_HDC.new_zeros(output_HDC.shape[-1]) if bias is None else bias.detach()
-    return wide(bias if scale is None else bias * scale)
+    bias_C: Tensor = output_HDC.new_zeros(output_HDC.shape[-1]) if bias is None else bias.detach()
+    return wide(bias_C if scale is None else bias_C * scale)
 
 
 class _Path:
