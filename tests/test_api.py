@@ -279,10 +279,37 @@ def test_values_become_a_frame_where_pandas_is_there():
     assert pairs["value"][0] == found["js_distance"][a, b]
 
 
+def test_all_that_was_found_is_one_frame_with_a_row_per_measure_and_head_or_pair():
+    pandas = pytest.importorskip("pandas")
+    found = measured(mhprobe.measures.GateImportance, mhprobe.measures.Entropy, mhprobe.measures.JSDistance)
+    frame = found.to_frame()
+    assert frame.columns[0] == "measure" and frame["measure"].value_counts().to_dict() == {
+        "gate_importance": 6,
+        "entropy": 6,
+        "js_distance": len(found["js_distance"].to_frame()),
+    }
+    for name in found:
+        own = frame[frame["measure"] == name].dropna(axis=1, how="all").reset_index(drop=True)
+        alone = found[name].to_frame().dropna(axis=1, how="all")
+        pandas.testing.assert_frame_equal(own[alone.columns], alone, check_dtype=False)
+        assert set(own) == {"measure", *alone.columns}
+    assert list(mhprobe.report.values.Found({}, {}).to_frame()) == ["measure"]
+
+
+def test_all_that_was_found_shows_itself_and_what_was_not():
+    with pytest.warns(MeasureWarning, match="object_attention"):
+        found = measured(mhprobe.measures.GateImportance, mhprobe.measures.Entropy, mhprobe.measures.ObjectAttention)
+    text, page = repr(found), found._repr_html_()
+    assert text.index("gate_importance: ") < text.index("entropy: ") < text.index("object_attention: not measured. ")
+    assert page.count("<table>") == 2 and "<p>object_attention: not measured. " in page
+
+
 def test_without_pandas_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(mhprobe.UserError, match="pandas is not installed"):
-        measured(mhprobe.measures.GateImportance)["gate_importance"].to_frame()
+    found = measured(mhprobe.measures.GateImportance)
+    for asked in (found, found["gate_importance"]):
+        with pytest.raises(mhprobe.UserError, match="pandas is not installed"):
+            asked.to_frame()
 
 
 def test_a_measure_that_refuses_is_left_out_and_asking_for_it_says_why():

@@ -8,21 +8,26 @@ import hydra
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.overrides import TorchFunctionMode
 
+import mhprobe.maps.__main__
 import mhprobe.mask
 import mhprobe.probe
 import mhprobe.prune
+import mhprobe.study
 import mhprobe.train
 import runs
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
 from mhprobe.io.files import write_all
+from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.run.sections import CONF
 from mhprobe.scoring.score import Score, known_scores, score_for
 from mhprobe.weights.checkpoint import weights_files
 
 SCORES = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "score").glob("*.yaml")) if path.stem != "auto"}
 FEATURES = "backbone.num_classes=0"
+SIZE = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SMALL = ("masking=none", "+masking.curves.c.units=head", "masking.step=null", "masking.steps=2", "masking.join=null")
 ORDER = "+masking.curves.c.order._target_=mhprobe.masking.fisher.Fisher"
 
@@ -35,13 +40,12 @@ def test_every_score_has_a_yaml_of_its_name():
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
     """A network of 6 heads that has learned nothing, in a file."""
-    settings = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
     torch.manual_seed(0)
-    model = build("vit_tiny_patch16_224", num_classes=10, **settings)
+    model = build("vit_tiny_patch16_224", num_classes=10, **SIZE)
     for number, parameter in enumerate(model.parameters()):
         torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
     about = {
-        "backbone": {"name": "vit_tiny_patch16_224", **settings},
+        "backbone": {"name": "vit_tiny_patch16_224", **SIZE},
         "class_names": [str(digit) for digit in range(10)],
         "data": "digits",
     }
@@ -60,6 +64,28 @@ def test_a_score_that_makes_no_sense_is_refused_in_a_line(name):
         with pytest.raises(UserError, match=f"score={name}: needs labels, and the images have none"):
             score_for(of, "score", labelled=False, features=of.of_features)
     assert score_for(name, "score", labelled=True, features=of.of_features) is of
+
+
+class _Largest(TorchFunctionMode):
+    """How many numbers the largest tensor has that was made."""
+
+    numbers = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_judging_many_masks_takes_the_room_of_one(name):
+    masks, batch, images = 30, 16, 500
+    score = known_scores()[name](torch.randn(images, 8), torch.arange(images) % 3)
+    with _Largest() as seen:
+        right, loss = score(torch.randn(masks, batch, 8), torch.arange(batch), torch.zeros(batch, dtype=torch.long))
+    assert right.shape == loss.shape == (masks, batch) and right.dtype == torch.bool
+    assert seen.numbers <= max(masks * 8, images) * batch  # outputs, or one mask's cosines; not both at once
 
 
 # the others differ in their numbers alone, which test_unlabelled.py has
@@ -107,9 +133,46 @@ def test_features_are_probed_by_their_norm(weights, tmp_path):
     assert importance != pytest.approx(loss, rel=0.1)
 
 
+def test_maps_of_features_are_judged_by_the_features_and_take_images_for_nothing(weights, tmp_path):
+    few = ["images=[0,3]", "maps=[rollout,gradient_rollout,relevance_map]", "faithfulness.steps=2"]
+    cfg = runs.config("maps", tmp_path, weights, FEATURES, *few, "faithfulness.random_orders=1")
+    mhprobe.maps.__main__.run(cfg, tmp_path / "run")
+    rows = runs.rows(tmp_path / "run" / "tables" / "maps.csv")
+    assert list(rows[0]) == ["image", "label", "kind", "map", *Faithfulness._fields]
+    areas = [float(row[name]) for row in rows for name in Faithfulness._fields]
+    assert len(areas) == 2 * 3 * 4 and 0.5 < min(areas) < max(areas) < 1 and len(set(areas)) > 10
+    assert "taken for" not in (tmp_path / "run" / "report.html").read_text()
+    cfg = runs.config("maps", tmp_path, weights, FEATURES, *few, "maps.relevance_map.target=top1")
+    with pytest.raises(UserError, match=r"relevance: .* gives features, no logits, .* target='norm'"):
+        mhprobe.maps.__main__.run(cfg, tmp_path / "top1")
+
+
+def test_what_features_cannot_be_asked_is_said_with_the_way_on(weights, tmp_path):
+    by = (
+        "+masking.curves.c.order={_target_: mhprobe.masking.by_score.ByScore, measure: {_partial_: true, _target_: %s}}"
+    )
+    ablation = by % "mhprobe.measures.ablation_delta.AblationDelta"
+    cfg = runs.config("mask", tmp_path, weights, FEATURES, *SMALL, ablation)
+    with pytest.raises(
+        UserError, match=r"^masking\.curves\.c: .*no labels.* To go on without it: ~masking\.curves\.c\.$"
+    ):
+        mhprobe.mask.run(cfg, tmp_path / "run")
+    tuned = ["prune=order", "prune/order=keep_best", "prune.remove=2", "prune.tune_epochs=1", "prune.images=30"]
+    cfg = runs.config("prune", tmp_path, weights, FEATURES, *tuned)
+    with pytest.raises(UserError, match=r"^prune\.tune_epochs: training needs a classifier, and .* prune\.repair"):
+        mhprobe.prune.run(cfg, tmp_path / "run")
+
+
 def test_what_has_no_classifier_is_not_trained(tmp_path, weights):
-    with pytest.raises(UserError, match=r"backbone\.num_classes: 0 leaves the classifier out, and training needs one"):
-        mhprobe.train.run(runs.config("train", tmp_path, FEATURES), tmp_path / "run")
+    for command in ("train", "study", "studies.voita", "studies.causal"):  # before data or weights are read
+        with pytest.raises(UserError, match=rf"0 leaves the classifier out, and mhprobe\.{command} needs one"):
+            runs.config(command, tmp_path, FEATURES, weights)
+    made = {"backbone": {"name": "vit_tiny_patch16_224", **SIZE}, "class_names": [], "data": "digits"}
+    bare = build("vit_tiny_patch16_224", num_classes=0, **SIZE)
+    write_all(weights_files(bare, tmp_path / "bare.safetensors", made))
+    with pytest.raises(UserError, match=r"0 leaves the classifier out, and mhprobe\.study needs one"):
+        cfg = runs.config("study", tmp_path, f"weights={tmp_path / 'bare.safetensors'}", "+paper=unique")
+        mhprobe.study.run(cfg, tmp_path / "run")
     with pytest.raises(UserError, match=r"backbone\.num_classes: the data says how many .* got 7"):
         mhprobe.mask.run(runs.config("mask", tmp_path, "backbone.num_classes=7"), tmp_path / "run")
     with pytest.raises(UserError, match=r"backbone\.num_classes: the data says how many .* got 7"):

@@ -47,10 +47,25 @@ def test_areas_match_a_loop_over_patches(build):
         assert found.insertion[n].item() == pytest.approx(oracle.area(model, grey, image, maps[n], target, 5), rel=1e-9)
 
 
+def test_of_features_the_cosine_to_those_of_the_whole_image_is_watched():
+    model = tiny_vit(num_classes=0).double()
+    images = images_for(model, 2, dtype=torch.float64)
+    maps = torch.rand(2, *model.patch_embed.grid_size, generator=torch.Generator().manual_seed(0))
+    (found,) = faithfulness(model, images, [maps], steps=1, random_orders=1, features=True)
+    with torch.no_grad():
+        whole, grey = model(images), model(mean_colour(images))
+    cosine = torch.nn.functional.cosine_similarity(whole, grey)
+    # one step: all patches at once, half of (1 + cosine)
+    torch.testing.assert_close(found.deletion, (1 + cosine) / 2, check_dtype=False)
+    torch.testing.assert_close(found.insertion, (1 + cosine) / 2, check_dtype=False)
+    assert (cosine < 0.99).all()
+
+
 def test_a_flat_map_goes_in_raster_order():
     images = torch.zeros(1, 3, 8, 8)
     images[:, :, :4, :4] = 1
-    flat = area(OnePatch(), images, torch.zeros_like(images), torch.zeros(1, 2, 2), torch.tensor([1]), 4)
+    sure = lambda shown: OnePatch()(shown).softmax(1)[:, 1]  # noqa: E731
+    flat = area(sure, images, torch.zeros_like(images), torch.zeros(1, 2, 2), 4)
     assert flat.item() == pytest.approx(0.125)
 
 

@@ -76,7 +76,9 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
     assert len(raw) == 9 and all(len(maps) == 2 for maps in raw.values())
 
 
-def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(tmp_path):
+def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(monkeypatch):
+    monkeypatch.setattr("mhprobe.maps.gallery.usual_target", lambda model: "top1")  # it is of no family
+
     class Even(MapKind):
         per_head = False
 

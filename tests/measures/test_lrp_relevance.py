@@ -159,6 +159,22 @@ def test_the_label_is_another_logit_than_the_largest(prepared):
     assert not torch.allclose(relevances(gated, images, worst, rule).heads[0], top.heads[0])
 
 
+def test_the_length_of_features_is_shared_out_along_the_features():
+    _, gated, _, images = prepare(tiny_vit, num_classes=0)
+    with pytest.raises(UserError, match=r"relevance: .* gives features, no logits, so its top1 means nothing"):
+        relevances(gated, images, None, Relevance("top1"))
+    found = relevances(gated, images, None, Relevance("norm", gamma=0.0))
+    features = gated(images).detach()
+    torch.testing.assert_close(found.explained, features.norm(dim=1))
+    # a classifier of one row, an image's own direction, shares out the same
+    for n, unit in enumerate(nn.functional.normalize(features, dim=1)):
+        head = nn.Linear(len(unit), 1, bias=False, dtype=torch.float64)
+        head.weight.data[0] = unit
+        beside = relevances(nn.Sequential(gated, head).eval(), images, None, Relevance("top1", gamma=0.0))
+        for one, other in zip(found.heads, beside.heads, strict=True):
+            torch.testing.assert_close(one[n], other[n], rtol=1e-6, atol=1e-9)
+
+
 def test_the_model_is_left_as_it_was(prepared):
     _, gated, _, images = prepared
     gated.train()

@@ -35,6 +35,7 @@ from mhprobe.report.figures import (
     sorted_heads,
     surfaces,
 )
+from mhprobe.scoring.score import known_scores
 from models import tiny_swin, tiny_vit
 
 
@@ -142,7 +143,8 @@ def test_the_others_clip_nothing(layout):
     maps = [torch.rand(2, 4, 4) for _ in range(3)]
     assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps))
     points = [{"group": g, "curve": "c", "split": "test", "heads_masked": h, **share} for g in "ab" for h in (0, 3)]
-    assert_nothing_is_clipped(run_curves.draw(points))
+    for score in known_scores().values():
+        assert_nothing_is_clipped(run_curves.draw([{**point, "of": score.scored.right} for point in points]))
     assert_nothing_is_clipped(run_agreement.draw([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))
 
 

@@ -15,6 +15,7 @@ from scipy.stats import t
 
 import mhprobe.compare
 from mhprobe.errors import UserError
+from mhprobe.report.report import Report, Result
 from mhprobe.report.several import expand, several
 from report_html.conftest import make_run
 
@@ -75,6 +76,15 @@ def test_curves_have_the_mean_over_seeds(sweep):
         r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)
     )
     assert one["runs"] == 3 and one["accuracy"] == pytest.approx(0.6)
+
+
+def test_a_curve_says_what_its_accuracy_is(sweep):
+    assert {row["of"] for row in rows(several([sweep])["curves"])} == {"accuracy"}
+    Report(sweep / "0").add("masking_curves", Result(label="top-1 agreement"))
+    found = rows(several([sweep])["curves"])
+    # a mean over seeds is of one score alone
+    at = [r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)]
+    assert {row["of"]: row["runs"] for row in at} == {"accuracy": 2, "top-1 agreement": 1}
 
 
 def test_points_of_a_sweep_over_steps_are_one_curve(tmp_path):

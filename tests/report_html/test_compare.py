@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from mhprobe.errors import UserError
 from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
+from mhprobe.report.report import Report, Result
 from mhprobe.stats.significance import wilson
 from report_html.test_page import Page
 
@@ -31,6 +34,17 @@ def test_heads_that_changed_are_found(a_run, other_run, tmp_path):
         assert r["high"] - r["difference"] == pytest.approx(0.1 * 2**0.5, abs=1e-4)
     assert {r["setting"] for r in tables["settings that differ"]} == {"seed"}
     assert "+0.0 points" in page.text and "not told apart from 0" in page.text
+
+
+def test_curves_of_two_scores_are_not_held_against_each_other(a_run, other_run, tmp_path):
+    shutil.copytree(other_run, tmp_path / "other")
+    at_once = "accuracy at as many heads masked"
+    page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
+    assert at_once in {each["name"] for each in page.data["tables"]}
+    Report(tmp_path / "other").add("masking_curves", Result(label="top-1 agreement"))
+    page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
+    assert not [each["name"] for each in page.data["tables"] if each["name"].endswith("at as many heads masked")]
+    assert "Accuracy or top-1 agreement as heads are switched off" in page.text
 
 
 def test_a_run_against_itself_has_not_changed(a_run, tmp_path):

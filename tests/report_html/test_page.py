@@ -20,8 +20,9 @@ from mhprobe.report.html import atlas, captions, curves, finish_report, finish_s
 from mhprobe.report.html import page as page_of
 from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
+from mhprobe.scoring.score import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table
 from runs import composed
 
@@ -208,6 +209,46 @@ def test_the_prune_command_is_one_that_prune_takes(a_run):
     command = prune_command(read_run(a_run))
     given = shlex.split(command["before"] + "3,7" + command["after"])[3:]
     assert composed("prune", *given).prune.heads == [3, 7]
+
+
+def test_the_prune_command_keeps_what_made_the_network_and_judged_it(tmp_path):
+    folder = make_run(tmp_path / "run")
+    (folder / "model.safetensors").unlink()
+    own = ["backbone.name=deit_tiny_patch16_224", "backbone.checkpoint=my.pth", "backbone.num_classes=0"]
+    for weights, overrides in (("some.safetensors", [own[2]]), (None, own)):
+        config = {"weights": weights, "backbone": {"checkpoint": None if weights else "my.pth"}}
+        (folder / "config" / "config.yaml").write_text(json.dumps(config))
+        given = [*overrides, "score=knn", "masking=six_curves", *([f"weights={weights}"] if weights else [])]
+        (folder / "config" / "overrides.yaml").write_text(json.dumps(given))
+        command = prune_command(read_run(folder))
+        words = shlex.split(command["before"] + "3,7" + command["after"])[3:]
+        assert words == [*overrides, "score=knn", *([f"weights={weights}"] if weights else []), *words[-2:]]
+        assert composed("prune", *words).backbone.num_classes == 0
+
+
+@pytest.mark.parametrize("name", known_scores())
+def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
+    scored = known_scores()[name].scored
+    folder = make_run(tmp_path / "run")
+    report = Report(folder, layout())
+    report.add("masking_curves", Result(table(CURVES), label=scored.right))
+    if scored.lost:
+        report.add("masking_distances", Result(label=scored.lost))
+    stage = {"stage": "dense", "accuracy": 0.9, "low": 0.8, "high": 0.95, "parameters": 7, "score": name}
+    stages = [stage, {**stage, "stage": "pruned", "accuracy": 0.85}]
+    report.add("pruning", Result(table(stages), label=scored.right))
+    promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
+    report.add_metrics({f"prune/promise/{key}": value for key, value in promised.items()})
+    run = read_run(folder)
+    said = " ".join(words.result(run, atlas.heads(run), []))
+    assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
+    assert f"within one point of {scored.right}, chosen on validation images" in said
+    assert f"that new images lose at most 2 points of {scored.right} (50 calibration images" in said
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    assert page.data["scored"] == scored.right and f"{scored.right[1:]} as heads are switched off" in page.text
+    # guessing has a chance of a label alone, and only a cross-entropy is in nats
+    assert (page.data["chance"] is not None) == (name == "labels")
+    assert page.data["lost"] == ([scored.lost, ""] if scored.lost else ["loss", "nats"])
 
 
 @pytest.mark.parametrize("kind", captions.kinds())

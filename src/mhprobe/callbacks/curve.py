@@ -21,6 +21,7 @@ import torch
 from mhprobe import ranks
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.io.progress import stage
@@ -105,16 +106,17 @@ class MaskingCurve(L.Callback):
                 self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill], scores[split])
                 for split in (self.select_on, "test")
             )
-            curves += masking_curve(
-                layout,
-                spec,
-                select,
-                report,
-                splits=(self.select_on, "test"),
-                steps=self.steps,
-                step=self.step,
-                costs=costs,
-            )
+            options: dict[str, Any] = {
+                "splits": (self.select_on, "test"),
+                "steps": self.steps,
+                "step": self.step,
+                "costs": costs,
+            }
+            try:
+                curves += masking_curve(layout, spec, select, report, **options)
+            except UserError as error:
+                where = f"masking.curves.{spec.name}"
+                raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error
         return curves
 
     def masked_heads(self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]) -> list[MaskedHead]:

@@ -34,7 +34,8 @@ class Ablation:
 class Relevance:
     """A need: how much of a logit came through each head's output, by layer-wise relevance propagation.
 
-    target: "top1" for the largest logit, "label" for the label's. gamma, epsilon: of the rules for linear layers.
+    target: "top1" for the largest logit, "label" for the label's, "norm" for the length of features that are no logits.
+    gamma, epsilon: of the rules for linear layers.
     """
 
     target: str = "top1"

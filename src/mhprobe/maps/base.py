@@ -9,10 +9,11 @@ h x w token grid.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from mhprobe.backbones import backbone_of, gives_features
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 
@@ -29,6 +30,11 @@ class MapKind(ABC):
         model: with gates (``mhprobe.attach``). images: (B, 3, height, width), as the model wants them. labels: (B,),
         for kinds that explain the label's logit. UserError names a module that has no attention weights.
         """
+
+
+def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
+    """What is explained where nobody says: the largest logit, or the length of features, which are no logits."""
+    return "norm" if backbone_of(model) is model and gives_features(model) else "top1"
 
 
 def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:

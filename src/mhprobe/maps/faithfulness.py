@@ -4,12 +4,14 @@ Petsiuk et al. 2018 (RISE), arXiv 1806.07421. Deletion takes the most relevant p
 probability falls early, so lower is better. Insertion brings them first: the probability rises early, so higher is
 better. Read both against random orders: a model may be easy or hard to disturb whatever the order.
 
+Of a model without a classifier the cosine of its features to those of the whole image takes the probability's place.
+
 Shapes: B images, h x w map, P = h w patches, N steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ Baseline = Literal["mean", "blur"]
 
 
 class Faithfulness(NamedTuple):
-    """Areas under the curves of the probability over the share of patches, in [0, 1], each (B,).
+    """Areas under the curves of the probability, or cosine, over the share of patches, at most 1, each (B,).
 
     deletion: lower is better. insertion: higher is better. random_deletion, random_insertion: mean over random orders.
     """
@@ -43,25 +45,25 @@ def faithfulness(
     steps: int = 10,
     random_orders: int = 5,
     seed: int = 0,
+    features: bool = False,
 ) -> list[Faithfulness]:
-    """Of several maps, each (B, h, w), for images (B, 3, height, width), watching each image's predicted class.
+    """Of several maps, each (B, h, w), for images (B, 3, height, width), watching each image's class or features.
 
     baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
-    gone. steps: how many equal shares patches go in. Maps of one size share their random orders. Forward passes per
-    image: 2 (steps + 1) for each map, and random_orders times as many for each size.
+    gone. steps: how many equal shares patches go in. features: whether they, and no logits, come out of the model.
+    Maps of one size share their random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders
+    times as many for each size.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:
         raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
     with inspecting(model, gradients=False):
         images = usable(images)
-        target = logits_of(model(images)).argmax(1)
+        watched = _watched(model, logits_of(model(images)), features)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])
-            return area(model, images, without, order, target, steps), area(
-                model, without, images, order, target, steps
-            )
+            return area(watched, images, without, order, steps), area(watched, without, images, order, steps)
 
         chance: dict[torch.Size, tuple[Tensor, Tensor]] = {}
         for shape in {order.shape for order in maps}:
@@ -72,8 +74,21 @@ def faithfulness(
         return [Faithfulness(*areas(order), *chance[order.shape]) for order in maps]
 
 
-def area(model: nn.Module, start: Tensor, end: Tensor, maps: Tensor, target: Tensor, steps: int) -> Tensor:
-    """(B,) area under the probability of ``target`` as patches go from ``start`` to ``end``, largest in ``maps`` first.
+def _watched(model: nn.Module, whole: Tensor, features: bool) -> Callable[[Tensor], Tensor]:
+    """Images -> (B,) the probability of the class of ``whole``, what comes out of whole images, or the cosine to it."""
+    target = whole.argmax(1, keepdim=True)
+
+    def watch(images: Tensor) -> Tensor:
+        outputs = logits_of(model(images)).double()
+        if features:
+            return F.cosine_similarity(outputs, whole.double(), dim=1)
+        return outputs.softmax(1).gather(1, target).squeeze(1)
+
+    return watch
+
+
+def area(watched: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, maps: Tensor, steps: int) -> Tensor:
+    """(B,) area under what is ``watched`` as patches go from ``start`` to ``end``, largest in ``maps`` first.
 
     Trapezoids over the share of patches that have gone.
     """
@@ -81,13 +96,12 @@ def area(model: nn.Module, start: Tensor, end: Tensor, maps: Tensor, target: Ten
     # stable: where a map is flat, raster order
     rank_BP = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(1)
     counts = torch.linspace(0, patches, steps + 1).round().long().tolist()
-    probability = []
+    seen = []
     for count in counts:
         gone = (rank_BP < count).unflatten(1, maps.shape[1:])
         gone_pixels = F.interpolate(gone[:, None].to(start.dtype), size=start.shape[-2:], mode="nearest-exact")
-        logits = logits_of(model(torch.where(gone_pixels > 0, end, start)))
-        probability.append(logits.double().softmax(1).gather(1, target[:, None]).squeeze(1))
-    return torch.trapezoid(torch.stack(probability), torch.tensor(counts).to(target.device) / patches, dim=0)
+        seen.append(watched(torch.where(gone_pixels > 0, end, start)))
+    return torch.trapezoid(torch.stack(seen), torch.tensor(counts).to(start.device) / patches, dim=0)
 
 
 def mean_colour(images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.maps.base import MapKind
+from mhprobe.maps.base import MapKind, usual_target
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
@@ -94,32 +94,42 @@ def gallery(
     batch = data.transform(batch, train=False)
     device = next(model.parameters()).device
     images, labels = batch.images.to(device), None if own else batch.labels.to(device)
-    with torch.inference_mode():
-        probability, predicted = model.eval()(images).double().softmax(1).cpu().max(1)
     names = [*data.class_names, UNKNOWN]  # -1 is the last
+    shown = [names[label] for label in batch.labels.tolist()]
+    features = usual_target(model.eval()) == "norm"
+    taken = [()] * len(images) if features else _taken_for(model, images, names)
     results: dict[str, Result] = {}
     every: dict[str, dict[str, Judged]] = {}
     rows: list[list[Any]] = []
     areas = Judged._fields[1:] if options.get("score", True) else ()
     called = [_called(image) for image in chosen]
-    facts = list(zip(called, batch.labels.tolist(), predicted.tolist(), probability.tolist(), strict=True))
-    titles = [f"image {image}: {names[label]}\n→ {names[best]} {p:.2f}" for image, label, best, p in facts]
+    titles = [
+        f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "")
+        for image, label, best in zip(called, shown, taken, strict=True)
+    ]
     for kind, make in kinds.items():
-        found = judged(model, images, labels, make, **options)
+        found = judged(model, images, labels, make, features=features, **options)
         every[kind] = found
         for name, one in found.items():
             numbers = torch.stack(one[1:], 1)[:, : len(areas)].tolist()
-            for (image, label, best, p), beside in zip(facts, numbers, strict=True):
-                rows.append([image, names[label], names[best], p, kind, name, *beside])
+            for image, label, best, beside in zip(called, shown, taken, numbers, strict=True):
+                rows.append([image, label, *best, kind, name, *beside])
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number)
             results[f"{kind}_{image}"] = Result(figure=drawn)
-    columns = ["image", "label", "predicted", "probability", "kind", "map", *areas]
+    columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
     overview = figures.draw(pictures, titles, whole) if whole else None
     if smooth and whole:
         results["maps_smooth"] = Result(figure=figures.draw(pictures, titles, whole, smooth=True))
     return {**results, "maps": Result(Table(columns, rows), overview)}, every
+
+
+def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:
+    """What the model takes each image for, and how surely."""
+    with torch.inference_mode():
+        sure, best = model(images).double().softmax(1).cpu().max(1)
+    return [(names[number], share) for number, share in zip(best.tolist(), sure.tolist(), strict=True)]
 
 
 def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
@@ -166,7 +176,7 @@ def _called(image: int | str) -> int | str:
 
 
 def _explains_label(kind: MapKind) -> bool:
-    return "label" in (getattr(kind, "target", None), getattr(getattr(kind, "rule", None), "target", None))
+    return getattr(kind, "target", None) == "label"
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:

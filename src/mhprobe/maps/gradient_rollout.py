@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mhprobe.gates import gates_of
-from mhprobe.maps.base import MapKind, as_grid, readout
+from mhprobe.maps.base import MapKind, as_grid, readout, usual_target
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
@@ -19,16 +19,17 @@ from mhprobe.recording.record import record
 class GradientRollout(MapKind):
     """The map "gradient rollout" (B, h, w) over the first block's grid.
 
-    fusion, discard: as in Rollout. target: "top1" explains the largest logit, "label" the label's.
+    fusion, discard: as in Rollout. target: "top1" explains the largest logit, "label" the label's, "norm" the
+    length of features; None the first, or the last of a model that gives features.
     """
 
-    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0, target: Of = "top1") -> None:
+    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None) -> None:
         check(fusion, discard, "gradient_rollout")
         self.fusion, self.discard, self.target = fusion, discard, target
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = gates_of(model).layout
-        batch = record(model, images, labels, {"attn_grad"}, of=self.target)
+        batch = record(model, images, labels, {"attn_grad"}, of=self.target or usual_target(model))
         attn, slopes = batch.need("attn", "gradient rollout"), batch.need("attn_grad", "gradient rollout")
         rows = [
             transition(fuse((a * slope).clamp(min=0), self.fusion), site, self.discard)

@@ -7,23 +7,24 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.maps.base import MapKind
+from mhprobe.maps.base import MapKind, usual_target
 from mhprobe.recording.lrp import patch_relevances
 
 
 class RelevanceMap(MapKind):
     """The map "relevance" (B, h, w) of the patch embeddings, in units of the logit; negative patches spoke against it.
 
-    target, gamma, epsilon: as in the measure LRPRelevance.
+    target, gamma, epsilon: as in the measure LRPRelevance; target None: the largest logit, of features their length.
     """
 
     def __init__(
-        self, target: str = "top1", gamma: float = Relevance.gamma, epsilon: float = Relevance.epsilon
+        self, target: str | None = None, gamma: float = Relevance.gamma, epsilon: float = Relevance.epsilon
     ) -> None:
         if gamma < 0 or epsilon <= 0:
             raise UserError(f"relevance_map: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}.")
-        self.rule = Relevance(target, float(gamma), float(epsilon))
+        self.target, self.gamma, self.epsilon = target, float(gamma), float(epsilon)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        _, patches = patch_relevances(model, images, labels, self.rule)
+        rule = Relevance(self.target or usual_target(model), self.gamma, self.epsilon)
+        _, patches = patch_relevances(model, images, labels, rule)
         return {"relevance": patches.unflatten(1, gates_of(model).layout.sites[0].token_grid)}

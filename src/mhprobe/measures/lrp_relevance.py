@@ -22,7 +22,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
 from mhprobe.stats.significance import Z95, standard_error
 
-Target = Literal["top1", "label"]
+Target = Literal["top1", "label", "norm"]
 
 _TINY = 1e-300  # a layer without relevance: shares of 0
 
@@ -30,7 +30,7 @@ _TINY = 1e-300  # a layer without relevance: shares of 0
 class LRPRelevance(Measure):
     """Mean over images of |R_h| / sum over the layer's heads of |R|.
 
-    target: "top1" explains the largest logit, "label" the label's.
+    target: "top1" explains the largest logit, "label" the label's, "norm" the length of features that are no logits.
     gamma: by how much linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose
         relevance explodes in deep networks. epsilon: keeps denominators away from 0.
 

@@ -33,7 +33,7 @@ from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.recording.objective import objective
+from mhprobe.recording.objective import objective, refuse_features
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting, usable
 
@@ -93,9 +93,10 @@ def patch_relevances(model: nn.Module, images: Tensor, labels: Tensor | None, ru
 def _explained(
     model: nn.Module, backbone: nn.Module, images: Tensor, labels: Tensor | None, rule: Relevance
 ) -> tuple[Tensor, Tensor]:
-    """The logit to explain, and the patch embeddings, where the graph under the rules begins."""
-    if rule.target not in ("top1", "label"):
-        raise UserError(f"relevance: target is top1 or label, got {rule.target!r}.")
+    """The logit, or length of features, to explain, and patch embeddings, where the graph under the rules begins."""
+    if rule.target not in ("top1", "label", "norm"):
+        raise UserError(f"relevance: target is top1, label or norm, got {rule.target!r}.")
+    refuse_features(model, backbone, rule.target, "relevance")
     if rule.target == "label" and labels is None:
         raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
     family = family_of(backbone)

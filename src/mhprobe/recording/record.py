@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of, gives_features
+from mhprobe.backbones import family_of
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
@@ -33,7 +33,7 @@ from mhprobe.heads import (
 from mhprobe.recording.checks import check_batch, check_labels, check_model
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
-from mhprobe.recording.objective import UNLABELLED, Of, objective
+from mhprobe.recording.objective import UNLABELLED, Of, objective, refuse_features
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.patching import Run, patched
 from mhprobe.recording.replay import masked_logits
@@ -80,7 +80,7 @@ def record(
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:
-            _check_target(model, taps.backbone, of)
+            refuse_features(model, taps.backbone, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     count, z = len(images), _per_head(layout, taps.heads, len(images))
     explained, relevance, skipped = _relevances(model, layout, images, labels, needs)
@@ -131,14 +131,6 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
     if any(getattr(module, "grad_checkpointing", False) for module in model.modules()):
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
-        )
-
-
-def _check_target(model: nn.Module, backbone: nn.Module, of: Of) -> None:
-    if of != "norm" and model is backbone and gives_features(model):
-        raise UserError(
-            f"record: {type(model).__name__} gives features, no logits, so its {of} means nothing. Take slopes of "
-            f"their length: target='norm' in mhprobe.measure, of='norm' here."
         )
 
 

@@ -23,9 +23,11 @@ def of_curves(
     results = {}
     if curves:
         figure = curves_figure.draw(curves, layout.num_heads, chance)
-        results["masking_curves"] = Result(tables.curves(curves), figure, curves=curves)
-        if curves[0].scored.lost:
-            results["masking_distances"] = Result(figure=distances.draw(curves, layout.num_heads))
+        scored = curves[0].scored
+        results["masking_curves"] = Result(tables.curves(curves), figure, curves=curves, label=scored.right)
+        if scored.lost:
+            drawn = distances.draw(curves, layout.num_heads)
+            results["masking_distances"] = Result(figure=drawn, label=scored.lost)
     if found:
         results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
     return results

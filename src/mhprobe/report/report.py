@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 class Result(NamedTuple):
-    """What one question gave. curves: for dashboards that draw them themselves, beside the figure."""
+    """What one question gave. curves: for dashboards that draw them themselves, beside the figure.
+
+    label: what its values are, for labels.json.
+    """
 
     table: tables.Table | None = None
     figure: Figure | None = None
     metrics: Mapping[str, float] = MappingProxyType({})
     curves: Sequence[Curve] = ()
+    label: str = ""
 
 
 @runtime_checkable
@@ -84,6 +88,7 @@ class Report:
     def add(self, name: str, result: Result) -> list[Path]:
         """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json: what the result has of them."""
         paths = [] if result.table is None else self.add_table(name, result.table)
+        paths += [self._say(name, result.label)] if result.label else []
         if result.curves:
             for dashboard in self.dashboards:
                 dashboard.add_curves(result.curves)
@@ -109,13 +114,16 @@ class Report:
         own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
         e.g. an epoch's results apart. control: the same columns of a freshly initialised network, for the figures.
         """
-        label = self.labels[name] = label or name.replace("_", " ")
-        paths = self.add_columns(name, kind, columns, axes, suffix)
-        paths.append(write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode()))
+        label = label or name.replace("_", " ")
+        paths = [*self.add_columns(name, kind, columns, axes, suffix), self._say(name, label)]
         for each, stem in ((kind, name), *((other, f"{name}_{other}") for other in also)):
             figure = twins.draw(each, self.layout, columns, label, axes, control)
             paths += self.add_figure(stem + suffix, figure)
         return paths
+
+    def _say(self, name: str, label: str) -> Path:
+        self.labels[name] = label
+        return write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode())
 
     def add_columns(
         self,

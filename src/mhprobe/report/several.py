@@ -124,23 +124,24 @@ def _groups(ones: Sequence[One]) -> Result:
 
 
 def _curves(ones: Sequence[One]) -> Result:
-    """A row per group, curve, split and number of heads masked."""
-    seen: dict[tuple[str, str, str, float], dict[str, tuple[Any, ...]]] = {}
+    """A row per group, curve, split and number of heads masked. of: what "accuracy" is, which may differ by run."""
+    seen: dict[tuple[str, str, str, float, str], dict[str, tuple[Any, ...]]] = {}
     for one in ones:
         series = ", ".join(f"{key}={value}" for key, value in one.own.items() if key != STEP)
+        of = curves.scored(one.run)
         for line in curves.lines(one.run):
             for point in line["points"]:
-                key = (one.group, line["curve"], line["split"], float(point["heads_masked"]))
+                key = (one.group, line["curve"], line["split"], float(point["heads_masked"]), of)
                 seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])
     rows = []
-    for (group, curve, split, heads), points in sorted(seen.items()):
+    for (group, curve, split, heads, of), points in sorted(seen.items()):
         mean, deviation, low, high = _spread([each[0] for each in points.values()])
         if len(points) == 1:  # what is left is the interval over images
             ((_, low, high),) = points.values()
         rows.append(
             {
                 **{"group": group, "curve": curve, "split": split, "heads_masked": heads, "runs": len(points)},
-                **{"accuracy": mean, "deviation": deviation, "low": low, "high": high},
+                **{"accuracy": mean, "deviation": deviation, "low": low, "high": high, "of": of},
             }
         )
     return Result(from_rows(rows), run_curves.draw(rows)) if rows else Result()

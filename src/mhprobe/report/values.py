@@ -57,12 +57,8 @@ class Values(Tensor):
 
     def to_frame(self) -> Any:
         """``table`` as a pandas.DataFrame. UserError where pandas is not installed."""
-        try:
-            import pandas
-        except ImportError:
-            raise UserError("to_frame: pandas is not installed; pip install pandas, or use .columns.") from None
         table = self.table()
-        return pandas.DataFrame(table.rows, columns=table.columns)
+        return _pandas().DataFrame(table.rows, columns=table.columns)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         cells, left = self._shown()
@@ -98,12 +94,42 @@ class Values(Tensor):
         return Values.of, (self.name, self.label, self.kind, self.heads, self.columns)
 
 
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("to_frame: pandas is not installed; pip install pandas, or use .columns.") from None
+    return pandas
+
+
 class Found(dict[str, Values]):
     """What measures found, by their names. refused: why others found nothing; asking for one of them raises that."""
 
     def __init__(self, found: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
         super().__init__(found)
         self.refused = dict(refused)
+
+    def to_frame(self) -> Any:
+        """All tables below each other as one pandas.DataFrame, its first column the measure's name.
+
+        A column that a measure has not is empty in its rows. UserError where pandas is not installed.
+        """
+        pandas = _pandas()
+        frames = [values.to_frame().assign(measure=name) for name, values in self.items()]
+        if not frames:
+            return pandas.DataFrame(columns=["measure"])
+        every = pandas.concat(frames, ignore_index=True)
+        return every[["measure", *(name for name in every.columns if name != "measure")]]
+
+    def __repr__(self) -> str:
+        return "\n\n".join([*map(repr, self.values()), *self._unsaid()])
+
+    def _repr_html_(self) -> str:
+        shown = [values._repr_html_() for values in self.values()]
+        return "".join([*shown, *(f"<p>{html.escape(line)}</p>" for line in self._unsaid())])
+
+    def _unsaid(self) -> list[str]:
+        return [f"{name}: not measured. {error}" for name, error in self.refused.items()]
 
     def __missing__(self, name: str) -> Values:
         if name in self.refused:

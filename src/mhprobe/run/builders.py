@@ -45,6 +45,7 @@ from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
+from mhprobe.run.schema import needs_no_classifier
 from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
@@ -74,8 +75,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
     features = gives_features(backbone)
-    if features and cfg["command"] == "train":
-        raise UserError("backbone.num_classes: 0 leaves the classifier out, and training needs one; leave it null.")
+    if features:
+        needs_no_classifier(cfg["command"])
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import gives_features, layout_of
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
@@ -122,6 +122,11 @@ def retraining(
     """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
     settings = cfg["prune"]
     data.refuse_unlabelled("prune.tune_epochs")
+    if gives_features(dense):
+        raise UserError(
+            "prune.tune_epochs: training needs a classifier, and the network gives features; expected 0. "
+            "prune.repair.per=weights mends without training."
+        )
     cfg = {**cfg, "trainer": {**cfg["trainer"], "max_epochs": settings["tune_epochs"]}, "measure": None}
     optim = builders.optim(cfg, data)
 
@@ -279,7 +284,7 @@ def _report_promise(report: Report, promise: Promise) -> None:
     curves = [promise.curve]
     figure = curves_figure.draw(curves, report.layout.num_heads)
     metrics = {f"prune/promise/{name}": value for name, value in _promised(promise).items()}
-    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves))
+    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves, promise.curve.scored.right))
 
 
 def nothing_promised(promise: Promise) -> UserError:
@@ -292,7 +297,8 @@ def nothing_promised(promise: Promise) -> UserError:
 
 
 def _report(report: Report, found: Pruned) -> None:
-    report.add_table("pruning", Table(list(Stage._fields), [list(row) for row in found.stages]))
+    stages = Table(list(Stage._fields), [list(row) for row in found.stages])
+    report.add("pruning", Result(stages, label=found.scored.right))
     kept = (~found.gone).long()
     report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
     last = found.stages[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,11 +27,13 @@ class Cosine(Score):
         super().__init__(outputs, labels)
         self.units = F.normalize(self.outputs, dim=1)
 
-    def alike(self, outputs: Tensor) -> Tensor:
-        """(M, B, N) cosines to the unmasked outputs of all images."""
-        return F.normalize(outputs.double(), dim=-1) @ self.units.mT
-
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        alike_MBN = self.alike(outputs)
-        itself_MB = alike_MBN.gather(-1, index.expand(alike_MBN.shape[:-1])[..., None])[..., 0]
-        return alike_MBN.argmax(-1) == index, 1 - itself_MB
+        # mask by mask: beside each other, cosines to all images would take M * B * N numbers
+        judged = [self.judge(F.normalize(each.double(), dim=1), index) for each in outputs]
+        return torch.stack([right for right, _ in judged]), torch.stack([loss for _, loss in judged])
+
+    def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one mask: outputs of length 1 -> right (B,) and loss (B,)."""
+        # not out of the product with all images: its last bit depends on how many images stand beside each other
+        itself_B = (units_BC * self.units[index]).sum(1)
+        return (units_BC @ self.units.mT).argmax(1) == index, 1 - itself_B

@@ -29,11 +29,10 @@ class KNN(Cosine):
         if len(outputs) <= NEIGHBOURS:
             raise UserError(f"score=knn: needs more than {NEIGHBOURS} images, got {len(outputs)}.")
 
-    def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         assert self.labels is not None  # score_for looked
-        alike_MBN = self.alike(outputs)
-        alike_MBN = alike_MBN.scatter(-1, index.expand(alike_MBN.shape[:-1])[..., None], -torch.inf)
-        near_MBK = self.labels[alike_MBN.topk(NEIGHBOURS).indices]
+        others_BN = (units_BC @ self.units.mT).scatter(1, index[:, None], -torch.inf)
+        near_BK = self.labels[others_BN.topk(NEIGHBOURS).indices]
         true_B = self.labels[index]
-        votes = F.one_hot(near_MBK, int(self.labels.max()) + 1).sum(-2)
-        return votes.argmax(-1) == true_B, (near_MBK != true_B[:, None]).double().mean(-1)
+        votes_BC = F.one_hot(near_BK, int(self.labels.max()) + 1).sum(1)
+        return votes_BC.argmax(1) == true_B, (near_BK != true_B[:, None]).double().mean(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,15 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """rows: group, curve, split, heads_masked, runs, accuracy, low, high. The test split where there is one."""
+    """rows: group, curve, split, heads_masked, runs, accuracy, low, high, of. The test split where there is one."""
     splits = {row["split"] for row in rows}
     shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
     curves = list(dict.fromkeys(row["curve"] for row in shown))
     groups = list(dict.fromkeys(row["group"] for row in shown))
+    scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
     deep, per_row = panel_grid(len(curves))
-    side, gap, left, bottom = 1.6, 0.28, 0.6, 0.55 + 0.17 * len(groups)
+    axis = textwrap.wrap(f"{shown[0]['split']} {scored} (%)", 30)
+    side, gap, left, bottom = 1.6, 0.28, 0.5 + 0.1 * len(axis), 0.55 + 0.17 * len(groups)
     top = bottom + deep * side + (deep - 1) * (gap + 0.2) + 0.25
     with canvas((max(3.6, left + per_row * (side + gap)), top)) as figure:
         for number, curve in enumerate(curves):
@@ -42,7 +45,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.set_ylim(-2, 102)
             axes.set_yticks([0, 50, 100], None if column == 0 else [""] * 3)
             axes.set_xlabel("heads masked" if number + per_row >= len(curves) else "")
-            axes.set_ylabel(f"{shown[0]['split']} accuracy (%)" if column == 0 else "")
+            axes.set_ylabel("\n".join(axis) if column == 0 else "")
         names = [name if len(name) <= 60 else name[:59] + "…" for name in groups]
         figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
     return figure

@@ -231,7 +231,7 @@ function ordersOf(head) {
       el("td", {}, at ? share(at) : "–"));
   });
   if (!rows.length) return [];
-  return [el("h3", {}, "When it is masked"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "When it is masked" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Order", "Goes at", "Accuracy then"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows)))];
+  return [el("h3", {}, "When it is masked"), el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "When it is masked" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Order", "Goes at", `Then: ${DATA.scored}`].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows)))];
 }
 
 function historyOf(head) {
@@ -259,14 +259,14 @@ function knownPoint(chosen) {
 function saidOf(chosen) {
   if (!chosen.size) return "Choose heads in the grid, or a point of the masking curve.";
   const point = knownPoint(chosen);
-  if (point) return `Without them ${point.split} accuracy is ${share(point)}: step ${point.step} of ${point.curve}.`;
+  if (point) return `Without them ${point.split} ${DATA.scored} is ${share(point)}: step ${point.step} of ${point.curve}.`;
   const single = DATA.measures.find(({ key }) => key === "ablation_delta");
   if (single && chosen.size === 1) {
     const [id] = chosen;
     return `Without it the loss rises by ${withInterval(single.columns.value[id], single.low?.[id], single.high?.[id])} nats.`;
   }
   const sum = single ? ` One by one they raise the loss by ${number(d3.sum([...chosen], (id) => single.columns.value[id]))} nats in sum; together it may be more or less.` : "";
-  return `This run did not measure the accuracy without exactly these.${sum} The command measures it.`;
+  return `This run did not measure the ${DATA.scored} without exactly these.${sum} The command measures it.`;
 }
 
 function drawChosen() {

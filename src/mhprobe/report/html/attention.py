@@ -131,5 +131,8 @@ def _titles(run: Run) -> list[str]:
     table = run.tables.get("maps")
     if table is None:
         return []
-    rows = zip(*(column(table, name) for name in ("image", "label", "predicted")), strict=True)
-    return [f"image {image}: {label}, taken for {best}" for image, label, best in dict.fromkeys(rows)][:IMAGES]
+    asked = [name for name in ("image", "label", "predicted") if name in table.columns]  # features predict nothing
+    rows = dict.fromkeys(zip(*(column(table, name) for name in asked), strict=True))
+    return [f"image {image}: {label}" + "".join(f", taken for {one}" for one in best) for image, label, *best in rows][
+        :IMAGES
+    ]

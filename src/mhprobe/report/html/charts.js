@@ -2,6 +2,7 @@
 // The masking curve, linked with the atlas: a point chooses its heads, chosen heads that are a point are ringed.
 
 const LINES = DATA.lines;
+const [LOST, UNIT] = DATA.lost;
 const ORDER = [...new Set(LINES.map(({ curve }) => curve))];
 const hidden = new Set();
 const isAveraged = (curve) => LINES.some((line) => line.curve === curve && line.averaged);
@@ -18,9 +19,9 @@ function drawCurve() {
   const one = points.every(({ step }) => step === points[0].step);
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
   const chart = chartOf({
-    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked",
+    width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: `${DATA.scored} against heads masked`,
     x: { label: `heads masked (of ${HEADS.length || "all"})`, domain: [0, d3.max(LINES, (line) => d3.max(line.points, (p) => p.heads_masked))] },
-    y: { label: `${split} accuracy (%)`, grid: true, ...percents },
+    y: { label: `${split} ${DATA.scored} (%)`, grid: true, ...percents },
     marks: [
       ...(DATA.chance == null ? [] : [Plot.ruleY([DATA.chance], { strokeDasharray: "2 4" })]),
       ...shown.flatMap(({ curve, points }) => [
@@ -29,7 +30,7 @@ function drawCurve() {
         ...(points.length <= 40 || one ? [Plot.dot(points, { x: "heads_masked", y: "accuracy", fill: strokeOf(curve), r: 2.6, symbol: isAveraged(curve) ? "circle" : ["circle", "square", "triangle", "diamond", "star", "wye", "times"][searched.indexOf(curve) % 7] })] : []),
       ]),
       Plot.dot(ringed, { x: "heads_masked", y: "accuracy", r: 8, stroke: "var(--ring)", strokeWidth: 3 }),
-      Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} heads masked\n${split} accuracy ${share(p)}${p.delta == null ? "" : `\nloss ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} nats`}` })),
+      Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} heads masked\n${split} ${DATA.scored} ${share(p)}${p.delta == null ? "" : `\n${LOST} ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} ${UNIT}`}` })),
     ],
   });
   chart.addEventListener("click", () => { if (chart.value?.masked) choose(heads(chart.value.masked)); });

@@ -22,8 +22,8 @@ function drawCurves() {
   const named = (lines) => lines.flatMap(({ run, points }) => points.map((point) => ({ ...point, run })));
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
   const chart = chartOf({
-    width, height: Math.max(300, width * 0.42), marginBottom: 42, marginRight: 24, ariaLabel: "Accuracy against heads masked, by run",
-    x: { label: "heads masked" }, y: { label: `${split} accuracy (%)`, grid: true, transform: (accuracy) => 100 * accuracy },
+    width, height: Math.max(300, width * 0.42), marginBottom: 42, marginRight: 24, ariaLabel: `${DATA.scored} against heads masked, by run`,
+    x: { label: "heads masked" }, y: { label: `${split} ${DATA.scored} (%)`, grid: true, transform: (accuracy) => 100 * accuracy },
     marks: [
       ...shown.flatMap(({ run, points }) => [
         Plot.areaY(points, { x: "heads_masked", y1: "low", y2: "high", fill: strokeOf(run), fillOpacity: 0.14 }),
@@ -31,7 +31,7 @@ function drawCurves() {
         Plot.dot(points, { x: "heads_masked", y: "accuracy", fill: strokeOf(run), r: 2.8, symbol: ["circle", "square", "triangle", "diamond"][DATA.runs.indexOf(run) % 4] }),
       ]),
       ...random.map(({ run, points }) => Plot.line(points, { x: "heads_masked", y: "accuracy", stroke: strokeOf(run), strokeDasharray: "3 4", strokeOpacity: 0.8 })),
-      Plot.tip(named(shown), Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.run}: ${number(p.heads_masked)} heads masked\n${split} accuracy ${share(p)}` })),
+      Plot.tip(named(shown), Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.run}: ${number(p.heads_masked)} heads masked\n${split} ${DATA.scored} ${share(p)}` })),
     ],
   });
   byId("curve-chart").replaceChildren(chart);

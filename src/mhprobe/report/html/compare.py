@@ -28,8 +28,9 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
     names = unique_names(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
+    what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
     tables = [
-        *_table("accuracy at as many heads masked", _curve_rows(runs, names)),
+        *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
         *_table("heads that changed", _head_rows(names, heads, measures)),
         *_table("heads that went", _kept_rows(runs, names, heads)),
         *_table("settings that differ", _settings(runs, names)),
@@ -37,11 +38,12 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
     lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
     page = render(
         "compare.html.jinja",
-        {"heads": heads, "runs": names, "measures": measures, "lines": lines, "tables": tables},
+        {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
         words=[*_accuracies(runs, names), *_changed(names, measures)],
         runs=list(zip(names, map(facts, runs), strict=True)),
+        scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
     )
     return write(Path(to), page.encode())
@@ -157,8 +159,13 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    """At every number of heads that the first run and another have on the same curve."""
-    lines = [{(line["curve"], line["split"]): line["points"] for line in curves.lines(run)} for run in runs]
+    """At every number of heads that the first run and another have on the same curve, of the same score."""
+    lines = [
+        {(line["curve"], line["split"]): line["points"] for line in curves.lines(run)}
+        if curves.scored(run) == curves.scored(runs[0])
+        else {}
+        for run in runs
+    ]
     rows = []
     for (curve, split), points in lines[0].items():
         for name, others in zip(names[1:], lines[1:], strict=True):

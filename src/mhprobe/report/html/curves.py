@@ -32,6 +32,17 @@ def lines(run: Run) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def scored(run: Run, table: str = "masking_curves") -> str:
+    """What the accuracy of a table is: it is a score, and agreement with the unmasked model is one as well."""
+    return str(run.labels.get(table) or next((row["of"] for row in totals(run) if row.get("of")), "accuracy"))
+
+
+def lost(run: Run) -> tuple[str, str]:
+    """What the loss of curves is, and its unit: a distance from the unmasked model has its own words."""
+    known = run.labels.get("masking_distances")
+    return (str(known), "") if known else ("loss", "nats")
+
+
 def repeats(run: Run) -> list[dict[str, Any]]:
     """The points of single random repeats: masks whose accuracy is known too."""
     return [

@@ -14,6 +14,7 @@ import jinja2
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.masking.base import LABELS
 from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.attention import maps
 from mhprobe.report.html.captions import caption
@@ -54,7 +55,10 @@ def write_report(folder: Path) -> Path:
         "maps": maps(run, heads),
         "lines": curves.lines(run),
         "repeats": curves.repeats(run),
-        "chance": words.chance(run),
+        "scored": (scored := curves.scored(run)),
+        "lost": curves.lost(run),
+        # guessing finds a label, and no distance from the unmasked model
+        "chance": words.chance(run) if scored == LABELS.right else None,
         "prune": prune_command(run),
         "tables": tables,
     }
@@ -73,6 +77,7 @@ def write_report(folder: Path) -> Path:
         words=words.result(run, heads, measures),
         glance=words.glance(heads, measures),
         facts=facts(run),
+        scored=scored,
         figures=_figures(run),
         left_out=left_out,
     )
@@ -132,14 +137,18 @@ def _overrides(run: Run) -> str:
     return f"not recorded; its settings: {shlex.join(run.overrides)}" if run.overrides else "not recorded"
 
 
-def prune_command(run: Run) -> dict[str, Any]:
+def prune_command(run: Run) -> dict[str, str]:
     """The command that removes chosen heads: what stands before their numbers and behind them."""
     own = run.folder / "model.safetensors"
     weights = str(own) if own.exists() else run.config.get("weights")
-    same = ("+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=")
-    given = [text for text in run.overrides if text.startswith(same)]
-    before = shlex.join(["python", "-m", "mhprobe.prune", *given, f"weights={weights or 'FILE'}", "prune=given"])
-    return {"before": f"{before} 'prune.heads=[", "after": "]'", "known": weights is not None}
+    same = ["+experiment=", "experiment=", "data=", "data.", "+data", "trainer=", "trainer.", "cache_dir=", "score="]
+    backbone = run.config.get("backbone") or {}
+    by_name = weights is None and bool(backbone.get("checkpoint") or backbone.get("pretrained"))
+    same += ["backbone=", "backbone.", "+backbone."] if by_name else ["backbone.num_classes="]
+    given = [text for text in run.overrides if text.startswith(tuple(same))]
+    given += [] if by_name else [f"weights={weights or 'FILE'}"]
+    before = shlex.join(["python", "-m", "mhprobe.prune", *given, "prune=given"])
+    return {"before": f"{before} 'prune.heads=[", "after": "]'"}
 
 
 def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:

@@ -88,7 +88,7 @@ def _masking(run: Run, heads: int) -> list[str]:
     if (chosen := curves.best(run)) is None:
         return []
     name, split, many = chosen["curve"], chosen["split"], round(chosen["heads_within_1_point"])
-    what = chosen.get("of") or "accuracy"  # or what the score says instead
+    what = curves.scored(run)
     lines = {(line["curve"], line["split"]): line for line in curves.lines(run)}
     reported = "test" if (name, "test") in lines else split
     points = lines[name, reported]["points"]
@@ -133,11 +133,12 @@ def _promise(run: Run, heads: int) -> list[str]:
         return []
     limit, sure = f"{asked['points']:g} point{'s' * (asked['points'] != 1)}", f"{100 * asked['confidence']:g} %"
     on = f"({asked['images']} calibration images, which chose neither the heads nor how many)"
+    what = curves.scored(run)
     if not asked["steps"]:
-        return [f"No head can go with the promise that new images lose at most {limit} of accuracy {on}."]
+        return [f"No head can go with the promise that new images lose at most {limit} of {what} {on}."]
     return [
         f"{asked['heads']} of {heads} heads can go with the promise, of {sure} confidence, that new images lose at "
-        f"most {limit} of accuracy {on}."
+        f"most {limit} of {what} {on}."
     ]
 
 
@@ -151,11 +152,9 @@ def _kept(run: Run) -> list[str]:
     table = run.tables.get("pruning")
     if table is not None and {"stage", "accuracy", "low", "high", "parameters"} <= set(table.columns):
         first, last = (dict(zip(table.columns, row, strict=True)) for row in (table.rows[0], table.rows[-1]))
-        by = first.get("score", "labels")
-        what = "accuracy" if by == "labels" else f"agreement with the dense network (score={by})"
         said.append(
-            f"Test {what} goes from {interval(first)} to {interval(last)}, parameters from {first['parameters']:,} "
-            f"to {last['parameters']:,}."
+            f"Test {curves.scored(run, 'pruning')} goes from {interval(first)} to {interval(last)}, parameters from "
+            f"{first['parameters']:,} to {last['parameters']:,}."
         )
     return said
 
