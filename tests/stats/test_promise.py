@@ -46,6 +46,24 @@ def test_a_loss_at_the_limit_is_rarely_called_less():
     assert float((loses_more(loss, LIMIT) <= 0.05).double().mean()) <= 0.071
 
 
+def test_a_promise_that_a_mean_and_its_error_make_sure_of_is_usually_given():
+    """Lost 2 %, won 1 % of 2,500 images, limit 2 points: four standard errors. The largest growth gave 33 % of them."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.rand(400, 2500, generator=generator)
+    loss = (drawn < 0.02).double() - (drawn > 0.99).double()
+    assert float((loses_more(loss, 0.02) <= 0.05).double().mean()) > 0.55
+
+
+def test_the_capital_at_the_limit_is_nobodys_to_expect_at_any_level():
+    """Ville's inequality: at most a share ``level`` of draws whose mean is the limit has a p below it."""
+    generator = torch.Generator().manual_seed(3)
+    for level in (0.2, 0.05, 0.01):
+        drawn = torch.rand(2000, 800, generator=generator)
+        loss = (drawn < 0.06).double() - (drawn > 0.98).double()  # lost 6 %, won 2 %
+        shown = float((loses_more(loss, 0.04, level) <= level).double().mean())
+        assert shown <= level + 3 * (level * (1 - level) / 2000) ** 0.5
+
+
 def test_limits_out_of_range_are_refused():
     right = torch.ones(5, dtype=torch.bool)
     for points, confidence in ((0, 0.95), (1, 1.0), (100, 0.95)):

@@ -8,7 +8,9 @@ A step's loss on an image is (right before) - (right after): -1, 0 or 1. Its mea
 change, so bounds that know the range alone (Hoeffding) would need tens of thousands of images. Here the test is a bet:
 capital that grows if the mean is below the limit, and of which nobody can expect to have more than the stake if it is
 not (Waudby-Smith & Ramdas, 2024, "Estimating means of bounded random variables by betting", arXiv 2010.09686). By
-Ville's inequality 1 / (the largest capital on the way) is a p, exact for any number of images.
+Ville's inequality 1 / (the largest capital on the way) is a p, exact for any number of images. The stake is theirs for
+a number of images known beforehand, sqrt(2 ln(1 / level) / (n variance)), with which the largest mean loss can still be
+told from the limit.
 
 The images must have chosen neither the weights nor the path.
 
@@ -18,6 +20,7 @@ Shapes: S steps, n images.
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +54,10 @@ class Guarantee:
         332
         """
 
+        level = 1 - self.confidence
+
         def shown(images: int) -> bool:
-            return float(loses_more(torch.zeros(1, images), self.points / 100)) <= 1 - self.confidence
+            return float(loses_more(torch.zeros(1, images), self.points / 100, level)) <= level
 
         most = 1
         while not shown(most):
@@ -73,12 +78,14 @@ def kept_promise(
     Guarantee(points, confidence)
     loss_Sn = whole_n.double() - steps_Sn.double()
     order = torch.randperm(loss_Sn.shape[1], generator=torch.Generator().manual_seed(seed))
-    shown_S = loses_more(loss_Sn[:, order], points / 100) <= 1 - confidence
+    shown_S = loses_more(loss_Sn[:, order], points / 100, 1 - confidence) <= 1 - confidence
     return int(shown_S.long().cumprod(0).sum())
 
 
-def loses_more(loss_Sn: Tensor, limit: float) -> Tensor:
+def loses_more(loss_Sn: Tensor, limit: float, level: float = 0.05) -> Tensor:
     """(S,) p that the mean of losses in [-1, 1] is above ``limit``, from images in an order that no loss decided.
+
+    level: at which p will be read; p holds at any, and is smallest there.
 
     >>> loses_more(torch.zeros(1, 1000), 0.01).item() < 0.001  # nothing of a thousand was lost
     True
@@ -87,12 +94,11 @@ def loses_more(loss_Sn: Tensor, limit: float) -> Tensor:
     """
     loss_Sn = loss_Sn.double()
     steps, images = loss_Sn.shape
-    # before each image: mean and mean square of those before it, with one image of each kind to begin with
-    count_n = torch.arange(images, dtype=torch.float64) + 3
-    before = torch.nn.functional.pad(loss_Sn.cumsum(1), (1, 0))[:, :-1]
-    mean_Sn = before / count_n
-    square_Sn = (torch.nn.functional.pad(loss_Sn.square().cumsum(1), (1, 0))[:, :-1] + 2 * limit) / count_n
-    edge_Sn = limit - mean_Sn
-    stake_Sn = (edge_Sn / (edge_Sn.square() + square_Sn)).clamp(min=0, max=0.9 / (1 - limit))
+    if not images:
+        return torch.ones(steps, dtype=torch.float64)
+    # before each image: the mean square of those before it, the limit itself to begin with
+    square_Sn = torch.nn.functional.pad(loss_Sn.square().cumsum(1), (1, 0))[:, :-1] + limit
+    variance_Sn = square_Sn / torch.arange(1, images + 1, dtype=torch.float64)
+    stake_Sn = (2 * math.log(1 / level) / (images * variance_Sn)).sqrt().clamp(max=0.9 / (1 - limit))
     capital_Sn = torch.log1p(stake_Sn * (limit - loss_Sn)).cumsum(1)
-    return torch.exp(-capital_Sn.amax(1).clamp(min=0)) if images else torch.ones(steps, dtype=torch.float64)
+    return torch.exp(-capital_Sn.amax(1).clamp(min=0))
