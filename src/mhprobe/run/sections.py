@@ -17,6 +17,7 @@ from typing import cast
 
 import hydra._internal.hydra as machinery
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -78,6 +79,18 @@ class OwnSections(ConfigLoaderImpl):
         with read_write(job.hydra.sweep):
             job.hydra.sweep.dir = master_config.hydra.sweep.dir  # one folder, whichever process the job runs in
         return job
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        if config_name or overrides:
+            return super().get_group_options(group_name, results_filter, config_name, overrides)
+        # Hydra reads from a copy of all it knows, one for each of a hundred groups: most of the time of --help
+        return self.repository.get_group_options(group_name, results_filter)
 
 
 def _check_installed(cfg: DictConfig) -> None:
