@@ -1,4 +1,4 @@
-"""Hydra knows only the keys that a yaml lists, so a member's own yaml repeats its constructor's defaults: the same."""
+"""A default is written once, in a yaml; where Hydra has to know a key, a member's yaml repeats its constructor's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
+from pydantic import BaseModel
 
+import runs
+from mhprobe.run import schema, sections
 from mhprobe.run.sections import CONF
 
 
@@ -59,3 +62,38 @@ def test_members_are_found_and_a_default_that_drifted_is_seen():
         if key != "_target_" and value is not None
     ]
     assert sum(map(bool, drifted)) > 30
+
+
+def defaults(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Each default of the schema, and whether a configuration states a value of its own for it."""
+    for key, field in model.model_fields.items():
+        if not field.is_required():
+            yield f"{model.__name__}.{key}", key in stated
+        inner = stated.get(key)
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if get_origin(kind) is dict and isinstance(inner, dict):
+                for part in inner.values():
+                    yield from defaults_of(get_args(kind)[1], part)
+            yield from defaults_of(kind, inner)
+
+
+def defaults_of(kind: Any, stated: Any) -> Iterator[tuple[str, bool]]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(stated, dict):
+        yield from defaults(kind, stated)
+
+
+def twice(model: type[BaseModel]) -> set[str]:
+    """Defaults of the schema that no command's configuration leaves to it."""
+    found: dict[str, list[bool]] = {}
+    for command in sections.commands():
+        for name, stated in defaults(model, OmegaConf.to_container(runs.composed(command), resolve=False)):
+            found.setdefault(name, []).append(stated)
+    return {name for name, stated in found.items() if all(stated)}
+
+
+def test_the_schema_has_no_default_that_every_yaml_states():
+    class Drifted(schema.Config):
+        seed: int = 0
+
+    assert twice(schema.Config) == set()
+    assert twice(Drifted) == {"Drifted.seed"}

@@ -65,12 +65,12 @@ class ProbeSettings(_Section):
     every_n_steps: Annotated[int, Field(ge=1)] | None = None
     control: Literal["random_init"] | None
     also_on: dict[str, Any] | None
-    target: Of | None = None
+    target: Of | None
     top_k: Annotated[int, Field(ge=1)] | None
 
 
 class Resume(_Section):
-    allow: list[str] = []
+    allow: list[str]
 
 
 class CheckpointSettings(_Section):
@@ -88,7 +88,7 @@ class Curve(_Section):
 
 
 class Masking(_Section):
-    fill: FillName = "zero"
+    fill: FillName
     select_on: Literal["validation", "test"]
     steps: Annotated[int, Field(ge=0)] | None
     step: Annotated[int, Field(ge=0)] | None
@@ -171,16 +171,16 @@ class TrainerSettings(BaseModel):
 
 
 class Config(_Section):
-    """All sections; a command has some of them."""
+    """All sections; a command has some of them, and None stands for the others."""
 
     name: str
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     weights: str | None
     out: str
     cache_dir: str
-    progress: Literal["auto", "lines", "off"] = "auto"
-    verbose: bool = False
-    style: Literal["screen", "paper"] = "screen"
+    progress: Literal["auto", "lines", "off"]
+    verbose: bool
+    style: Literal["screen", "paper"]
     backbone: dict[str, Any]
     data: dict[str, Any]
     gates: Gates
