@@ -55,8 +55,10 @@ def config(command: str, folder: Path, *overrides: str) -> dict[str, Any]:
 
 def checked(command: str, *overrides: str) -> dict[str, Any]:
     """What a command's ``run`` takes."""
-    needed = "weights" in OmegaConf.missing_keys(composed(command, *overrides))
-    return check(command, composed(command, *overrides, *(["weights=random"] if needed else [])))
+    cfg = composed(command, *overrides)
+    if OmegaConf.is_missing(cfg, "weights"):
+        cfg.weights = "random"
+    return check(command, cfg)
 
 
 def composed(command: str, *overrides: str, hydra: bool = False) -> DictConfig:
@@ -162,16 +164,30 @@ class Command(NamedTuple):
     cpu: float = 0.0
 
 
-# Imports once, then runs every command in a fork of its own: most of a tiny run is import time.
+# Imports once, then runs every command in a fork of its own, and its ranks in forks of that: most of a tiny run is
+# import time. ``start`` starts processes as a user does.
 _SERVER = """
-import atexit, itertools, json, os, signal, sys, tempfile, threading
-import hydra, mhprobe.run.cli, mhprobe.run.quiet
-mhprobe.run.quiet.quiet()
-import mhprobe.run.builders
-from hydra.core.plugins import Plugins
-Plugins.instance()  # looks through all that are installed
+import atexit, dataclasses, itertools, json, logging, os, runpy, signal, sys, tempfile, threading
+sys.path.append(os.environ.pop("TESTS"))
+import warm
+warm.up()
+import mhprobe.run.cli
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
 from mhprobe.data.base import ImageData
+from torch.distributed.launcher import api
+
+logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which rank it ended: we say so ourselves
+
+def rank(*words):
+    sys.argv[1:] = words
+    del sys.modules["mhprobe.run.launch"]
+    runpy.run_module("mhprobe.run.launch", run_name="__main__")
+
+elastic_launch = api.elastic_launch
+def forked(config, _):
+    started = elastic_launch(dataclasses.replace(config, start_method="fork"), rank)
+    return lambda m, launch, *words: started(*words)
+api.elastic_launch = forked
 
 def send_after(owner, name, number, calls):
     count, whole = itertools.count(1), getattr(owner, name)
@@ -213,6 +229,7 @@ for line in sys.stdin:
         out.seek(0), err.seek(0)
         ended = os.waitstatus_to_exitcode(status)
         print(json.dumps([ended, out.read(), err.read(), None, used.ru_utime + used.ru_stime]), flush=True)
+os._exit(0)
 """
 
 
@@ -220,7 +237,8 @@ for line in sys.stdin:
 def _server() -> subprocess.Popen[str]:
     """One for all tests of this process; it ends with its input."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=environment(), **pipes)
+    told = {**environment(), "TESTS": str(Path(__file__).parent)}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=told, **pipes)
     atexit.register(server.stdin.close)
     return server
 

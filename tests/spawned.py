@@ -1,4 +1,4 @@
-"""Processes that are the ranks of one group: forked from a server that has imported everything, once per test run."""
+"""Processes that are the ranks of one group: forked from a server that is warm, one per test run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+import warm
+
 
 def ranks(one_rank: Callable[..., None], world: int, folder: Path, *args: Any) -> None:
     """``one_rank(rank, world, folder, *args)`` in so many processes. The first that fails is raised here."""
-    # most of what a rank does in a test is importing; told too late, when the server runs, this changes nothing
-    multiprocessing.set_forkserver_preload(["lightning", "hydra", "mhprobe.run.builders", "torchmetrics"])
+    # told too late, when the server runs, this changes nothing; pytest is what a rank finds as its main module
+    multiprocessing.set_forkserver_preload(["pytest", *warm.modules()])
     told = (world, folder, one_rank, args)
     torch.multiprocessing.start_processes(_in_a_group, told, world, start_method="forkserver")
 
