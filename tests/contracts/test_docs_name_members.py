@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mhprobe.masking.curve import known_orders
 from mhprobe.report.html import captions
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,12 @@ def test_what_can_be_chosen_is_in_the_docs(group, name):
     text = (ROOT / page).read_text()
     for form in forms:
         assert form.format(name) in text, f"{page} says nothing of {group}={name}: expected {form.format(name)!r}"
+
+
+@pytest.mark.parametrize("name", known_orders())
+def test_every_masking_order_has_its_row(name):
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/masking.md").read_text(), re.M)
+    assert any(f"`{name}`" in row for row in rows), f"docs/masking.md: no row of the order `{name}`"
 
 
 @pytest.mark.parametrize("kind", captions.kinds())

@@ -67,6 +67,19 @@ def test_a_drop_of_a_point_that_may_be_chance_does_not_end_the_first_phase():
     assert list(phases(masked_heads(noisy, {"s": similarity({})}, NORM)).values()) == ["before"] * 3 + ["at"] * 2
 
 
+def test_how_many_heads_can_go_is_one_number_wherever_it_is_said():
+    """The totals, the phases and the closing line, on a curve that at once falls a point that may be chance."""
+    noisy = with_p([1.0, 0.4, 0.4, 0.3, 0.001], [0.9, 0.88, 0.88, 0.88, 0.5])
+    heads = masked_heads(noisy, {"s": similarity({(0, 5): 0.9})}, NORM)
+    (found,) = totals([noisy])
+    assert (found.heads_within_1_point, found.heads_before_worse) == (0, 3)
+    assert list(phases(heads).values()).count("before") == found.heads_before_worse
+    (line,) = answer([found], heads)
+    assert line.startswith("c on test: 3 heads go before accuracy is significantly lower (redundant or inert? ")
+    counts = line.partition("inert? ")[2].partition(";")[0].rstrip(")").split(", ")
+    assert sum(int(count.split()[0]) for count in counts) == 3, "of each of them it is said what it is"
+
+
 def test_without_a_test_the_drop_is_of_more_than_a_point():
     found = masked_heads(with_p(None), {"s": similarity({})}, NORM)
     assert phases(found) == {0: "before", 1: "before", 2: "at", 3: "after", 4: "after"}

@@ -88,6 +88,25 @@ def test_delta_is_the_paired_difference_of_losses_with_its_interval(rows):
         assert row["delta_low"] < row["delta"] < row["delta_high"]
 
 
+class OneLosesMuch(Evaluate):
+    """Of 40 images one loses 80 nats with any head off, and no other changes."""
+
+    images = 40
+
+    def __call__(self, masks, images=None):
+        losses = torch.zeros(len(masks), 40, dtype=torch.float64)
+        losses[:, 0] = 80.0 * masks.any(1)
+        keep = slice(None) if images is None else images
+        return Scores(torch.ones(len(masks), 40, dtype=torch.bool)[:, keep], losses[:, keep])
+
+
+def test_the_interval_of_delta_stays_where_differences_are():
+    """A normal one reaches below 0, as if masking had helped some image."""
+    row = masking_curve(LAYOUT, CurveSpec("c", "layer", Random(repeats=1)), OneLosesMuch(), OneLosesMuch())[-1]
+    assert row["delta"] == 2 and 2 - 1.96 * 80 / 40 < -1
+    assert 0 <= row["delta_low"] < 2 < row["delta_high"]
+
+
 def test_pairing_makes_the_interval_narrower_than_the_losses_alone_would(rows):
     _, before = scores_of(rows[0])
     _, after = scores_of(rows[1])

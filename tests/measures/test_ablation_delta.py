@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -56,6 +57,19 @@ def test_counts_and_shares_by_hand():
     assert got["value"].tolist() == pytest.approx([0.5, -0.5, 1.0])
     assert got["standard_error"][0].item() == pytest.approx(torch.tensor([0.0, 2, 0, 0]).std().item() / 2)
     assert ((got["drop_low"] < got["drop"]) & (got["drop"] < got["drop_high"])).all()
+
+
+def test_the_interval_of_the_loss_is_a_bootstrap_that_stays_where_losses_are():
+    """One image of 40 loses much and none gains: a normal interval reaches below 0, as if some had gained."""
+    measure = AblationDelta(LAYOUT)
+    much = [-80.0] + [0.0] * 39
+    shown = batch(measure, [0.0] * 40, [much] * 3, [0] * 40)
+    measure.update(
+        dataclasses.replace(shown, images=torch.arange(40.0).view(40, 1, 1, 1))
+    )  # told apart by their pixels
+    got = measure.columns()
+    assert (got["value"] > 1.9).all() and (got["value"] - 1.96 * got["standard_error"] < -1.5).all()
+    assert (got["low"] >= 0).all() and (got["high"] > got["value"]).all()
 
 
 def test_names_of_classes_are_the_data_sets_where_they_are_known():

@@ -132,15 +132,22 @@ def some_curves(num_heads: int, names: list[str], points: int = 5, p: list[float
     return found
 
 
-def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band():
-    scored = Scored("kl", "agreement", "top-1 agreement", "KL divergence (nats)")
-    shown = [dataclasses.replace(each, scored=scored) for each in some_curves(144, ["head_max", "random"])]
-    figure = distances.draw(shown, 144)
+@pytest.mark.parametrize("heads", [24, 72, 144])
+def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band(heads):
+    lost = "KL divergence from the unmasked model (nats)"
+    scored = Scored("kl", "agreement", "top-1 agreement", lost)
+    shown = [dataclasses.replace(each, scored=scored) for each in some_curves(heads, ["head_max", "random"])]
+    figure = distances.draw(shown, heads)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["head_max", "random"]
     assert list(axes.get_lines()[0].get_ydata()) == pytest.approx(shown[1].points.loss.tolist())
-    assert len(axes.collections) == 2 and "KL divergence (nats)\n(smaller is closer)" in axes.get_ylabel()
+    assert len(axes.collections) == 2
     assert_nothing_is_clipped(figure)
+    label = axes.yaxis.label
+    assert label.get_text().replace("\n", " ") == f"test: {lost}, smaller is closer"
+    assert label.get_window_extent().height <= axes.get_window_extent().height, "the label is longer than its axis"
+    (left, right), last = axes.get_xlim(), shown[0].points.heads[-1]
+    assert left < 0 and last < right < 1.03 * last, "the axis ends where the curves do: no tick beyond the heads"
 
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():

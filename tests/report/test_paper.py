@@ -26,7 +26,7 @@ def ranked(layout):
 def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     layout = LAYOUTS["one head"]
     report = Report(tmp_path, layout, style="paper")
-    report.about = "vit_tiny, digits, n = 360 test images"
+    report.network, report.data, report.images = "vit_tiny", "digits", "n = 360 test images"
     report.add_measure("narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
     report.add_figure("wide", per_head.draw(layout, ranked(layout), "importance"))

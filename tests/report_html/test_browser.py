@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mhprobe.report.html import finish_report, write_comparison
+from mhprobe.report.report import Report
 from report_html.conftest import CLASSES, layout, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -98,6 +100,19 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
     assert page.locator("#head svg").count() == 1  # its history
     page.locator("#head .link").first.click()  # its nearest
     assert not page.inner_text("#head").startswith("Block 0, head 2")
+
+
+def test_random_is_explained_where_it_stands(visit, address, tmp_path):
+    page = visit(address)
+    page.click('[data-id="2"]')
+    assert "random 0.03" in page.inner_text("#head")
+    assert "Random: the same head of a freshly initialised network." in page.inner_text("#head")
+    alone = Report(tmp_path, layout())
+    alone.add_measure("entropy", "per_head", {"value": torch.arange(12.0), "null": torch.ones(12)}, "entropy (nats)")
+    page = visit(finish_report(tmp_path, "probe", layout()).as_uri())
+    page.click('[data-id="2"]')
+    assert "Rank 1 is the largest value." in page.inner_text("#head") and "chance 1" in page.inner_text("#head")
+    assert "random" not in page.inner_text("#head").lower(), "no such number stands in the table"
 
 
 def test_a_heads_maps_are_drawn(visit, address):

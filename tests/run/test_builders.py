@@ -16,6 +16,22 @@ from mhprobe.run import builders
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize(
+    ("command", "said", "options"),
+    [
+        ("probe", "cifar10_vit_stem", ["weights=weights/cifar10_vit_stem.safetensors"]),
+        ("mask", "digits_vit_now_model", ["weights=outputs/digits_vit/now/model.safetensors"]),
+        ("probe", "untrained vit_tiny_patch16_224", ["weights=random"]),
+        ("probe", "vit_tiny_patch16_224", ["weights=null", "backbone.pretrained=true"]),
+        ("probe", "mine", ["weights=null", "backbone.checkpoint=/home/me/mine.pth"]),
+        ("train", "digits_gates", ["+experiment=digits_gates", "weights=digits_vit.safetensors"]),  # its own, by then
+    ],
+)
+def test_small_print_names_the_weights_or_the_run_that_makes_some(command, said, options, tmp_path):
+    report = builders.report(runs.checked(command, "logger={}", *options), tmp_path, None)
+    assert report.network == said
+
+
 def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(tmp_path, monkeypatch):
     def refuse(self):
         raise mhprobe.UserError("gate_importance: not today.")

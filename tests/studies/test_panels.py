@@ -19,6 +19,7 @@ from mhprobe.backbones.patches import patch_embedding
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcrete
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
@@ -31,6 +32,7 @@ from mhprobe.studies.panels.clusters import alike, cluster, scaled
 from mhprobe.studies.panels.correspondence import between, other_way
 from mhprobe.studies.panels.covering import around_the_favourite
 from mhprobe.studies.panels.fft_images import halves, log_amplitude
+from mhprobe.studies.panels.functions import functions
 from mhprobe.studies.panels.heat import auc_interval, hottest
 from mhprobe.studies.panels.hessian import eigenvalues
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
@@ -166,6 +168,23 @@ def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
         assert share.sum().item() == pytest.approx(1)
         torch.testing.assert_close(gate_density.histogram(drawn), share, rtol=0, atol=0.0045)
         assert share[0].item() == pytest.approx(1 - distribution.p_open(torch.tensor(log_alpha)).item(), abs=1e-6)
+
+
+def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_masks():
+    layout = HeadLayout((HeadSite("a", 0, 0, 4, 3),))
+    columns = {
+        "position": {"positional": torch.tensor([1.0, 0, 0, 1])},
+        "rarity": {"value": torch.tensor([0.3, 0.1, 0.3, 0.1]), "chance": torch.full((4,), 0.1)},
+        "object_attention": {"value": torch.tensor([0.1, 0.7, 0.6, 0.59]), "chance": torch.full((4,), 0.4)},
+    }
+    material = SimpleNamespace(layout=layout, columns=columns)
+    made = functions(material)["functions"]
+    rows = [dict(zip(made.table.columns, row, strict=True)) for row in made.table.rows]
+    assert [row["object"] for row in rows] == [0, 1, 1, 0] and rows[0]["threshold_object"] == 1.5
+    assert [row["rare"] for row in rows] == [1, 0, 1, 0] and [row["positional"] for row in rows] == [1, 0, 0, 1]
+    assert_nothing_is_clipped(made.figure)
+    del columns["object_attention"]
+    assert "object" not in functions(material)["functions"].table.columns
 
 
 def test_voitas_two_arms_are_compared_image_by_image():

@@ -11,6 +11,7 @@ import pytest
 import mhprobe.study
 import runs
 from mhprobe.errors import UserError
+from mhprobe.report.figures import style
 from mhprobe.run.sections import CONF
 from mhprobe.studies.figures import chosen
 
@@ -119,6 +120,20 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
         mhprobe.study.run(
             settings("vit", "byun_kim", tmp_path, "figures=[1]", "paper.measure.svcca.variance=0.9"), folder
         )
+
+
+def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
+    said = {}
+    monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem])
+    mhprobe.study.run(settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run")
+    mhprobe.study.run(settings("vit", "voita", tmp_path, "figures=[1,6]"), tmp_path / "other")
+    whole = "untrained vit_tiny_patch16_224, digits"
+    assert {key: about.removeprefix(whole) for key, about in said.items()} == {
+        "surfaces_surfaces": ", 1 test image",
+        "heads_head_rollout_0": ", 1 test image",
+        "figure_1_heads": ", n = 40 test images",
+        "figure_6_gates": "",
+    }
 
 
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")

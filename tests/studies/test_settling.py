@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -91,6 +92,41 @@ def test_only_every_nth_epoch_and_a_resumed_run_goes_on(run):
     resumed.on_validation_end(run.trainer, run.model)
     assert [row["epoch"] for row in resumed.rows] == [1, 1, 3, 3, 5, 5]
     assert resumed.rows[:4] == callback.rows[:4]
+
+
+class Net(L.LightningModule):
+    """Trains in no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, _):
+        return (self.weight * batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(callback: Settling, ckpt_path=None) -> L.Trainer:
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, callbacks=[callback], enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(1)), ckpt_path=ckpt_path)
+    return trainer
+
+
+def test_a_finished_run_that_goes_on_elsewhere_writes_what_it_brought(run):
+    """Lightning trains nothing then, so no epoch is validated."""
+    callback = Settling(run.report, GateImportance, shares=[0.5])
+    callback.on_validation_end(run.trainer, run.model)
+    fit(callback).save_checkpoint(run.folder / "finished.ckpt")
+
+    elsewhere = run.folder / "elsewhere"
+    fit(Settling(Report(elsewhere, run.report.layout), GateImportance, shares=[0.5]), run.folder / "finished.ckpt")
+    for file in ("tables/settling.csv", "tables/settling_agreement.csv", "figures/settling.png"):
+        assert (elsewhere / file).read_bytes() == (run.folder / file).read_bytes(), file
 
 
 @pytest.mark.parametrize("shares", [[], [0.0], [1.1]])

@@ -94,7 +94,7 @@ class GateHistory(L.Callback):
         table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
         self.report.add("gates", Result(table, metrics=metrics))
         if isinstance(gates, HardConcreteGates):
-            self.report.add("gate_density", Result(figure=_density(gates)))
+            self.report.add("gate_density", Result(figure=_density(gates), of=""))
 
 
 def _density(gates: HardConcreteGates) -> Figure:

@@ -17,7 +17,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    report.about = f"{model.description['backbone']['name']}, {data.source.name}, test images"
+    report.data = data.source.name
     trainer = builders.trainer(cfg, [], report)
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
     if trainer.is_global_zero:  # a few images are no work to share

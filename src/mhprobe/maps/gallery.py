@@ -19,7 +19,7 @@ from mhprobe.maps.base import MapKind, usual_target
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
-from mhprobe.report.report import Report, Result
+from mhprobe.report.report import Report, Result, counted
 from mhprobe.report.tables import Table
 
 UNKNOWN = "unknown"  # the label of a file
@@ -102,6 +102,7 @@ def gallery(
     every: dict[str, dict[str, Judged]] = {}
     rows: list[list[Any]] = []
     areas = Judged._fields[1:] if options.get("score", True) else ()
+    told = "given" if any(isinstance(image, str) for image in chosen) else "test"
     called = [_called(image) for image in chosen]
     titles = [
         f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "")
@@ -116,13 +117,14 @@ def gallery(
                 rows.append([image, label, *best, kind, name, *beside])
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number)
-            results[f"{kind}_{image}"] = Result(figure=drawn)
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told))
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
     overview = figures.draw(pictures, titles, whole) if whole else None
+    of_all = counted(len(chosen), told)
     if smooth and whole:
-        results["maps_smooth"] = Result(figure=figures.draw(pictures, titles, whole, smooth=True))
-    return {**results, "maps": Result(Table(columns, rows), overview)}, every
+        results["maps_smooth"] = Result(figure=figures.draw(pictures, titles, whole, smooth=True), of=of_all)
+    return {**results, "maps": Result(Table(columns, rows), overview, of=of_all)}, every
 
 
 def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:

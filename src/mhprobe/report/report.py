@@ -26,6 +26,7 @@ class Result(NamedTuple):
     """What one question gave. curves: for dashboards that draw them themselves, beside the figure.
 
     label: what its values are, for labels.json.
+    of: the images that the figure is of, where it is not of all that the report is about; "" for none.
     """
 
     table: tables.Table | None = None
@@ -33,6 +34,12 @@ class Result(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     curves: Sequence[Curve] = ()
     label: str = ""
+    of: str | None = None
+
+
+def counted(images: int, kind: str = "test") -> str:
+    """For ``Result.of``: 1 -> "1 test image", 200 -> "n = 200 test images"."""
+    return f"1 {kind} image" if images == 1 else f"n = {images:,} {kind} images"
 
 
 @runtime_checkable
@@ -66,7 +73,7 @@ class Report:
         self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
         self.labels: dict[str, str] = {}
         self.origin: Mapping[str, str] = {}  # version, commit and command, for the figures' files
-        self.about = ""  # model, data and number of images, for the small print of figures
+        self.network = self.data = self.images = ""  # for the small print of figures; images: how many of which
 
     @property
     def layout(self) -> HeadLayout:
@@ -93,7 +100,7 @@ class Report:
             for dashboard in self.dashboards:
                 dashboard.add_curves(result.curves)
         if result.figure is not None:
-            paths += self.add_figure(name, result.figure)
+            paths += self.add_figure(name, result.figure, result.of)
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])
 
     def add_measure(
@@ -161,9 +168,10 @@ class Report:
             dashboard.add_table(name, table)
         return [path]
 
-    def add_figure(self, name: str, figure: Any) -> list[Path]:
-        """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure."""
-        paths = style.save(figure, self.folder / "figures" / name, self.about, self.style == "paper", self.origin)
+    def add_figure(self, name: str, figure: Any, of: str | None = None) -> list[Path]:
+        """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure. of: as in ``Result``."""
+        about = ", ".join(part for part in (self.network, self.data, self.images if of is None else of) if part)
+        paths = style.save(figure, self.folder / "figures" / name, about, self.style == "paper", self.origin)
         for dashboard in self.dashboards:
             dashboard.add_figure(name, paths[0])
         return paths

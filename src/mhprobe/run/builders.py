@@ -39,13 +39,14 @@ from mhprobe.masking.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
 from mhprobe.report.html.facts import origin
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, counted
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.schema import needs_no_classifier
+from mhprobe.run.sections import network
 from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
@@ -138,9 +139,22 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     for logger in loggers:
         logger.log_hyperparams(cfg)
     made = Report(folder, layout, loggers, cfg["style"])
+    made.network = _network(cfg)
     if is_first():
         made.origin = origin(cfg["command"], folder)
     return made
+
+
+def _network(cfg: Config) -> str:
+    """What the small print of figures calls the network: the run that trains it, or where its weights come from."""
+    if "ckpt_path" in cfg:
+        return str(cfg["name"])
+    backbone = cfg["backbone"]
+    if has_weights(cfg):
+        return network(cfg["weights"])
+    if backbone.get("checkpoint") is not None:
+        return Path(backbone["checkpoint"]).stem
+    return f"{'' if backbone.get('pretrained') else 'untrained '}{backbone.get('name', 'network')}"
 
 
 def _task(logger: dict[str, Any], command: str) -> dict[str, str]:
@@ -196,9 +210,8 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, with all that the callbacks do at the end of a test."""
-    name = model.description["backbone"]["name"]
     own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
-    report.about = f"{name}, {data.source.name}, n = {data.sizes['test']:,} test images{own}"
+    report.data, report.images = data.source.name, f"{counted(data.sizes['test'])}{own}"
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         # "test/accuracy" is by labels, wherever it is read

@@ -320,5 +320,5 @@ def _speed(report: Report, dense: nn.Module, found: Pruned, rounds: int) -> list
     with progress("timing", len(BATCHES), "batch sizes") as done:
         rows = speed_table(dense, masks, rounds=rounds, show=done)
     report.add_table("speed", Table(list(rows[0]), [list(row.values()) for row in rows]))
-    report.add_figure("speed", speed_figure.draw(rows))
+    report.add_figure("speed", speed_figure.draw(rows), of="")
     return rows

@@ -144,11 +144,14 @@ def _key(override: str) -> str:
 
 
 def _network(*, _root_: DictConfig) -> str:
-    """A folder's name for the weights that are looked into: their file's, or that of the run that wrote them."""
-    weights = OmegaConf.select(_root_, "weights", default=None)
+    return network(OmegaConf.select(_root_, "weights", default=None))
+
+
+def network(weights: str | None) -> str:
+    """A name for the weights that are looked into: their file's, or that of the run that wrote them."""
     if weights in (None, "random"):
         return "untrained"
-    path = Path(str(weights))
+    path = Path(weights)
     own = path.stem not in ("model", "pruned", "best", "last")
     return path.stem if own else "_".join([*path.absolute().parts[-3:-1], path.stem])
 

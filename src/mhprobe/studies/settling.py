@@ -85,7 +85,14 @@ class Settling(L.Callback):
                 [0.0, *self.shares], masks, scores.accuracy.tolist(), scores.mean_loss.tolist(), strict=True
             )
         ]
-        if trainer.is_global_zero:
+        self._write(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A finished run that goes on in another folder validates no epoch: what it brought is written all the same."""
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if trainer.is_global_zero and self.rows:
             for name, result in of_settling(self.rows, agreement(self.scores)).items():
                 self.report.add(name, result)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mhprobe.masking.trace import Curve
-from mhprobe.report.figures.style import canvas, colour, place
+from mhprobe.report.figures.style import canvas, colour, place, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,10 +19,13 @@ CAPTION = (
 
 def draw(curves: Sequence[Curve], num_heads: int) -> Figure:
     """The mean loss of each curve's score over the number of heads masked, with its 95 % band; the split to report."""
+    from matplotlib.ticker import MaxNLocator
+
     split = curves[-1].split
     shown = [curve for curve in curves if curve.split == split]
-    with canvas((6.1, 3.2)) as figure:
-        axes = place(figure, 0.65, 0.5, 3.5, 2.5)
+    most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
+    with canvas((6.3, 3.2)) as figure:
+        axes = place(figure, 0.85, 0.5, 3.5, 2.5)
         for number, curve in enumerate(shown):
             points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else colour(number)
             heads = points.heads.tolist()
@@ -32,7 +35,9 @@ def draw(curves: Sequence[Curve], num_heads: int) -> Figure:
             every = -(-len(heads) // 13)
             axes.plot(heads, points.loss.tolist(), color=shade, marker=marker, ms=3, markevery=every, label=curve.name)
             axes.fill_between(heads, low, high, color=shade, alpha=0.15, linewidth=0)
+        axes.set_xlim(-0.02 * most, 1.02 * most)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(f"heads masked (of {num_heads})")
-        axes.set_ylabel(f"{split}: {shown[0].scored.lost}\n(smaller is closer)")
+        axes.set_ylabel(wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure

@@ -32,6 +32,7 @@ def draw(patterns: Tensor, share: Tensor) -> Figure:
                 axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
                 axes.set_xticks([])
                 axes.set_yticks([])
+                axes.spines[:].set_visible(False)
                 axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
                 if number == 0:
                     axes.set_ylabel(f"head {head}", rotation=0, ha="right", va="center")

@@ -167,8 +167,9 @@ function numbersOf(head) {
       el("td", {}, ...(against.length ? against.flatMap((text, i) => (i ? [el("br"), text] : [text])) : ["–"])));
   });
   if (!rows.length) return [];
+  const random = CHOICES.some(({ measure }) => measure.twin?.[head.id] != null) ? " Random: the same head of a freshly initialised network." : "";
   return [el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Numbers of this head" }, el("table", {}, el("thead", {}, el("tr", {}, ...["Measure", "Value (95 %)", "Rank", "Chance"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows))),
-    el("p", { class: "note" }, "Rank 1 is the largest value. Random: the same head of a freshly initialised network.")];
+    el("p", { class: "note" }, `Rank 1 is the largest value.${random}`)];
 }
 
 function nearest(head) {

@@ -35,7 +35,7 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
                     extremes = {"min": found.min().item(), "mean": found.mean().item(), "max": found.max().item()}
                     about = {"measure": name, "network": network, "block": site.block, "pairs": len(found)}
                     rows.append({**about, **extremes})
-    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels))}
+    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels), of=material.of(images))}
 
 
 def pairs(value: Tensor, span: slice) -> Tensor:

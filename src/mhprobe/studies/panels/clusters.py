@@ -75,7 +75,8 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     heads_table.columns.append("function")
     for row_of_head, function in zip(heads_table.rows, functions, strict=True):
         row_of_head.append(function)
-    return {"clusters": Result(tables.from_rows(rows), figure.draw(groups)), "heads": Result(heads_table)}
+    drawn = Result(tables.from_rows(rows), figure.draw(groups), of=material.of(images))
+    return {"clusters": drawn, "heads": Result(heads_table)}
 
 
 def functions_of(material: Material) -> list[str]:

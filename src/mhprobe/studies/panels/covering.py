@@ -44,7 +44,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     drawn = figure.draw(
         layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
     )
-    return {"map": Result(tables.from_rows(_rows(layout, mean, middle)), drawn)}
+    return {"map": Result(tables.from_rows(_rows(layout, mean, middle)), drawn, of=material.of(images))}
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

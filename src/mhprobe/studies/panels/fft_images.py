@@ -16,7 +16,7 @@ from mhprobe import ranks
 from mhprobe.heads import HeadSite
 from mhprobe.recording.record import record
 from mhprobe.report.figures import fft_images as figure
-from mhprobe.report.report import Result
+from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
 from mhprobe.studies.panels.material import Material
 
@@ -54,7 +54,8 @@ def fft_images(material: Material, images: int = 200) -> dict[str, Result]:
         for site, mean in zip(sites, means, strict=True)
         for number, place in enumerate(("before", "after"))
     ]
-    return {"fourier": Result(from_rows(rows), figure.draw([s.block for s in sites], shown, means))}
+    drawn = figure.draw([site.block for site in sites], shown, means)
+    return {"fourier": Result(from_rows(rows), drawn, of=f"maps of {counted(1)}, spectra: {counted(count)}")}
 
 
 def grid_of(stream: Tensor, site: HeadSite) -> Tensor:

@@ -1,7 +1,8 @@
 """What each head does, several functions allowed (after Voita et al. 2019, section 5).
 
-The rules of stats/survival.py, and "rare": the head's argmax key is the rarest patch at least ``rare`` times as often
-as chance makes it.
+The rules of stats/survival.py, and two more. "rare": the head's argmax key is the rarest patch at least ``rare`` times
+as often as chance makes it. "object", where images have masks of objects: it is on an object ``on_object`` times as
+often.
 
 Shapes: A heads of all sites.
 """
@@ -17,7 +18,7 @@ from mhprobe.stats.survival import Thresholds, holds
 from mhprobe.studies.panels.material import Material
 
 
-def functions(material: Material, rare: float = 2.0) -> dict[str, Result]:
+def functions(material: Material, rare: float = 2.0, on_object: float = 1.5) -> dict[str, Result]:
     """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads."""
     layout = material.layout
     columns = {
@@ -32,12 +33,16 @@ def functions(material: Material, rare: float = 2.0) -> dict[str, Result]:
         of = material.columns["rarity"]
         found["rare"] = of["value"] >= rare * of["chance"]
     cuts = {**vars(Thresholds()), "rare": rare}
+    if "object_attention" in material.columns:
+        of = material.columns["object_attention"]
+        found["object"] = of["value"] >= on_object * of["chance"]
+        cuts["object"] = on_object
     numbers = {f"threshold_{name.rstrip('_')}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found, rules(Thresholds(), rare)))}
+    return {"functions": Result(table, figure.draw(layout, found, rules(Thresholds(), rare, on_object)))}
 
 
-def rules(cut: Thresholds, rare: float) -> dict[str, str]:
+def rules(cut: Thresholds, rare: float, on_object: float) -> dict[str, str]:
     """By function, when it holds, in a few words."""
     near, far = f"{100 * cut.local:g} %", f"{100 * cut.global_:g} %"
     return {
@@ -49,4 +54,5 @@ def rules(cut: Thresholds, rare: float) -> dict[str, str]:
         "global": f"distance {far} of even over the image",
         "window": f"distance {far} of even in the window",
         "rare": f"rarest patch {rare:g} times as often as chance",
+        "object": f"on an object {on_object:g} times as often as chance",
     }

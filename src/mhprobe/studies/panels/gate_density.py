@@ -34,4 +34,4 @@ def densities(
         value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, figure.BINS).mean(0)
-    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned))}
+    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned), of="")}

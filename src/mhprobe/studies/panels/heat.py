@@ -57,7 +57,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     }
     title = f"AUC {auc:.2f} ({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
     drawn = figure.draw(hot, cold, title, "share of the map's mass on its hottest tenth")
-    return {"rightness": Result(tables.from_rows([numbers]), drawn)}
+    return {"rightness": Result(tables.from_rows([numbers]), drawn, of=material.of(images))}
 
 
 def hottest(maps: Tensor, share: float = 0.1) -> Tensor:

@@ -48,7 +48,7 @@ def sharpness(
         ):
             numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
-    return {"eigenvalues": Result(from_rows(rows), figure.draw(rows))}
+    return {"eigenvalues": Result(from_rows(rows), figure.draw(rows), of=material.of(images, "train"))}
 
 
 def eigenvalues(

@@ -61,7 +61,7 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
         for n, size in enumerate(sizes)
     ]
     share = strength.square() / whole[:, None]
-    return {"kernels": Result(tables.from_rows(rows), figure.draw(patterns, share))}
+    return {"kernels": Result(tables.from_rows(rows), figure.draw(patterns, share), of=material.of(images))}
 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:

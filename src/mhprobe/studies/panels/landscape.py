@@ -45,7 +45,7 @@ def landscape(
         for i, a in enumerate(places)
         for j, b in enumerate(places)
     ]
-    return {"loss": Result(from_rows(rows), figure.draw(places, found))}
+    return {"loss": Result(from_rows(rows), figure.draw(places, found), of=material.of(images, "train"))}
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:

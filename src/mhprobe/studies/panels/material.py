@@ -16,7 +16,7 @@ from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk
-from mhprobe.report.report import Result
+from mhprobe.report.report import Result, counted
 from mhprobe.run.builders import random_twin
 
 Columns = Mapping[str, Tensor]
@@ -53,6 +53,10 @@ class Material:
     def untrained(self) -> nn.Module:
         """A network of the same shape that has learned nothing, on the model's device."""
         return random_twin(self.model, self.data, self.seed).to(self.model.device)  # type: ignore[arg-type]
+
+    def of(self, images: int, split: str = "test") -> str:
+        """For ``Result.of``: at most so many of a split."""
+        return counted(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
     def walk(self, images: int | None = None) -> Walk:
         """Over the test images, or the first so many of them."""

@@ -35,7 +35,7 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
     changes = [functools.partial(change, ring=ring) for ring in range(rings)]
     about = [{"low": "", "high": ""}, *(ends(ring, rings) for ring in range(rings))]
     rows = [{**ring, **found} for ring, found in zip(about, accuracies(material, changes, images), strict=True)]
-    return {"noise": Result(from_rows(rows), figure.draw(rows, strength, material.chance))}
+    return {"noise": Result(from_rows(rows), figure.draw(rows, strength, material.chance), of=material.of(images))}
 
 
 def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) -> Tensor:

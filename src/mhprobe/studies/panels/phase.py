@@ -41,7 +41,7 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
         *({"damage": damage, **ends(ring, rings)} for damage, ring in ways),
     ]
     rows = [{**way, **found} for way, found in zip(about, accuracies(material, changes, images), strict=True)]
-    return {"phase": Result(from_rows(rows), figure.draw(rows, material.chance))}
+    return {"phase": Result(from_rows(rows), figure.draw(rows, material.chance), of=material.of(images))}
 
 
 def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, seed: int) -> Tensor:

@@ -75,7 +75,7 @@ def probing(
             rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
         rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked[1], test.image)})
-    return {"probes": Result(tables.from_rows(rows), figure.draw(rows))}
+    return {"probes": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
 
 
 def check(layout: HeadLayout) -> None:

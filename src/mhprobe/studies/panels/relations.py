@@ -63,7 +63,7 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         }
         for way, (who, values) in ways.items():
             rows.append({"relation": relation, "way": way, "who": who, "head": head, **summary(values)})
-    return {"relations": Result(tables.from_rows(rows), figure.draw(rows))}
+    return {"relations": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
 
 
 def summary(values: Tensor) -> dict[str, float]:

@@ -18,4 +18,4 @@ def speed(
     if not material.first:  # other processes of the same machine would be timed with it
         return {}
     rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]
-    return {"speed": Result(tables.from_rows(rows), figure.draw(rows))}
+    return {"speed": Result(tables.from_rows(rows), figure.draw(rows), of="")}

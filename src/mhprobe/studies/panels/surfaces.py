@@ -31,4 +31,4 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
         for block, values in zip(last, size.tolist(), strict=True)
         for channel, value in enumerate(values)
     ]
-    return {"surfaces": Result(tables.from_rows(rows), figure.draw(rollout[0].cpu(), size, last))}
+    return {"surfaces": Result(tables.from_rows(rows), figure.draw(rollout[0].cpu(), size, last), of=material.of(1))}
