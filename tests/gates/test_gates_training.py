@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import mhprobe.probe
 import mhprobe.prune
@@ -187,7 +188,8 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
         assert 0 < float(row["p"]) <= float(row["p_holm"]) <= 1
     assert (tmp_path / "heads_4_pruned" / "figures" / "gate_density.png").is_file()
     for figure in ("voita", "sweep", "survivors"):
-        assert (tmp_path / "figures" / f"{figure}.png").is_file()
+        with Image.open(tmp_path / "figures" / f"{figure}.png") as drawn:
+            assert drawn.text["Source"].startswith("python -m mhprobe.studies.voita"), figure
     assert [row["kept"] for row in rows(tmp_path / "tables" / "sweep.csv")] == ["2", "4"]
     for size in (4, 2):
         kept = [int(row["kept"]) for row in rows(tmp_path / f"heads_{size}_pruned" / "tables" / "gates.csv")]

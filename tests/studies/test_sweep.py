@@ -8,8 +8,10 @@ import math
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mhprobe.errors import UserError
+from mhprobe.report.figures import retained
 from mhprobe.report.tables import Table, write_csv
 from mhprobe.stats.survival import LABELS, Thresholds, labels, survivors
 from mhprobe.studies import sweep
@@ -84,6 +86,25 @@ def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
     assert "weights" not in rows[0]  # all runs share it
     kept = {(row["run"], row["group"]): (row["kept"], row["of"]) for row in read(swept / "tables" / "survivors.csv")}
     assert kept["0", "block 1"] == ("1", "2") and kept["1", "block 1"] == ("0", "2")
+
+
+def test_its_figures_say_what_made_them(swept, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["sweep", str(swept), "--style", "screen"])
+    sweep.main()
+    assert "sweep.png" in capsys.readouterr().out
+    for name in ("sweep", "survivors"):
+        said = Image.open(swept / "figures" / f"{name}.png").text
+        assert said["Source"] == f"python -m mhprobe.studies.sweep {swept.name} --style screen"
+        assert said["Software"].startswith("mhprobe ") and said["Comment"].startswith("commit ")
+
+
+def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_near():
+    high = retained.draw([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
+    low = retained.draw([(3, 0.3, 0.2), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
+    labels_of = [[line.get_label() for line in axes.get_lines()] for axes in (high, low)]
+    assert ["chance" in found for found in labels_of] == [False, True]
+    assert 50 < high.get_ylim()[0] < 61 and low.get_ylim()[0] < 0  # 70 % of 100 images: 60.4 % at the least
+    assert all("whole model before" in found for found in labels_of)
 
 
 def probed(folder: Path, distances: list[float], **more: str) -> Path:

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
@@ -80,18 +83,31 @@ def table(runs: Sequence[Run]) -> Table:
     return Table(columns, rows)
 
 
-def write(folder: Path, probe: Path | None = None, style: str = "screen") -> list[Path]:
-    """Tables and figures of the sweep in ``folder``. probe: the run that measured the heads of the whole model."""
+def write(
+    folder: Path,
+    probe: Path | None = None,
+    style: str = "screen",
+    whole: float | None = None,
+    origin: Mapping[str, str] = MappingProxyType({}),
+) -> list[Path]:
+    """Tables and figures of the sweep in ``folder``.
+
+    probe: the run that measured the heads of the whole model. whole: that one's test accuracy, if it was tested here.
+    origin: what made them, as in ``style.save``.
+    """
     from mhprobe.report.figures import retained, survival
-    from mhprobe.report.report import Report, Result
+    from mhprobe.report.report import Report, Result, counted
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
+    whole = runs[0].whole if whole is None else whole
     report = Report(folder, style=style)
+    report.origin, report.data = origin, runs[0].description.get("data", "")
+    report.images = counted(int(runs[0].metrics["test/images"]))
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
-    paths = report.add("sweep", Result(table(runs), retained.draw(points, images, heads, runs[0].whole, chance)))
+    paths = report.add("sweep", Result(table(runs), retained.draw(points, images, heads, whole, chance)))
 
     gates = _same_heads(runs)
     groups = {
@@ -103,7 +119,9 @@ def write(folder: Path, probe: Path | None = None, style: str = "screen") -> lis
     if probe is not None:
         groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
     rows = [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
-    return paths + report.add("survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows)))
+    return paths + report.add(
+        "survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of="")
+    )
 
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
@@ -174,10 +192,12 @@ def main() -> None:
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model, for labels of heads")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     arguments = parser.parse_args()
+    from mhprobe.report.html.facts import made_by
     from mhprobe.run.cli import fail
 
+    line = shlex.join(["python", "-m", "mhprobe.studies.sweep", *(Path(word).name for word in sys.argv[1:])])
     try:
-        for path in write(arguments.folder, arguments.probe, arguments.style):
+        for path in write(arguments.folder, arguments.probe, arguments.style, origin=made_by(line)):
             print(path)
     except UserError as error:
         fail(str(error))

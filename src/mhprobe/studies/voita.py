@@ -10,6 +10,7 @@ Figures 7 to 10 come along: accuracy against heads kept, and which heads these a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +55,7 @@ class Fitted(NamedTuple):
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
+    from mhprobe.report.html.facts import origin
     from mhprobe.run import builders
     from mhprobe.studies import sweep
     from mhprobe.studies.paired import compared, corrected
@@ -90,9 +92,10 @@ def run(cfg: Config, folder: Path) -> None:
     adjusted = corrected([row.p for row in rows[1:]])
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
-        write(folder, rows, data, cfg["style"])
+        made = origin(cfg["command"], folder)
+        write(folder, rows, data, cfg["style"], made)
         probe = options["probe"]  # Figures 7 to 10: accuracy against heads kept, and which heads these are
-        sweep.write(folder, None if probe is None else Path(probe), cfg["style"])
+        sweep.write(folder, None if probe is None else Path(probe), cfg["style"], whole, made)
         finish_report(folder, cfg["command"], model.gates.layout)
 
 
@@ -129,11 +132,11 @@ def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -
     return model.results
 
 
-def write(folder: Path, rows: list[Row], data: ImageData, style: str = "screen") -> None:
-    """Table, figure and a line for each number of heads."""
+def write(folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str]) -> None:
+    """Table, figure and a line for each number of heads. made: what made them, as in ``style.save``."""
     from mhprobe.report import tables
     from mhprobe.report.figures import voita
-    from mhprobe.report.report import Report, Result
+    from mhprobe.report.report import Report, Result, counted
 
     images = data.sizes["test"]
     plain = [["" if value != value else value for value in row] for row in rows]  # NaN is no test
@@ -141,7 +144,9 @@ def write(folder: Path, rows: list[Row], data: ImageData, style: str = "screen")
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
     figure = voita.draw(points, images, 1 / data.num_classes, sure)
-    Report(folder, style=style).add("voita", Result(table, figure))
+    report = Report(folder, style=style)
+    report.origin, report.data, report.images = made, data.source.name, counted(images)
+    report.add("voita", Result(table, figure))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""
