@@ -23,6 +23,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
+from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.places import Piece, places_of
 from mhprobe.report.figures import gate_density, sharpness
 from mhprobe.studies.paired import compared, corrected
@@ -40,6 +41,7 @@ from mhprobe.studies.panels.kinds_of_layers import kinds
 from mhprobe.studies.panels.landscape import direction, losses
 from mhprobe.studies.panels.maps import judged, spread
 from mhprobe.studies.panels.masked import phases
+from mhprobe.studies.panels.measured import measured
 from mhprobe.studies.panels.noise import ring_noise
 from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
 from mhprobe.studies.panels.phase import without
@@ -185,6 +187,20 @@ def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_m
     assert_nothing_is_clipped(made.figure)
     del columns["object_attention"]
     assert "object" not in functions(material)["functions"].table.columns
+
+
+def test_a_table_stays_where_its_figure_has_the_same_name():
+    """object_attention has a column ``relations``, and a figure of that name."""
+    layout = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 0, 1, 2, 3)))
+    names = list(RELATIONS_OF_OBJECTS)
+    shares = torch.arange(16.0, dtype=torch.float64).view(4, 4) / 16
+    by_relation = ("relations", "offset", "even", "relations_held_out", "relations_low", "relations_high")
+    columns = dict.fromkeys(by_relation, shares)
+    about = SimpleNamespace(kind="per_head", also=("relations",), label="share", axes={key: names for key in columns})
+    columns = {"value": shares[:, 0], **columns}
+    material = SimpleNamespace(layout=layout, measures={"objects": about}, columns={"objects": columns}, control={})
+    made = measured(material, kinds=["relations"])["objects_relations"]
+    assert made.figure is not None and made.table is not None and len(made.table.rows) == 4
 
 
 def test_voitas_two_arms_are_compared_image_by_image():

@@ -22,7 +22,7 @@ def measured(
     kinds_of: by measure, where measures of one figure are drawn in different ways. options: passed on to the figures,
     e.g. limits=each.
     """
-    results = {}
+    results: dict[str, Result] = {}
     for name, columns in material.columns.items():
         about, layout = material.measures[name], material.layout
         control = material.control.get(name)
@@ -32,5 +32,6 @@ def measured(
                 results[f"{name}{end}{suffix}"] = Result(table)
         for kind in (kinds_of or {}).get(name, ()) or kinds or (about.kind, *about.also):
             figure = twins.draw(kind, layout, drawn, about.label, about.axes, control, **(options or {}))
-            results[f"{name}_{kind}"] = Result(figure=figure)
+            key = f"{name}_{kind}"
+            results[key] = results.get(key, Result())._replace(figure=figure)  # a column may be called as its figure is
     return results
