@@ -8,11 +8,17 @@ import pytest
 
 import fakes
 import runs
+import warm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of this folder itself first: notebooks, the bench and the site take long, and would be waited for."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_fonts() -> None:
+    warm.quick_fonts()
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
+import pytest
 import torch
 
 import mhprobe
 from mhprobe.backbones import build, layout_of
 from mhprobe.surgery.removal import kept_heads
+from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.pruned import pruned_description
 
@@ -49,3 +53,8 @@ def save_pruned(model, removed, path, about):
 def logits(model, images):
     with torch.no_grad():
         return model(images)
+
+
+def time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass a timing, where nothing is said of how fast a network is: six seconds less."""
+    monkeypatch.setattr("mhprobe.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0))

@@ -10,6 +10,7 @@ import torch
 from matplotlib.image import AxesImage
 
 import mhprobe
+import warm
 from curves import curve
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
@@ -281,6 +282,18 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG") and pdf.read_bytes().startswith(b"%PDF")
     again = style.save(draw(), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
+
+
+def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
+    """They refuse outlines of letters (Type 3), which other tests write because that takes half the time."""
+
+    def fonts() -> bytes:
+        figure = per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return style.save(figure, tmp_path / "a")[1].read_bytes()
+
+    assert b"/Type3" in fonts()
+    monkeypatch.setitem(style.STYLE, "pdf.fonttype", warm.quick_fonts())
+    assert b"/Type3" not in fonts() and b"/CIDFontType2" in fonts()
 
 
 def test_a_figures_file_says_what_made_it(tmp_path):

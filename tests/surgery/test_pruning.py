@@ -24,7 +24,7 @@ from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune
 from models import TWINS, images_for, labels_for
-from pruned import description, logits, network
+from pruned import description, logits, network, time_once
 
 SIZES = {"train": 30, "val": 14, "test": 23}
 
@@ -149,7 +149,8 @@ def test_given_heads_have_no_rounds(model):
         prune(model, images_of(model), Given([0]), rounds=2)
 
 
-def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys):
+def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys, monkeypatch):
+    time_once(monkeypatch)
     settings = {
         **dict(
             heads=[0, 4], curve=None, step=None, remove=None, threshold=None, rounds=1, proj_bias="keep", fold="zero"

@@ -23,7 +23,7 @@ from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning
 from mhprobe.weights.checkpoint import as_json, load_weights
 from models import images_for
-from pruned import logits
+from pruned import logits, time_once
 
 RECOVERY = ("prune.repair.per=weights", "prune.tune_epochs=1", "prune.images=60")
 
@@ -44,7 +44,8 @@ def config(folder, *overrides):
 
 
 @pytest.mark.slow
-def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained, tmp_path, capsys):
+def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained, tmp_path, capsys, monkeypatch):
+    time_once(monkeypatch)
     weights = trained.folder / "model.safetensors"
     cfg = config(
         tmp_path,
