@@ -240,6 +240,55 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         mhprobe.record(wrapped, images, labels)
 
 
+def test_images_of_another_size_are_said_to_be():
+    model, gate = tiny_vit(), [mhprobe.measures.Entropy]
+    for images, got in ((torch.zeros(2, 3, 30, 32), "3 x 30 x 32"), (torch.zeros(2, 1, 32, 32), "1 x 32 x 32")):
+        for call in (
+            lambda: mhprobe.measure(model, [images], gate),  # noqa: B023
+            lambda: mhprobe.masking_curve(model, [images], units="layer"),  # noqa: B023
+            lambda: mhprobe.masking_curve(model, [(images, torch.zeros(2, dtype=torch.long))], units="layer"),  # noqa: B023
+        ):
+            with pytest.raises(mhprobe.UserError, match=f"^images: expected 3 x .* for this Vis.*, got {got}: "):
+                call()
+    with pytest.raises(mhprobe.UserError, match=r"images: expected at least one, got \(0, 3"):
+        mhprobe.attention(model, images_for(model, 1)[:0])
+
+
+def test_an_empty_batch_among_others_changes_nothing():
+    model, images = tiny_vit(), images_for(tiny_vit(), 4)
+    with_it, without = (
+        mhprobe.measure(model, loader, [mhprobe.measures.Entropy])["entropy"]
+        for loader in ([images[:0], images, images[:0]], [images])
+    )
+    assert torch.equal(with_it, without)
+    with pytest.raises(mhprobe.UserError, match="it gave no images"):
+        mhprobe.measure(model, [images[:0]], [mhprobe.measures.Entropy])
+
+
+def test_where_a_head_looks_in_images_of_another_size_is_refused_and_of_many_takes_few_at_a_time(monkeypatch):
+    model = tiny_vit(dynamic_img_size=True)
+    images = images_for(model, 20)
+    with pytest.raises(mhprobe.UserError, match=r"expected images of the model's own size, .* img_size"):
+        mhprobe.attention(model, torch.cat([images, images], 3))
+    whole, seen = mhprobe.attention(model, images[:8]), []
+    monkeypatch.setattr(
+        "mhprobe.maps.of_heads.record",
+        lambda model, some, **options: (seen.append(len(some)), mhprobe.record(model, some, **options))[1],
+    )
+    every = mhprobe.attention(model, images)
+    assert max(seen) < 20 == sum(seen) == len(every)
+    torch.testing.assert_close(every[:8], whole)
+
+
+def test_a_wrapper_is_not_pruned_and_says_what_is():
+    with pytest.raises(mhprobe.UserError, match=r"^prune_heads: Sequential: it wraps .*; pass model\.0 instead\.$"):
+        mhprobe.prune_heads(torch.nn.Sequential(tiny_vit()), [0])
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(12, 2, 12, batch_first=True), 2)
+    with pytest.raises(mhprobe.UserError, match=r"^prune_heads: ") as error:
+        mhprobe.prune_heads(torch.nn.Sequential(encoder), [0])
+    assert "instead" not in str(error.value)  # the encoder alone would be refused, too
+
+
 def measured(*measures):
     model = tiny_vit()
     return mhprobe.measure(model, batches(images_for(model, COUNT), labels_for(COUNT), 4), measures)

@@ -157,6 +157,7 @@ def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_cur
         ({"score": "labels"}, "score=labels: needs labels.* there is top1"),
         ({"score": "knn"}, "score=knn: needs labels"),
         ({"score": "mood"}, r"score: expected one of cosine, kl, knn, labels, top1, got 'mood'"),
+        ({"score": int}, r"score: expected one of cosine, kl, .*, got <class 'int'>"),
     ],
 )
 def test_a_score_that_cannot_be_given_is_said(options, reason):

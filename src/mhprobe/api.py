@@ -29,6 +29,7 @@ from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.recording.checks import sized
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import fills_of, label_of
 from mhprobe.recording.measuring import measure as watch
@@ -252,7 +253,8 @@ def _first_walk(
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
             if batch.labels is None or compared:
-                outputs.append(logits_of(model(batch.images[batch.valid])))
+                with sized(backbone_of(model), batch.images):
+                    outputs.append(logits_of(model(batch.images[batch.valid])))
             marks.append(_marks(batch))
             labels.append(None if batch.labels is None else batch.labels[batch.valid])
     if not any(map(len, marks)):
@@ -319,6 +321,8 @@ def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Itera
     first = 0
     for item in loader:
         batch = _batch(item, first, split)
+        if not len(batch.images):
+            continue  # what a filter leaves of a batch may be nothing
         first += int(batch.valid.sum())
         yield Batch._make(part if part is None else part.to(device) for part in batch)
 

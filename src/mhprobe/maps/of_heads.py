@@ -17,6 +17,7 @@ from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.measuring import pieces
 from mhprobe.recording.record import record
 
 
@@ -44,9 +45,13 @@ def attention(
         grids = ", ".join(sorted({" x ".join(map(str, site.token_grid)) for site in sites.values()}))
         raise UserError(f"attention: these heads have grids of {grids}; ask for heads of one grid at a time.")
     asking = {number: who_looks(site, query) for number, site in sites.items()}
-    attn = record(model, images, needs={"attn"}).need("attn", "attention")
-    maps = {number: looked_at(attn[number], sites[number], asking[number]) for number in numbers}
-    return torch.stack([maps[number][:, head] for number, head in chosen], 1)
+    found = []
+    for these in pieces(len(images), layout):  # or the weights of all blocks would stand beside each other
+        attn = record(model, images[these], needs={"attn"}).need("attn", "attention")
+        maps = {number: looked_at(attn[number], sites[number], asking[number]) for number in numbers}
+        found.append(torch.stack([maps[number][:, head] for number, head in chosen], 1))
+        del attn
+    return torch.cat(found)
 
 
 def _chosen(layout: HeadLayout, head: Any) -> list[tuple[int, int]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mhprobe.backbones import input_spec
 from mhprobe.errors import UserError
 
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -28,6 +31,23 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+@contextlib.contextmanager
+def sized(backbone: nn.Module, images: Tensor) -> Iterator[None]:
+    """What fails inside is said to be the size of the images, where that is not the model's."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:
+        size = tuple(images.shape[1:])
+        if len(size) != 3 or (wanted := (3, *input_spec(backbone)["size"])) == size:
+            raise
+        got, expected = (" x ".join(map(str, each)) for each in (size, wanted))
+        raise UserError(
+            f"images: expected {expected} for this {type(backbone).__name__}, got {got}: {error}"
+        ) from error
+
+
 def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) -> None:
     """UserError unless images are (B, channels, height, width) of the model's type and labels (B,) whole numbers.
 
@@ -40,6 +60,8 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
     if not isinstance(images, Tensor) or images.dim() != 4:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
+    if not len(images):
+        raise UserError(f"record: images: expected at least one, got {tuple(images.shape)}.")
     if images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
         raise UserError(
             f"record: images: expected (B, 3, height, width), got {tuple(images.shape)}: their channels come last; "

@@ -39,6 +39,12 @@ def who_looks(site: HeadSite, query: Query) -> Tensor:
 def looked_at(attn: Tensor, site: HeadSite, asking: Tensor) -> Tensor:
     """(B, W, H, K, K) weights and (T,) who looks -> (B, H, rows, columns)."""
     places = site.places().to(attn.device)
+    if attn.shape[-1] != places.shape[1]:
+        raise UserError(
+            f"attention: {site.name}: expected images of the model's own size, {places.shape[1]} places of attention, "
+            f"got {attn.shape[-1]}: where they lie in larger or smaller images is not known. Make the model with that "
+            f"img_size."
+        )
     real = places >= 0
     share_WK = asking.to(attn)[places.clamp(min=0)] * real
     given = torch.einsum("bwhqk,wq->bwhk", attn, share_WK) * real[:, None]

@@ -161,18 +161,19 @@ def _feed(
     return {key: error for key, error in shared.items() if key is not None}
 
 
-def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
-    """The batch, so few images at a time that all blocks' attention takes the room that one block's takes for all.
+def pieces(count: int, layout: HeadLayout) -> list[slice]:
+    """Of so many images, so few at a time that all blocks' attention takes the room that one block's takes for all.
 
     That much the model's own forward needs, too. But not fewer than ``LEAST`` at a time.
     """
-    count, sizes = len(batch.valid), [site.attention_size for site in layout.sites]
+    sizes = [site.attention_size for site in layout.sites]
     images = max(LEAST, count * max(sizes) // sum(sizes)) if all(sizes) else count
-    if images >= count:
-        yield batch
-        return
-    for start in range(0, count, images):
-        parts: Any = (None if part is None else part[start : start + images] for part in batch)
+    return [slice(start, start + images) for start in range(0, max(1, count), max(1, images))]
+
+
+def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
+    for these in pieces(len(batch.valid), layout):
+        parts: Any = (None if part is None else part[these] for part in batch)
         yield Batch(*parts)
 
 

@@ -30,7 +30,7 @@ from mhprobe.heads import (
     Patching,
     Relevance,
 )
-from mhprobe.recording.checks import check_batch, check_labels, check_model
+from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
 from mhprobe.recording.objective import UNLABELLED, Of, objective, refuse_features
@@ -76,7 +76,8 @@ def record(
     check_batch(model, images, labels, any(site.line for site in layout.sites))
     with inspecting(model, gradients=bool(slopes)), Taps(model, layout, _tapped(named)) as taps:
         images, labels = usable(images), None if labels is None else usable(labels)
-        logits = logits_of(model(images))
+        with sized(taps.backbone, images):
+            logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:

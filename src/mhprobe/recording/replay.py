@@ -28,6 +28,7 @@ from mhprobe.gates import HeadGates, gates_of, remove_gates
 from mhprobe.gates.base import Instead
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.checks import sized
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 
@@ -105,7 +106,7 @@ class Replay:
         """
         if side_by_side is None:
             side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
-        with inspecting(self.model, gradients=False):
+        with inspecting(self.model, gradients=False), sized(self.backbone, images):
             logits, fill = None, None if self.fill is None else self.fill.for_images(images)
             if self.tree is not None:
                 self.tree.widest, self.tree.fill = side_by_side, fill

@@ -74,7 +74,7 @@ def score_for(asked: str | type[Score] | None, where: str, labelled: bool, featu
     known = known_scores()
     usual = "cosine" if features else "labels" if labelled else "top1"
     score = known.get(asked or usual) if asked is None or isinstance(asked, str) else asked
-    if score is None:
+    if not (inspect.isclass(score) and issubclass(score, Score)):
         raise UserError(f"{where}: expected one of {', '.join(sorted(known))}, got {asked!r}.")
     name = score.scored.name
     if score.labelled and not labelled:

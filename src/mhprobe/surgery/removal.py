@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of, layout_of, slice_sites
+from mhprobe.backbones import backbone_of, family_of, layout_of, slice_sites
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
@@ -93,6 +93,9 @@ def refuse_unprunable(model: nn.Module) -> None:
     try:
         family = family_of(model)
     except UserError as error:
+        if (inside := _held(model)) is not None:
+            refuse_unprunable(inside)
+            raise UserError(f"prune_heads: {error}") from None
         raise UserError(
             f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
             f"removing them also takes its slice_heads."
@@ -103,6 +106,14 @@ def refuse_unprunable(model: nn.Module) -> None:
         except UserError as error:  # "can still be gated" would be wrong
             reason = str(error)
         raise UserError(f"prune_heads: {reason}")
+
+
+def _held(model: nn.Module) -> nn.Module | None:
+    """The model of a supported family that ``model`` holds, if it does."""
+    try:
+        return backbone_of(model)
+    except UserError:
+        return None
 
 
 def kept_heads(layout: HeadLayout, mask: Tensor) -> dict[str, list[int]]:
