@@ -253,7 +253,7 @@ def _first_walk(
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
             if batch.labels is None or compared:
-                with sized(backbone_of(model), batch.images):
+                with sized(model, batch.images):
                     outputs.append(logits_of(model(batch.images[batch.valid])))
             marks.append(_marks(batch))
             labels.append(None if batch.labels is None else batch.labels[batch.valid])

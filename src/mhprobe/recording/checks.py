@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import input_spec
+from mhprobe.backbones import backbone_of, input_spec
 from mhprobe.errors import UserError
 
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -32,14 +32,14 @@ def check_model(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def sized(backbone: nn.Module, images: Tensor) -> Iterator[None]:
+def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
     """What fails inside is said to be the size of the images, where that is not the model's."""
     try:
         yield
     except UserError:
         raise
     except (AssertionError, RuntimeError, ValueError) as error:
-        size = tuple(images.shape[1:])
+        backbone, size = backbone_of(model), tuple(images.shape[1:])
         if len(size) != 3 or (wanted := (3, *input_spec(backbone)["size"])) == size:
             raise
         got, expected = (" x ".join(map(str, each)) for each in (size, wanted))

@@ -74,10 +74,9 @@ def record(
     _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
-    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, _tapped(named)) as taps:
+    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, _tapped(named)) as taps, sized(model, images):
         images, labels = usable(images), None if labels is None else usable(labels)
-        with sized(taps.backbone, images):
-            logits = logits_of(model(images))
+        logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:

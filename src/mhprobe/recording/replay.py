@@ -106,7 +106,7 @@ class Replay:
         """
         if side_by_side is None:
             side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
-        with inspecting(self.model, gradients=False), sized(self.backbone, images):
+        with inspecting(self.model, gradients=False), sized(self.model, images):
             logits, fill = None, None if self.fill is None else self.fill.for_images(images)
             if self.tree is not None:
                 self.tree.widest, self.tree.fill = side_by_side, fill
