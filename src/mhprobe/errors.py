@@ -22,5 +22,19 @@ def one_of(where: str, option: str, got: object, known: Any) -> None:
         raise UserError(f"{where}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
 
 
+def short(text: str, most: int) -> str:
+    """For a message of one line: the text, or as much of it as leaves room for dots within ``most`` characters.
+
+    >>> short("twelve heads", 12), short("thirteen heads", 12)
+    ('twelve heads', 'thirteen ...')
+    """
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def quoted(value: object, most: int = 60) -> str:
+    """What somebody gave, as Python writes it, shortened."""
+    return short(repr(value), most)
+
+
 class HeadsMixed(UserError):
     """Refused because no head of the model has a slice of channels of its own: no family could ever find one."""

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 DIGEST = "layout"  # the column that names the heads
 
@@ -69,7 +69,7 @@ def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Ten
             found[head] = float(row[column])
         except ValueError:
             raise UserError(
-                f"{asker}: {path}, row {number}, column {column}: expected a number, got {short(row[column])}."
+                f"{asker}: {path}, row {number}, column {column}: expected a number, got {quoted(row[column])}."
             ) from None
     return found
 
@@ -79,7 +79,7 @@ def read_kept(path: str | Path, layout: Heads, asker: str = "gates.mask") -> Ten
     found = torch.zeros(layout.num_heads, dtype=torch.bool)
     for number, head, row in _heads(path, ("kept",), layout, asker):
         if row["kept"] not in ("0", "1"):
-            raise UserError(f"{asker}: {path}, row {number}, column kept: expected 0 or 1, got {short(row['kept'])}.")
+            raise UserError(f"{asker}: {path}, row {number}, column kept: expected 0 or 1, got {quoted(row['kept'])}.")
         found[head] = row["kept"] == "1"
     if not found.any():
         raise UserError(f"{asker}: {path} keeps no head, expected at least one.")
@@ -91,7 +91,7 @@ def check_layout(path: str | Path, rows: Sequence[dict[str, str]], layout: Heads
     for number, row in enumerate(rows, 1):
         if layout.digest and row.get(DIGEST, layout.digest) != layout.digest:
             raise UserError(
-                f"{asker}: {path}, row {number}, column {DIGEST}: the heads of another model ({short(row[DIGEST])}), "
+                f"{asker}: {path}, row {number}, column {DIGEST}: the heads of another model ({quoted(row[DIGEST])}), "
                 f"expected those of this one ({layout.digest})."
             )
 
@@ -108,7 +108,7 @@ def _heads(
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < layout.num_heads):
             raise UserError(
                 f"{asker}: {path}, row {number}, column head: expected 0 to {layout.num_heads - 1}, got "
-                f"{short(text)}. Was it made for another model?"
+                f"{quoted(text)}. Was it made for another model?"
             )
         if int(text) in heads:
             raise UserError(
@@ -122,9 +122,3 @@ def _heads(
         )
     for row in rows:
         yield heads[int(row["head"])], int(row["head"]), row
-
-
-def short(value: object) -> str:
-    """What somebody gave, for a message of one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:56] + " ..."

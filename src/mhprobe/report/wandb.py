@@ -19,6 +19,7 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from mhprobe.errors import short
 from mhprobe.io.typed import typed
 from mhprobe.masking.trace import Curve
 from mhprobe.report.tables import Table
@@ -215,8 +216,7 @@ def _no_stderr() -> Iterator[None]:
 def _name(folder: Path) -> str:
     """Where the run lies, and what was typed but for the experiment, its folder's name. W&B takes 128 characters."""
     words = [word for word in typed(folder) if not word.startswith("+experiment=")]
-    name = " ".join([f"{folder.parent.name}/{folder.name}", *words])
-    return name if len(name) <= 128 else f"{name[:125]}..."
+    return short(" ".join([f"{folder.parent.name}/{folder.name}", *words]), 128)
 
 
 def _first_line(error: Exception) -> str:

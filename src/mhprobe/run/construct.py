@@ -9,7 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, short
 from mhprobe.run.moved import TARGETS
 
 # what constructors say to a key or value they don't know, where they do not look at it themselves
@@ -32,7 +32,7 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             if before in str(error):
                 raise UserError(f"{where}._target_: {before} is now {now}.") from error
         if isinstance(cause, WRONG):
-            raise UserError(f"{where}: {_said(cause)} (given {_short(' '.join(_given(part)))})") from error
+            raise UserError(f"{where}: {_said(cause)} (given {short(' '.join(_given(part)), 300)})") from error
         raise
     except TypeError as error:  # what Hydra itself says of a key like _partial_
         raise UserError(f"{where}: {_said(error)}") from error
@@ -41,11 +41,9 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
 def refuse_plain(part: Any, where: str) -> None:
     """UserError for a value where a part belongs."""
     if not (isinstance(part, Mapping) and "_target_" in part):
-        raise UserError(f"{where}: expected a part with a _target_, as the options of conf/ are, got {_short(part)}.")
-
-
-def _short(value: Any) -> str:
-    return text if len(text := str(value)) < 300 else f"{text[:300]} ..."
+        raise UserError(
+            f"{where}: expected a part with a _target_, as the options of conf/ are, got {short(str(part), 300)}."
+        )
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:

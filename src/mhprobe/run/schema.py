@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import FillName
 from mhprobe.recording.objective import Of
 from mhprobe.run.sections import settings
@@ -230,9 +230,7 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise UserError(_gone(key)) from None
-        given = repr(first["input"])
-        given = given if len(given) < 100 else f"{given[:100]} ..."
-        raise UserError(f"{key}: {first['msg']}, got {given}.") from None
+        raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
     if gone := sorted(settings(command) - plain.keys()):
         raise UserError(_gone(gone[0]))
     _refuse_parts(plain["trainer"])

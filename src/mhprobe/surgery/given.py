@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import layout_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout
-from mhprobe.io.head_tables import check_layout, read_kept, read_rows, short
+from mhprobe.io.head_tables import check_layout, read_kept, read_rows
 from mhprobe.stats.promise import Guarantee
 
 
@@ -58,7 +58,7 @@ class Given:
             choice = Choice(_listed(layout, list(self.heads), "prune.heads"))
         elif not isinstance(self.heads, str):
             raise UserError(
-                f"prune.heads: expected a list as in [3,17], a file, a table or gates, got {short(self.heads)}."
+                f"prune.heads: expected a list as in [3,17], a file, a table or gates, got {quoted(self.heads)}."
             )
         elif self.heads == "gates":
             choice = Choice(_closed(model, kept, self.threshold))
@@ -114,7 +114,7 @@ def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:
     numbers = [int(head) if isinstance(head, str) and _whole(head) else head for head in heads]
     wrong = [head for head in numbers if type(head) is not int or not 0 <= head < layout.num_heads]
     if wrong:
-        raise UserError(f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got {short(wrong[0])}.")
+        raise UserError(f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got {quoted(wrong[0])}.")
     mask = torch.zeros(layout.num_heads, dtype=torch.bool)
     mask[numbers] = True
     return mask

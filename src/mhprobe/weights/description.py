@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 LARGEST = 2**16  # no size, width or depth of a model is larger; a forged one must not eat the memory
 OURS = ("name", "pretrained", "fused_attn")  # read by mhprobe.backbones.build itself; loading never fetches weights
@@ -71,7 +71,7 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
         raise UserError(
-            f"weights: {where}: {key}: {first['msg']}, got {_short(first['input'])}. It is damaged, or was not made by "
+            f"weights: {where}: {key}: {first['msg']}, got {quoted(first['input'])}. It is damaged, or was not made by "
             f"mhprobe."
         ) from None
     name = _name(found["backbone"], where)
@@ -110,13 +110,13 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
     if key not in known:
         close = difflib.get_close_matches(key, known, n=1)
         raise UserError(
-            f"weights: {where}: backbone.{_short(key)} is refused: it is no size or switch of {name} (it may name a "
+            f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of {name} (it may name a "
             f"file or an address).{f' Was it {close[0]}?' if close else ''}"
         )
     if not _harmless(key, value, known[key]):
         raise UserError(
             f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a list of numbers or a "
-            f"name of timm's, got {_short(value)}."
+            f"name of timm's, got {quoted(value)}."
         )
 
 
@@ -125,15 +125,10 @@ def _name(settings: dict[str, Any], where: Path) -> str:
 
     name, fused = settings.get("name"), settings.get("fused_attn")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.]+", name) or not is_model(name):
-        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {_short(name)}.")
+        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {quoted(name)}.")
     if fused is not None and not isinstance(fused, bool):
-        raise UserError(f"weights: {where}: backbone.fused_attn: expected true or false, got {_short(fused)}.")
+        raise UserError(f"weights: {where}: backbone.fused_attn: expected true or false, got {quoted(fused)}.")
     return name
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]} ..."
 
 
 @functools.cache
