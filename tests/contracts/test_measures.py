@@ -117,7 +117,7 @@ def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
 def recorded(case: Case, index: tuple[int, ...], needs: frozenset[Need], padding: int = 0) -> HeadBatch:
     """Once for all measures that need the same: recording is most of the work here."""
     picked = list(index)
-    images = torch.cat([case.images[picked], 5 * torch.randn(padding, 3, 32, 32, dtype=torch.float64)])
+    images = torch.cat([case.images[picked], 5 * torch.randn(padding, 3, 32, 32, dtype=case.images.dtype)])
     labels = torch.cat([case.labels[picked], torch.zeros(padding, dtype=torch.long)])
     objects = torch.cat([case.objects[picked], torch.randint(0, 3, (padding, 32, 32))])
     valid = torch.arange(len(images)) < len(index)
@@ -179,6 +179,29 @@ def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_time
     expected = oracle.value(folded, case.images, case.labels, case.sites, **more)
     value = feed(measure, dataclasses.replace(case, gated=gated), batches(5)).compute()
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+@functools.lru_cache(maxsize=4)
+def rounded(case: Case, dtype: torch.dtype) -> Case:
+    """Weights and images rounded to bfloat16, computed with in ``dtype``."""
+    gated = copy.deepcopy(case.bare)
+    with torch.no_grad():
+        for parameter in gated.parameters():  # not so large that a rounding decides where a head looks
+            parameter *= 0.5
+    gated = gated.bfloat16().to(dtype)
+    layout = mhprobe.attach(gated).layout
+    return dataclasses.replace(case, gated=gated, layout=layout, images=case.images.bfloat16().to(dtype))
+
+
+def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(yaml, case):
+    given = [rounded(case, dtype) for dtype in (torch.bfloat16, torch.float64)]
+    found = [feed(build(yaml, each.layout), each, batches(5)).compute().flatten() for each in given]
+    half, full = found
+    assert half.dtype == torch.float64 and torch.equal(half.isnan(), full.isnan())
+    measure, kept = build(yaml, case.layout), ~full.isnan()
+    if not any(isinstance(need, Ablation | Patching) for need in measure.needs | (measure.select_needs or frozenset())):
+        # differences of losses lose more of bfloat16's eight bits, and are left out
+        assert (half - full)[kept].abs().max() < 0.25 * full[kept].abs().max()
 
 
 def test_columns_have_the_shapes_of_their_kind(yaml, case):

@@ -27,6 +27,7 @@ from mhprobe.heads import Direct, HeadLayout, HeadSite, Stream, wide
 from mhprobe.recording.state import inspecting
 
 _AGREE = 1e-2  # of the largest part; what is left open is no rounding but a part that is not linear
+_HALF = 0.2  # the same where the model itself rounds to half precision
 
 
 def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream], logits: Tensor) -> Direct:
@@ -253,7 +254,8 @@ def _check(found: Direct, logits: Tensor, layout: HeadLayout) -> None:
     """UserError unless the parts add up: then something on the way is not linear."""
     total, largest = sum(part.sum(1) for part in found), max(part.abs().amax() for part in found)
     error = (total - logits).abs().amax()
-    if not error <= _AGREE * largest and bool(logits.isfinite().all()):
+    agree = _AGREE if wide(logits) is logits else _HALF
+    if not error <= agree * largest and bool(logits.isfinite().all()):
         raise UserError(
             f"logit_attribution: what {layout.num_heads} heads and the other parts write misses the logits by "
             f"{error:.3g}, expected the same sum. Something between the last block and the logits is not linear."
