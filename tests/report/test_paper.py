@@ -70,6 +70,20 @@ def test_runs_with_long_names_are_not_clipped():
     assert_nothing_is_clipped(runs.draw(of_runs, None))
 
 
+def test_runs_of_a_sweep_over_sizes_can_be_told_apart_in_their_figure():
+    name = "backbone.depth={}, backbone.num_heads=3, backbone.patch_size={}"
+    of_runs = [{"run": f"r{i}", "group": name.format(i // 2, i % 2), **interval(0.8)} for i in range(4)]
+    figure = runs.draw(of_runs, None)
+    assert_nothing_is_clipped(figure)
+    said = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert said == [f"depth={i // 2}, num_heads=3, patch_size={i % 2}" for i in range(4)]
+    alike = [{"run": part, "group": f"{part}.lr=0.1", **interval(0.8)} for part in ("optim", "gates")]
+    assert [text.get_text() for text in runs.draw(alike, None).axes[0].get_yticklabels()] == [
+        "optim.lr=0.1",
+        "gates.lr=0.1",
+    ]
+
+
 def test_a_table_of_speeds_is_not_clipped():
     rates = {"dense_images_per_s": 900.0, "masked_images_per_s": 880.0, "pruned_images_per_s": 1250.0}
     gain = {"heads": 12, "speedup": 1.4, "speedup_low": 1.3, "speedup_high": 1.5, "predicted": 1.6}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,11 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """rows: run, group, accuracy, low, high. groups: group, accuracy, low, high ("" where there is one run)."""
     names = list(dict.fromkeys(row["group"] for row in rows))
     most = max(sum(row["group"] == name for row in rows) for name in names)
-    step = max(0.34, 0.13 * (most + 1))
+    labels = _labels(names)
+    lines = max(label.count("\n") for label in labels) + 1
+    step = max(0.34, 0.13 * (most + 1), 0.13 * (lines + 1))
     tall = step * len(names) + 0.1
-    left = 0.3 + 0.062 * min(46, max(map(len, names)))
+    left = 0.3 + 0.062 * max(len(line) for label in labels for line in label.split("\n"))
     spread = {} if groups is None else {row[0]: dict(zip(groups.columns, row, strict=True)) for row in groups.rows}
     with canvas((left + 3.4, tall + 0.85)) as figure:
         axes = place(figure, left, 0.5, 3.2, tall)
@@ -41,8 +45,15 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
                 axes.hlines(y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6)
                 axes.plot(100 * group["accuracy"], y, "D", color=COLOURS[1], markersize=4, label="mean, 95 % over runs")
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_yticks(range(len(names)), [name if len(name) <= 46 else name[:45] + "…" for name in names])
+        axes.set_yticks(range(len(names)), labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
         axes.legend(handles.values(), handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
     return figure
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Settings without their sections where that tells the groups apart, too: backbone.depth=2 -> depth=2; in lines."""
+    short = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
+    told = short if len(set(short)) == len(set(names)) else names
+    return ["\n".join(textwrap.wrap(name, 46)) or name for name in told]
