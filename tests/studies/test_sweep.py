@@ -104,6 +104,7 @@ def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_nea
     labels_of = [[line.get_label() for line in axes.get_lines()] for axes in (high, low)]
     assert ["chance" in found for found in labels_of] == [False, True]
     assert 50 < high.get_ylim()[0] < 61 and low.get_ylim()[0] < 0  # 70 % of 100 images: 60.4 % at the least
+    assert 100 <= high.get_ylim()[1] < 101, "no accuracy is above 100 %"
     assert all("whole model before" in found for found in labels_of)
 
 

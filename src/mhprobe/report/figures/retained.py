@@ -51,7 +51,7 @@ def draw(
         if chance is not None and near:
             axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, zorder=1, label="chance")
         axes.set_xlim(-0.02 * heads, 1.02 * heads)
-        axes.set_ylim(-2 if near else least - 3, 102)
+        axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(f"heads kept (of {heads})")
         axes.set_ylabel("test accuracy (%)")
