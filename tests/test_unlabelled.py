@@ -151,6 +151,28 @@ def test_heads_go_by_an_unlabelled_curve_and_the_smaller_model_agrees_as_the_cur
         assert judged(score, mhprobe.prune_heads(model, others)(images), model(images), None)[1] != pytest.approx(loss)
 
 
+@pytest.mark.parametrize("values", ["closed", "fractional"])
+@pytest.mark.parametrize(("score", "classes"), [("kl", 5), ("cosine", 0), ("knn", 0)])
+def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_against(score, classes, values):
+    model = loud(tiny_swin, num_classes=classes)
+    gates, images, labels = mhprobe.attach(model), pictures(model), labels_for(COUNT, num_classes=3)
+    gates.values.data = torch.linspace(0.2, 1.5, gates.layout.num_heads, dtype=torch.float64)
+    if values == "closed":
+        gates.values.data[::4] = 0
+    loader = [(images[:5], labels[:5]), (images[5:], labels[5:])]
+    rows = mhprobe.masking_curve(model, loader, units="head", order="fisher", score=score, steps=3)
+    with torch.no_grad():
+        whole, small = model(images), mhprobe.prune_heads(model, rows.masks[-1])(images)
+        accuracy, loss = judged(score, small, whole, labels)
+        gates.values.data.fill_(1)
+        opened = model(images)
+    assert rows[-1]["accuracy"] == pytest.approx(accuracy) and rows[-1]["loss"] == pytest.approx(
+        loss, rel=1e-6, abs=1e-9
+    )
+    assert rows[0]["loss"] == pytest.approx(judged(score, whole, whole, labels)[1], abs=1e-9)
+    assert (opened - whole).abs().max() > 1e-3  # negative control: it is another model with all gates at one
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
