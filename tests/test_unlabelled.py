@@ -78,6 +78,21 @@ def test_measures_that_need_labels_are_left_out_with_a_word():
     assert set(found) == {"gate_importance", "entropy"} and set(found.refused) == {"ablation_delta"}
 
 
+def test_what_cannot_be_recorded_for_one_measure_does_not_hold_up_the_others():
+    model = loud(num_classes=0)
+    wanted = [mhprobe.measures.Entropy, mhprobe.measures.LRPRelevance, mhprobe.measures.ActivationPatching]
+    with pytest.warns(MeasureWarning) as said:
+        found = mhprobe.measure(model, [pictures(model)], [*wanted, mhprobe.measures.GateImportance])
+    assert set(found) == {"entropy", "gate_importance"} and len(said) == 2
+    assert "gives features, no logits" in str(found.refused["lrp_relevance"])
+    assert "has no labels" in str(found.refused["activation_patching"])
+    alone = mhprobe.measure(model, [pictures(model)], [mhprobe.measures.GateImportance])
+    for name, column in alone["gate_importance"].columns.items():  # nothing was counted twice
+        torch.testing.assert_close(found["gate_importance"].columns[name], column, rtol=1e-9, atol=1e-12)
+    with pytest.raises(mhprobe.UserError, match="NaN or infinite"):  # that concerns all
+        mhprobe.measure(model, [pictures(model) * torch.nan], wanted[:2])
+
+
 def judged(score, out, whole, labels):
     """(right, loss) per image, one at a time."""
     right, losses = [], []

@@ -6,6 +6,7 @@ pipeline) and a second data set; what several results say together is in report/
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -72,7 +73,8 @@ class Probe(L.Callback):
         if trainer.is_global_zero:
             count = len(self.measures)
             stage(f"probing: {count} measure{'s' * (count != 1)} on {data.sizes['test']:,} test images")
-            self._say_cost(pl_module, data)
+            with contextlib.suppress(UserError):  # what cannot be recorded is said by who measures, on every rank
+                self._say_cost(pl_module, data)
         found = self._look(trainer, pl_module, data, "test", "")
         control: Results = {}
         again: Results = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,8 +46,8 @@ def measure(
     head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``.
 
     Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
-    further, and does not hold up the others. A collective: every rank gets the same. What ``record`` refuses concerns
-    all measures, and is raised on every rank.
+    further, and does not hold up the others; one that needs what ``record`` refuses counts as such. What ``record``
+    refuses for all of them is raised. A collective: every rank gets the same.
     """
     device = next(model.parameters()).device
     for each in measures.values():
@@ -140,7 +141,17 @@ def _feed(
             needs = needs_of(active.values(), selecting)
             for piece in _pieces(batch, gates_of(model).layout) if needs & {"attn", "attn_grad"} else [batch]:
                 images, labels, index, valid, _, objects = piece
-                heads = record(model, images, labels, needs, valid, index, objects, of, fills)
+                look = functools.partial(
+                    record, model, images, labels, valid=valid, index=index, objects=objects, of=of, fills=fills
+                )
+                try:
+                    heads = look(needs=needs)
+                except UserError:
+                    refused |= (unfit := _unfit(look, active, selecting))
+                    active = {key: each for key, each in active.items() if key not in unfit}
+                    if not unfit or not active:
+                        raise
+                    heads = look(needs=(needs := needs_of(active.values(), selecting)))
                 heads = _at_gates(heads, gates_of(model)) if at_gates else heads
                 for key, each in active.items():
                     if key in refused:
@@ -159,6 +170,19 @@ def _feed(
     if None in shared:
         raise shared[None]
     return {key: error for key, error in shared.items() if key is not None}
+
+
+def _unfit(
+    look: Callable[..., HeadBatch], measures: Mapping[str, Measure], selecting: bool
+) -> dict[str | None, UserError]:
+    """Measures that need what cannot be recorded of these images, each with the reason."""
+    found: dict[str | None, UserError] = {}
+    for key, each in measures.items():
+        try:
+            look(needs=needs_of([each], selecting))
+        except UserError as error:
+            found[key] = error
+    return found
 
 
 def pieces(count: int, layout: HeadLayout) -> list[slice]:
