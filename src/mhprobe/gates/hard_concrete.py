@@ -48,10 +48,6 @@ class HardConcrete:
         """P(gate > 0)."""
         return torch.sigmoid(log_alpha - self.beta * math.log(-self.gamma / self.zeta))
 
-    def p_one(self, log_alpha: Tensor) -> Tensor:
-        """P(gate = 1)."""
-        return torch.sigmoid(log_alpha - self.beta * math.log((1 - self.gamma) / (self.zeta - 1)))
-
     def below(self, gate: Tensor, log_alpha: Tensor) -> Tensor:
         """P(a draw <= gate), for gates from 0 to below 1; at 1 what is left is P(gate = 1)."""
         s = (gate - self.gamma) / (self.zeta - self.gamma)
