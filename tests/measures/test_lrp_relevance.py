@@ -250,7 +250,7 @@ def test_a_layer_without_relevance_scores_zero(prepared):
 
 def test_wrong_options_are_refused_in_one_line(prepared):
     _, gated, layout, images = prepared
-    with pytest.raises(UserError, match="target is one of top1, label, got 'best'"):
+    with pytest.raises(UserError, match="target is one of top1, label, norm, got 'best'"):
         LRPRelevance(layout, target="best")
     with pytest.raises(UserError, match="gamma >= 0 and epsilon > 0"):
         LRPRelevance(layout, epsilon=0)
