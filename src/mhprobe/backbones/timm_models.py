@@ -129,10 +129,13 @@ def _not_there(name: str, error: BaseException) -> str:
 
 def _refuse_cut_images(name: str, model: Any) -> None:
     """Patches that do not tile the image would leave its last rows and columns unseen, without a word."""
+    from timm.layers import to_2tuple
+
     embed = getattr(model, "patch_embed", None)
     image, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
     if image is None or patch is None or getattr(embed, "dynamic_img_pad", False):
         return
+    image, patch = to_2tuple(image), to_2tuple(patch)  # XCiT keeps one number
     if any(pixels % side for pixels, side in zip(image, patch, strict=True)):
         fit = next(side for side in range(patch[0], 0, -1) if image[0] % side == 0)
         raise UserError(
@@ -143,9 +146,11 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 def input_spec(model: Any) -> dict[str, Any]:
     """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+    from timm.layers import to_2tuple
+
     config = model.pretrained_cfg
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+    return {"size": to_2tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
 
 
 def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
