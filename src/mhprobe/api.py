@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, backbone_of, gives_features
+from mhprobe.backbones import attach, puts_out_features
 from mhprobe.data.batch import Batch
 from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError
@@ -222,7 +222,7 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
     device = next(model.parameters()).device
-    features = _gives_features(model)
+    features = puts_out_features(model)
     compared = features or asked not in (None, "labels")
     labels, outputs, marks = _first_walk(model, loader, device, split, compared)
     score = score_for(asked, "masking_curve: score", labels is not None, features)(outputs, labels)
@@ -271,17 +271,13 @@ def _marks(batch: Batch) -> Tensor:
     return batch.images[batch.valid].double().flatten(1).sum(1) if batch.labels is None else batch.labels[batch.valid]
 
 
-def _gives_features(model: nn.Module) -> bool:
-    return backbone_of(model) is model and gives_features(model)
-
-
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
     """What slopes are taken of where nobody says: what labels, or none, allow."""
     if iter(loader) is loader:
         return "loss"  # it can be walked once only; without labels record says what to ask for
     first = next(iter(loader), None)
     if first is not None and _batch(first, 0, split).labels is None:
-        return "norm" if _gives_features(model) else "top1"
+        return "norm" if puts_out_features(model) else "top1"
     return "loss"
 
 

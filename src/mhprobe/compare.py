@@ -7,7 +7,6 @@ RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -23,15 +22,14 @@ def main() -> int:
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
     from mhprobe.report.html import write_comparison
-    from mhprobe.report.html.facts import made_by
+    from mhprobe.report.html.facts import origin_of_script
     from mhprobe.report.report import Report
     from mhprobe.report.several import expand, lines, several
 
     try:
         results = several(given.runs, given.over)
         report = Report(given.out, style=given.style)
-        command = shlex.join(["python", "-m", "mhprobe.compare", *(Path(word).name for word in sys.argv[1:])])
-        report.origin = made_by(command)
+        report.origin = origin_of_script("compare")
         for name, result in results.items():
             report.add(name, result)
         page = write_comparison(expand(given.runs), given.out / "comparison.html")

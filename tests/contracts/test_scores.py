@@ -123,7 +123,7 @@ def test_heads_go_by_the_score_and_the_file_gives_what_it_said(name, features, w
 def test_features_are_probed_by_their_norm(weights, tmp_path):
     unfit = "attribution_patching,lrp_relevance"  # which ask for what features have not got
     cfg = runs.config("probe", tmp_path, weights, FEATURES, f"measure=[gate_importance,entropy,{unfit},ablation_delta]")
-    with pytest.raises(UserError, match=r"needs labels|has no labels|gives features, no logits"):  # said at the end
+    with pytest.raises(UserError, match="the batch has no labels"):  # said at the end
         mhprobe.probe.run(cfg, tmp_path / "run")
     tables = tmp_path / "run" / "tables"
     importance = [float(row["value"]) for row in runs.rows(tables / "gate_importance.csv")]

@@ -77,7 +77,7 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
 
 
 def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(monkeypatch):
-    monkeypatch.setattr("mhprobe.maps.gallery.usual_target", lambda model: "top1")  # it is of no family
+    monkeypatch.setattr("mhprobe.maps.gallery.puts_out_features", lambda model: False)  # it is of no family
 
     class Even(MapKind):
         per_head = False

@@ -29,6 +29,7 @@ __all__ = [
     "gives_features",
     "input_spec",
     "layout_of",
+    "puts_out_features",
     "slice_sites",
 ]
 
@@ -88,6 +89,11 @@ def gives_features(model: nn.Module) -> bool:
     """Whether what is, or is inside, ``model`` has no classifier of its own: features come out of it, no logits."""
     backbone = backbone_of(model)
     return family_of(backbone).features_only(backbone)
+
+
+def puts_out_features(model: nn.Module) -> bool:
+    """Whether features come out of ``model`` itself: what wraps a backbone may bring a classifier of its own."""
+    return backbone_of(model) is model and gives_features(model)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

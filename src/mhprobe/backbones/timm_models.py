@@ -146,11 +146,9 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 def input_spec(model: Any) -> dict[str, Any]:
     """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
-    from timm.layers import to_2tuple
-
     config = model.pretrained_cfg
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return {"size": to_2tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+    return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
 
 
 def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:

@@ -106,14 +106,11 @@ class MaskingCurve(L.Callback):
                 self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill], scores[split])
                 for split in (self.select_on, "test")
             )
-            options: dict[str, Any] = {
-                "splits": (self.select_on, "test"),
-                "steps": self.steps,
-                "step": self.step,
-                "costs": costs,
-            }
+            splits = (self.select_on, "test")
             try:
-                curves += masking_curve(layout, spec, select, report, **options)
+                curves += masking_curve(
+                    layout, spec, select, report, splits=splits, steps=self.steps, step=self.step, costs=costs
+                )
             except UserError as error:
                 where = f"masking.curves.{spec.name}"
                 raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, gives_features
+from mhprobe.backbones import puts_out_features
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 
@@ -34,7 +34,7 @@ class MapKind(ABC):
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
     """What is explained where nobody says: the largest logit, or the length of features, which are no logits."""
-    return "norm" if backbone_of(model) is model and gives_features(model) else "top1"
+    return "norm" if puts_out_features(model) else "top1"
 
 
 def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:

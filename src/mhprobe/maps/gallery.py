@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mhprobe.backbones import puts_out_features
 from mhprobe.data.archive import small_enough
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.maps.base import MapKind, usual_target
+from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
@@ -96,7 +97,7 @@ def gallery(
     images, labels = batch.images.to(device), None if own else batch.labels.to(device)
     names = [*data.class_names, UNKNOWN]  # -1 is the last
     shown = [names[label] for label in batch.labels.tolist()]
-    features = usual_target(model.eval()) == "norm"
+    features = puts_out_features(model.eval())
     taken = [()] * len(images) if features else _taken_for(model, images, names)
     results: dict[str, Result] = {}
     every: dict[str, dict[str, Judged]] = {}

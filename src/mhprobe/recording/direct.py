@@ -217,14 +217,17 @@ class _Norms(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and self.learn:  # norms stand in front of it
             return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
-        if func is F.linear:  # in the writes' precision, which is wider than that of half a model
-            x, weight, bias = (*args, *kwargs.values(), None)[:3]
-            return F.linear(x, weight.to(x), None if bias is None or not self.biases else bias.to(x))
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
         if func is F.layer_norm:
             return self._layer_norm(*args, **kwargs)
         if func is F.rms_norm:
             return self._rms_norm(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # in the writes' precision, which is wider than that of half a model
+        return F.linear(input, weight.to(input), None if bias is None or not self.biases else bias.to(input))
 
     def _layer_norm(
         self, x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5

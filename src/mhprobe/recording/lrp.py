@@ -96,7 +96,7 @@ def _explained(
     """The logit, or length of features, to explain, and patch embeddings, where the graph under the rules begins."""
     if rule.target not in ("top1", "label", "norm"):
         raise UserError(f"relevance: target is top1, label or norm, got {rule.target!r}.")
-    refuse_features(model, backbone, rule.target, "relevance")
+    refuse_features(model, rule.target, "relevance")
     if rule.target == "label" and labels is None:
         raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")
     family = family_of(backbone)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from mhprobe.backbones import gives_features
+from mhprobe.backbones import puts_out_features
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
@@ -18,9 +18,9 @@ Of = Literal["loss", "top1", "label", "norm"]
 UNLABELLED = ("top1", "norm")  # of these, which need no labels
 
 
-def refuse_features(model: nn.Module, backbone: nn.Module, of: str, where: str = "record") -> None:
+def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
     """UserError where features would be taken for logits; a wrapper may have a classifier of its own."""
-    if of != "norm" and model is backbone and gives_features(model):
+    if of != "norm" and puts_out_features(model):
         raise UserError(
             f"{where}: {type(model).__name__} gives features, no logits, so its {of} means nothing. Ask for their "
             f"length: target='norm' (of='norm' in mhprobe.record)."

@@ -80,7 +80,7 @@ def record(
         _check_finite(layout, taps.heads, logits, valid, index)
         check_labels(labels, logits)
         if slopes:
-            refuse_features(model, taps.backbone, of)
+            refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     count, z = len(images), _per_head(layout, taps.heads, len(images))
     explained, relevance, skipped = _relevances(model, layout, images, labels, needs)

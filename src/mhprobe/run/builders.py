@@ -45,7 +45,7 @@ from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
-from mhprobe.run.schema import needs_no_classifier
+from mhprobe.run.schema import refuse_without_classifier
 from mhprobe.run.sections import network
 from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
@@ -77,7 +77,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     data.spec = InputSpec(**spec)
     features = gives_features(backbone)
     if features:
-        needs_no_classifier(cfg["command"])
+        refuse_without_classifier(cfg["command"])
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}

@@ -238,14 +238,14 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     if masking is not None and masking.step is not None and masking.steps is not None:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
     if checked.backbone.get("num_classes") == 0:
-        needs_no_classifier(command)
+        refuse_without_classifier(command)
     return {**checked.model_dump(include=set(plain)), "command": command}
 
 
 WITH_FEATURES = ("fetch", "maps", "mask", "probe", "prune")  # commands that need no classifier
 
 
-def needs_no_classifier(command: str) -> None:
+def refuse_without_classifier(command: str) -> None:
     """UserError for a command that does need one."""
     if command not in WITH_FEATURES:
         raise UserError(

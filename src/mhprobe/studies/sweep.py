@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -192,12 +190,12 @@ def main() -> None:
     parser.add_argument("--probe", type=Path, help="a probed run of the whole model, for labels of heads")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     arguments = parser.parse_args()
-    from mhprobe.report.html.facts import made_by
+    from mhprobe.report.html.facts import origin_of_script
     from mhprobe.run.cli import fail
 
-    line = shlex.join(["python", "-m", "mhprobe.studies.sweep", *(Path(word).name for word in sys.argv[1:])])
+    made = origin_of_script("studies.sweep")
     try:
-        for path in write(arguments.folder, arguments.probe, arguments.style, origin=made_by(line)):
+        for path in write(arguments.folder, arguments.probe, arguments.style, origin=made):
             print(path)
     except UserError as error:
         fail(str(error))

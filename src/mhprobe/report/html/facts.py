@@ -10,6 +10,7 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,15 @@ def command(task: str, folder: Path) -> str:
 
 def origin(task: str, folder: Path) -> dict[str, str]:
     """Version, commit and command, for a figure's own file. Absolute paths are cut to their names: figures travel."""
-    return made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
+    return _made_by(re.sub(r"=/\S*/(?=\S)", "=", command(task, Path(folder))))
 
 
-def made_by(line: str) -> dict[str, str]:
-    """What made a figure, for its file, where ``line`` was typed."""
+def origin_of_script(module: str) -> dict[str, str]:
+    """The same where a command without a configuration was typed."""
+    return _made_by(shlex.join(["python", "-m", f"mhprobe.{module}", *(Path(word).name for word in sys.argv[1:])]))
+
+
+def _made_by(line: str) -> dict[str, str]:
     return {"version": mhprobe.__version__, "commit": commit() or "not recorded", "command": line}
 
 
