@@ -46,6 +46,8 @@ def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
     if "root" in plain.data:
         overrides.append(f"data.root={cifar}")
+    if "heads" in (plain.gates.penalty or {}):
+        overrides.append("gates.penalty.heads=3")
     return runs.checked("train", f"+experiment={name}", *overrides)
 
 
