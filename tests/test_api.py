@@ -227,6 +227,10 @@ def test_what_is_no_batch_no_measure_or_no_model_is_said_in_a_line():
         ),
         (lambda: mhprobe.record(model, images[0], labels), r"expected a tensor \(B, 3, .* got \(3, 16, 16\)"),
         (lambda: mhprobe.record(model, "cat.png", labels), "expected a tensor .* got str"),
+        (
+            lambda: mhprobe.record(model, images.to("meta"), labels),
+            "images are on meta, the model is on cpu; give images.to",
+        ),
         (lambda: mhprobe.attach("deit_tiny_patch16_224"), "expected a model, .* got str 'deit_tiny_patch16_224'"),
         (lambda: mhprobe.prune_heads(wrapped, [0]), "DataParallel: it wraps a supported VisionTransformer; pass model"),
         (lambda: mhprobe.measure(empty, good, gates), "meta device"),

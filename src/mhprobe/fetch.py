@@ -1,6 +1,6 @@
 """python -m mhprobe.fetch: download what an experiment needs (weights, images), for a machine without a network.
 
-It takes the words of the command that is to run there, and prints what to add to them.
+Give it the arguments of the command that will run there. It prints the arguments to add.
 """
 
 from __future__ import annotations

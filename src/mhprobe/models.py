@@ -1,4 +1,4 @@
-"""python -m mhprobe.models: which of timm's models have their heads found, and why the others not, as markdown."""
+"""python -m mhprobe.models: which of timm's models are supported, and why the others are not, as markdown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a backbone family must tell: where its heads are, and all that the house needs to know of their modules.
+"""What a backbone family declares: where its heads are, and what other packages need to know of its modules.
 
-What is the same in most of timm is told here; a family overrides what is different in it. Nothing outside this package
-names a part of an attention module.
+The methods here have timm's usual answers. A family overrides those that differ. Nothing outside this package names a
+part of an attention module.
 
 Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites.
 """

@@ -1,7 +1,7 @@
 """timm's Beit: BEiT v1 and v2.
 
-Queries and values have biases of their own, so ``qkv`` is never called: its weight is used by hand. Positions are
-biases per head, a table for each block or one for all.
+Queries and values have biases of their own, so Beit never calls ``qkv`` and multiplies by its weight instead. Positions
+are biases per head: a table for each block, or one for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""timm's CrossVit: two ViTs side by side. Where the class token of one alone asks the other, nothing is gated."""
+"""timm's CrossVit: two ViTs side by side. The attention from one's class token to the other is not gated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Any nn.TransformerEncoder, usually inside a model of your own. See multihead.py for its attention.
 
-What it is given are embedded tokens in a line: where they stand in an image, or whether there is one, it does not know.
+Its input is a line of embedded tokens. It does not know where they stand in an image, or whether there is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""timm's GlobalContextVit: windows, every other one asked by queries of the whole image."""
+"""timm's GlobalContextVit: attention in windows. In every second block the queries come from the whole image."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Hugging Face transformers (from 5.19): ViT, DeiT, DINOv2, DINOv3, CLIP and SigLIP vision towers, BEiT; BERT, RoBERTa.
 
-Their attention modules are written alike: heads side by side enter an output projection, and a function that the
-configuration names (eager, sdpa ...) makes them of queries, keys and values. For as long as weights are to be seen, it
-names ours. Nothing here imports transformers before it is asked for weights: who has a model of it has it installed.
+Their attention modules are written alike: heads side by side enter an output projection. The configuration names the
+function that computes attention (eager, sdpa ...). While attention weights are recorded it names a function of this
+file. transformers is imported only then: whoever has such a model has it installed.
 
 A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The tokens of a text stand in a line.
 """

@@ -1,7 +1,7 @@
 """Hugging Face's Swin Transformer: the attention of huggingface.py, in windows that are padded before they are shifted.
 
-A window that is as large as its grid is not shifted. The model takes images of any size; the grid is that of its
-configuration's.
+A window that is as large as its grid is not shifted. The model takes images of any size; the grid is that of the image
+size in its configuration.
 """
 
 from __future__ import annotations

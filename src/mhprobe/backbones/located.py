@@ -2,8 +2,8 @@
 
 Such models share no plan: tokens lie in a line, a grid or channels first, in windows, beside class tokens, on grids
 that shrink. What they share is an output projection that the heads enter side by side. So a family of them is a table:
-which classes of attention there are, and how each names its parts. Where tokens stand is read off one run without
-numbers (on torch's meta device), in whose order the sites are numbered too.
+which classes of attention there are, and how each names its parts. Where tokens stand is read off one trial run without
+numbers (on torch's meta device). Sites are numbered in the order in which that run meets them.
 
 They can be gated, measured and masked. The residual stream is not read: convolutions stand between blocks.
 
@@ -325,9 +325,9 @@ def _ghost(model: nn.Module) -> nn.Module:
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     for module in model.modules():
         # what modules have put by, as biases of positions: results, which cannot be copied
-        for kept in list(vars(module).values()):
-            if isinstance(kept, dict):
-                memo |= {id(each): each for each in kept.values() if type(each) is Tensor and id(each) not in memo}
+        for held in list(vars(module).values()):
+            if isinstance(held, dict):
+                memo |= {id(each): each for each in held.values() if type(each) is Tensor and id(each) not in memo}
         memo |= {id(hook): None for hook in module._forward_pre_hooks.values()}
     ghost = copy.deepcopy(model, memo)
     for module in ghost.modules():

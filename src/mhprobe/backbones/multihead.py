@@ -2,7 +2,7 @@
 
 Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` does the same
 computation in the same order, in a forward of its own. A module becomes one by its class alone: parameters, state dict,
-copies and pickles stay what they were. torch's inference kernels, which compute a whole layer at once, are passed by.
+copies and pickles stay what they were. torch's inference kernels, which compute a whole layer at once, are not used.
 
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """

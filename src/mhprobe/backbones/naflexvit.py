@@ -1,4 +1,4 @@
-"""timm's NaFlexVit on images of one size: a ViT that takes any."""
+"""timm's NaFlexVit, a ViT for images of any size. Here all images have one size."""
 
 from __future__ import annotations
 

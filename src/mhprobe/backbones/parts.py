@@ -100,19 +100,19 @@ def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
 def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
     """Keep these outputs of a linear layer."""
     rows = rows.to(linear.weight.device)
-    linear.weight = _kept(linear.weight, 0, rows)
+    linear.weight = _selected(linear.weight, 0, rows)
     if linear.bias is not None:
-        linear.bias = _kept(linear.bias, 0, rows)
+        linear.bias = _selected(linear.bias, 0, rows)
     linear.out_features = len(rows)
 
 
 def keep_columns(linear: nn.Linear, columns: Tensor) -> None:
     """Keep these inputs of a linear layer."""
-    linear.weight = _kept(linear.weight, 1, columns.to(linear.weight.device))
+    linear.weight = _selected(linear.weight, 1, columns.to(linear.weight.device))
     linear.in_features = len(columns)
 
 
-def _kept(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
 
 

@@ -1,4 +1,4 @@
-"""What makes tokens of patches, where it can be run by itself."""
+"""The patch embedding of a timm model, where it can be run by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""timm's models whose heads are known, and known to be no slices of what enters a projection: refused by name."""
+"""timm's models that are refused by name: their heads are known, and are no slices of what enters a projection."""
 
 from __future__ import annotations
 

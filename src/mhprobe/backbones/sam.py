@@ -1,4 +1,4 @@
-"""timm's VisionTransformerSAM: Segment Anything's encoder, in windows and over all."""
+"""timm's VisionTransformerSAM: Segment Anything's encoder. It attends in windows, and in some blocks globally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of timm's models have their heads found, and why the others not.
+"""Which of timm's models are supported, and why the others are not.
 
 Every name is asked for without weights or memory (torch's meta device). Of a class that no family claims, only the
 first model is built: the others get the same answer.

@@ -1,8 +1,8 @@
 """torchvision's SwinTransformer, v1 and v2: swin_t, swin_v2_t and their like.
 
-Their attention is one function: it multiplies by W_O without calling ``proj``. So while it runs, its softmax and its
-last product are met on their way (torch.overrides), and nothing of it is written anew. The grid hangs on the image; it
-is taken to be of ``model.image_size``, or of the size that torchvision's weights were made for.
+Their attention is one function: it multiplies by W_O without calling ``proj``. So its softmax and its last product are
+intercepted while it runs (torch.overrides); none of its code is copied. The grid depends on the size of the images.
+That is taken to be ``model.image_size``, or else the size that torchvision's weights were made for.
 """
 
 from __future__ import annotations

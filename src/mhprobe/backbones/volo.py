@@ -1,4 +1,4 @@
-"""timm's VOLO: outlook attention, then attention. Class attention behind them is left alone."""
+"""timm's VOLO: outlook attention, then attention. The class attention at the end has no gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""timm's Xcit: cross-covariance attention. Blocks behind them, in which the class token alone asks, are left alone."""
+"""timm's Xcit: cross-covariance attention. The class-attention blocks at the end have no gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training stops at the first number that is none, before it reaches the weights, and says where it came from."""
+"""Training stops at the first NaN or infinity, before it reaches the weights, and says where it came from."""
 
 from __future__ import annotations
 

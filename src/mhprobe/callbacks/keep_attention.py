@@ -67,11 +67,11 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         f"image {image}" + _classes(data.class_names, label, None if features else taken[image])
         for image, label in zip(chosen, batch.labels.tolist(), strict=True)
     ]
-    kept = {"pictures": _small(data.stored("test", chosen).images)}
+    arrays = {"pictures": _small(data.stored("test", chosen).images)}
     for number, site in enumerate(gates_of(model).layout.sites):
         for name, query in queries(site).items():
-            kept[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
-    return write(folder / KEPT, save(kept, {"titles": json.dumps(titles)}))
+            arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
+    return write(folder / KEPT, save(arrays, {"titles": json.dumps(titles)}))
 
 
 def _classes(names: Sequence[str], label: int, taken: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Every checkpoint says which run it is of; what was changed on purpose before it went on takes effect."""
+"""Every checkpoint says which run it belongs to. A setting that was changed before the run goes on takes effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files by name, out of a folder, a tar or a zip, read in one stream; nothing is unpacked to disk."""
+"""Files by name from a folder, a tar or a zip, read in one stream. Nothing is unpacked to disk."""
 
 from __future__ import annotations
 

@@ -200,8 +200,8 @@ class ImageData(L.LightningDataModule):
         """The same settings for the images of another source."""
         other = copy.copy(self)
         other.source = source
-        for name, kept in vars(ImageData).items():
-            if isinstance(kept, functools.cached_property):
+        for name, attribute in vars(ImageData).items():
+            if isinstance(attribute, functools.cached_property):
                 vars(other).pop(name, None)
         return other
 

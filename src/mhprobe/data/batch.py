@@ -1,4 +1,4 @@
-"""What a loader yields and a model eats.
+"""Batch: what a loader yields and a model is trained and tested on.
 
 Shapes: B images of a batch, C classes, height x width pixels.
 """

@@ -1,4 +1,4 @@
-"""The same images, damaged: does a head do what it does also where the pixels are worse?
+"""Damaged copies of the test images: does a head do the same where the pixels are worse?
 
 After Hendrycks & Dietterich, 2019, arXiv 1903.12261 (CIFAR-10-C), with torchvision's transforms instead of their code:
 blur, noise, contrast and JPEG at five severities with their parameters for 32 pixels. Only the test split is damaged.

@@ -1,4 +1,4 @@
-"""One multiplier xi_h on every head's output, for good: what changes is its value, never the hooks.
+"""One multiplier xi_h on every head's output. Its hooks are installed once; only its value changes.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, eq. 2: MHAtt(x) = sum_h xi_h Att_h(x). Because a head owns a slice of
 the channels that enter the output projection, xi_h is a product on that slice just before the projection.

@@ -1,1 +1,1 @@
-"""HeadBench: small models in which it is known what each head is, to see which measures find out."""
+"""HeadBench: small models whose heads have known functions, to see which measures recognise them."""

@@ -1,4 +1,4 @@
-"""python -m mhprobe.headbench: which measures find heads of which it is known what they do.
+"""python -m mhprobe.headbench: which measures recognise heads whose function is known.
 
 Builds small ViTs and Swins with planted heads, measures them, and writes tables/headbench.csv and
 figures/headbench.png. --enter takes a measure of yours: package.module.Class.

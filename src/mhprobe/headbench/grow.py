@@ -1,4 +1,4 @@
-"""One model with every plant in it, at random places among heads that are nothing in particular."""
+"""One model with every plant in it, at random places among heads that do nothing in particular."""
 
 from __future__ import annotations
 

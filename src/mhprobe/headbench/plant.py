@@ -1,4 +1,4 @@
-"""What a plant is: a head, or a pair, of which it is known by construction what it does."""
+"""A plant: a head, or a pair of heads, whose function is known because its weights were written for it."""
 
 from __future__ import annotations
 

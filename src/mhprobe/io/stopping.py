@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: who is told to stop says one line, keeps what is finished, and ends within ten seconds.
+"""Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
 
-The handler tells and raises. Every file is written whole or not at all, so a run may be left anywhere. Only training
-waits, for the end of its step, to save it (callbacks.checkpoints).
+The handler says the line and raises. Every file is written whole or not at all, so a run may be left at any point. Only
+training waits: it finishes its step and saves it (callbacks.checkpoints).
 """
 
 from __future__ import annotations

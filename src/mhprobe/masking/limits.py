@@ -46,8 +46,8 @@ class Limits:
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:
         """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
-        kept_ML = _heads_left(self.layout, after)
-        return ((kept_ML >= self.min_heads_per_layer) | (kept_ML == _heads_left(self.layout, off))).all(-1)
+        left_ML = _heads_left(self.layout, after)
+        return ((left_ML >= self.min_heads_per_layer) | (left_ML == _heads_left(self.layout, off))).all(-1)
 
 
 def _heads_left(layout: HeadLayout, masks: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ draws, in their spread, is compared with how far single draws stand above the ot
 law is assumed (the largest of many is skewed), and p is at least one over the number of heads times draws.
 
 That p, times the number of similarities and adjusted over the heads of the curve, says whether a head shares more than
-chance with a kept one. It is adjusted by Benjamini and Hochberg's rule, since the verdicts make a list to look at: of
-its heads a share of at most ``level`` is expected to be on it by chance. Holm's rule would guard against a single one.
+chance with a kept one. The adjustment is Benjamini and Hochberg's: the verdicts make a list, and at most a share
+``level`` of it is expected to be there by chance. (Holm's rule would guard against a single wrong entry.)
 
-More than chance is not much, and nearly all heads of a trained network are that. So a head is redundant if it shares
-more than chance, *and* more than heads that can not go do: it stands higher than all but a share ``level`` of these
-(``bar``; below twenty, than all). What heads reach that are needed all the same cannot be why others can go. Where no
-head that can not go was compared, no head is called redundant. ``control`` tests the phases against each other.
+In a trained network nearly all heads share more than chance. So a redundant head has to pass a second test: it stands
+higher than the heads that can not go, all but a share ``level`` of them (``bar``; of fewer than twenty, than all). For
+a similarity that needed heads reach as well cannot be why other heads can go. Where no head that can not go was
+compared, no head is called redundant. ``control`` tests the phases against each other.
 
 Shapes: A heads, S steps.
 """

@@ -60,7 +60,7 @@ class AblationDelta(PerClass):
     also = ("by_class",)
     tables = ("by_class", "class_p_holm", "class_accuracy")
 
-    kept: Tensor  # (A,) images right with and without the head
+    both: Tensor  # (A,) images right with and without the head
     lost: Tensor  # (A,) right with it only
     won: Tensor  # (A,) right without it only
     rise: Tensor  # (A,) sum of loss without it - loss with it
@@ -77,7 +77,7 @@ class AblationDelta(PerClass):
         if fill != "zero":
             self.label = f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
         self.needs = frozenset({self.ablation})
-        for name in ("kept", "lost", "won"):
+        for name in ("both", "lost", "won"):
             self.add_state(name, torch.zeros(heads, dtype=torch.long))
         for name in ("rise", "square"):
             self.add_state(name, torch.zeros(heads, dtype=torch.float64))
@@ -93,7 +93,7 @@ class AblationDelta(PerClass):
         right, loss = outcomes_of(batch, batch.logits)
         right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
         lost_AB, won_AB = right & ~right_AB, ~right & right_AB
-        self.kept += (right & right_AB).sum(1)
+        self.both += (right & right_AB).sum(1)
         self.lost += lost_AB.sum(1)
         self.won += won_AB.sum(1)
         rise_AB = loss_AB - loss
@@ -110,7 +110,7 @@ class AblationDelta(PerClass):
     def finish(self) -> dict[str, Tensor]:
         images = self.images
         rise, error = self.rise / images, standard_error(self.rise, self.square, images)
-        drop_low, drop_high = paired_difference(self.kept, self.lost, self.won, images)
+        drop_low, drop_high = paired_difference(self.both, self.lost, self.won, images)
         low, high = resampled_interval(self)
         p = mcnemar(self.lost, self.won)
         return {
@@ -125,7 +125,7 @@ class AblationDelta(PerClass):
             "won": self.won.clone(),
             "p": p,
             "p_holm": holm(p),
-            "accuracy": (self.kept + self.lost)[0].double() / images,
+            "accuracy": (self.both + self.lost)[0].double() / images,
             "images": images.clone(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
             "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),

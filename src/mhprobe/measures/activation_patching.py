@@ -1,12 +1,12 @@
-"""What each head alone brings back when the image was corrupted: activation patching, exactly, beside its estimates.
+"""How much of the clean result each head alone restores on a corrupted image: activation patching and its estimates.
 
 Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run,
 and the metric moves some of the way back (Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 it stays where the corrupted
 run is, 1 it is where the clean run is. How twins are made: recording/twins.py; how heads are patched and what the
 estimates are: recording/patching.py.
 
-The way is measured once for all pairs, mean effect over mean (clean - corrupted): a ratio per pair would be ruled by
-pairs that hardly differ.
+The effect is one ratio over all pairs, mean effect over mean (clean - corrupted). The mean of a ratio per pair would be
+ruled by pairs that hardly differ.
 
 Shapes: B images, A heads of all sites, E estimates.
 """

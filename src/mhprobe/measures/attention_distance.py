@@ -80,12 +80,12 @@ class AttentionDistance(Measure):
         }
         if not self.renormalise:
             # a raw row also spends weight on prefix tokens, at no distance
-            kept = per_site(
+            patch_share = per_site(
                 self.layout,
                 self.device,
                 lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
             )
-            return {"value": both["raw"].clone(), **both, "uniform": even * kept, "whole": whole}
+            return {"value": both["raw"].clone(), **both, "uniform": even * patch_share, "whole": whole}
         return {"value": both["renormalised"].clone(), **both, "uniform": even, "whole": whole}
 
 

@@ -1,10 +1,10 @@
 """How far a head's attention spreads around the place it looks at most: r50 and r90.
 
 The mass of a query's attention as a function of the distance from its own argmax key (not from the query, as in
-attention_distance). That key itself is no range: with its mass, r50 is 0 for most heads of small windows. So the radii
-are of what lies off it, and its share stands beside them. Prefix rows and columns are dropped and the rest is
-renormalised. The profile is kept over the exact distances that occur on the grid, so nothing is binned; the radius that
-holds a share of the mass is read from the mean profile, linearly between those distances.
+attention_distance). The mass on that key itself is left out: with it, r50 would be 0 for most heads of small windows.
+The column ``peak`` has its share. Prefix rows and columns are dropped and the rest is renormalised. The profile is kept
+over the exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read
+from the mean profile, linearly between those distances.
 
 Shapes: R distinct distances of the site that has most, A heads of all sites; the others as in places.py.
 """

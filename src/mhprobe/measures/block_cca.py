@@ -114,7 +114,7 @@ class BlockCCA(Measure):
 
     def _correlations(self, blocks: Parts) -> Tensor:
         """(G, G, C) in falling order, NaN behind the last."""
-        return canonical.correlations(blocks, canonical.kept(blocks, self.variance))
+        return canonical.correlations(blocks, canonical.leading(blocks, self.variance))
 
     def _chance(self, group: int, blocks: Parts) -> Tensor:
         """(G, G, C) the same of two blocks on each other's images, mean over draws; NaN without two folds."""

@@ -22,35 +22,35 @@ def axes(layout: HeadLayout) -> dict[str, list[str]]:
     return {"rho": names, "null_rho": names}
 
 
-def kept(heads: Parts, variance: float) -> Tensor:
-    """(H, D) bool: the leading directions that explain this share of a head's variance; 1 keeps all that vary."""
-    before = heads.spectrum.cumsum(1) - heads.spectrum  # a direction is kept as long as those before it do not suffice
+def leading(heads: Parts, variance: float) -> Tensor:
+    """(H, D) bool: the leading directions that explain this share of a head's variance; 1 for all that vary."""
+    before = heads.spectrum.cumsum(1) - heads.spectrum  # a direction is used as long as those before it do not suffice
     return (before < variance * heads.spectrum.sum(1, keepdim=True)) & (heads.spectrum > 0)
 
 
-def whitening(heads: Parts, kept_HD: Tensor) -> Tensor:
-    """(H, D, D) maps W with W^T covariance W = 1 on the kept directions.
+def whitening(heads: Parts, used_HD: Tensor) -> Tensor:
+    """(H, D, D) maps W with W^T covariance W = 1 on the used directions.
 
-    Directions that are not kept become zero columns, which add zero singular values: all pairs fit one batch.
+    Directions that are not used become zero columns, which add zero singular values: all pairs fit one batch.
     """
-    return heads.direction * torch.where(kept_HD, heads.spectrum, torch.inf).rsqrt()[:, None]
+    return heads.direction * torch.where(used_HD, heads.spectrum, torch.inf).rsqrt()[:, None]
 
 
-def correlations(heads: Parts, kept_HD: Tensor) -> Tensor:
+def correlations(heads: Parts, used_HD: Tensor) -> Tensor:
     """(H, H, D) canonical correlations of all pairs in falling order, NaN behind the last."""
-    whiten_HDD = whitening(heads, kept_HD)
-    count, width = kept_HD.shape
+    whiten_HDD = whitening(heads, used_HD)
+    count, width = used_HD.shape
     rho_HHD = whiten_HDD.new_empty(count, count, width)
     for a in range(count):
         rho_PD = torch.linalg.svdvals(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:]).clamp(0, 1)
         rho_HHD[a, a:] = rho_HHD[a:, a] = rho_PD
-    return rho_HHD.masked_fill(behind(kept_HD), torch.nan)
+    return rho_HHD.masked_fill(behind(used_HD), torch.nan)
 
 
-def behind(kept_HD: Tensor) -> Tensor:
-    """(H, H, D) bool: places behind the last correlation of a pair, which has min(kept) of them."""
-    dims = kept_HD.sum(1)
-    return torch.arange(kept_HD.shape[1], device=dims.device) >= torch.minimum(dims[:, None], dims)[..., None]
+def behind(used_HD: Tensor) -> Tensor:
+    """(H, H, D) bool: places behind the last correlation of a pair, which has min(used) of them."""
+    dims = used_HD.sum(1)
+    return torch.arange(used_HD.shape[1], device=dims.device) >= torch.minimum(dims[:, None], dims)[..., None]
 
 
 def mean(rho: Tensor) -> Tensor:
@@ -59,15 +59,15 @@ def mean(rho: Tensor) -> Tensor:
 
 
 def null(
-    heads: Parts, kept_HD: Tensor, draws: int, seed: int, average: Callable[[Tensor], Tensor] = mean
+    heads: Parts, used_HD: Tensor, draws: int, seed: int, average: Callable[[Tensor], Tensor] = mean
 ) -> tuple[Tensor, Tensor]:
     """(H, H) average and (H, H, D) correlations between independent heads that keep as many directions.
 
     Means over ``draws``; 0 and NaN where a head keeps none.
     """
-    dims = kept_HD.sum(1)
-    level_HH = kept_HD.new_zeros(len(dims), len(dims), dtype=torch.float64)
-    rho_HHD = torch.full((*level_HH.shape, kept_HD.shape[1]), torch.nan, dtype=torch.float64, device=dims.device)
+    dims = used_HD.sum(1)
+    level_HH = used_HD.new_zeros(len(dims), len(dims), dtype=torch.float64)
+    rho_HHD = torch.full((*level_HH.shape, used_HD.shape[1]), torch.nan, dtype=torch.float64, device=dims.device)
     for few, many in itertools.combinations_with_replacement(dims[dims > 0].unique().tolist(), 2):
         drawn = torch.from_numpy(chance_correlations(int(heads.rows), few, many, draws, seed)).to(dims.device)
         pair = (dims[:, None] == few) & (dims == many)

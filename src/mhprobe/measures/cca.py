@@ -57,13 +57,13 @@ class CCA(PairMeasure):
         self.average = canonical.mean if mean == "all" else _leading_mean
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, variance=1.0)
-        rho_HHD = canonical.correlations(heads, kept_HD)
-        return {"value": self.average(rho_HHD), "dims": kept_HD.sum(1), "rho": rho_HHD}
+        used_HD = canonical.leading(heads, variance=1.0)
+        rho_HHD = canonical.correlations(heads, used_HD)
+        return {"value": self.average(rho_HHD), "dims": used_HD.sum(1), "rho": rho_HHD}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, variance=1.0)
-        null_HH, null_rho_HHD = canonical.null(heads, kept_HD, self.null_draws, self.seed, self.average)
+        used_HD = canonical.leading(heads, variance=1.0)
+        null_HH, null_rho_HHD = canonical.null(heads, used_HD, self.null_draws, self.seed, self.average)
         return {"null": null_HH, "null_rho": null_rho_HHD}
 
 

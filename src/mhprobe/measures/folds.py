@@ -1,4 +1,4 @@
-"""What unrelated images make of a similarity: head a on one image against head b on another, position by position.
+"""The null of a similarity from unrelated images: head a on one image against head b on another, position by position.
 
 Tokens of one image are not independent rows, so a null that permutes rows is far too low. Here images are permuted:
 pi has no fixed point, and token t of image i meets token t of image pi(i). What position alone shares stays in it.

@@ -5,14 +5,14 @@ entropies of single heads are computed once, and only the mixtures are left to p
 makes it lie in [0, 1], and averaged over queries and images; Clark et al. smooth the rows and add up (``clark``).
 
 The null is the same divergence between head a on one image and head b on another, query by query: what position alone
-shares stays in it. It is a mean that does not depend on how many images there are, so a few of them do: all ordered
-pairs of the images with the smallest hash (pool.py).
+shares stays in it. Its expectation does not depend on the number of images, so a few are enough: all ordered pairs of
+the images with the smallest hash (pool.py).
 
 In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
 the one is then compared with the other's row of the same query, keys outside a window having no weight.
 
-Of texts the mean is over all words; padding is neither query nor key. The null lays the texts' first words on each
-other: the queries that both have, keys that only the one has being without weight in the other.
+Of texts the mean is over all words; padding is neither query nor key. The null compares two texts place by place: the
+queries are those that both have, and a key that only one has gets no weight in the other.
 
 Shapes: b images, W windows, H heads of one site, Q queries, K keys, T tokens, A heads of all sites.
 """

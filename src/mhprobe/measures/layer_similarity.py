@@ -165,14 +165,14 @@ class LayerSimilarity(Measure):
         """(G, G) similarity."""
         if self.method == "cka":
             return linear_cka(layers)
-        return canonical.mean(canonical.correlations(layers, canonical.kept(layers, self.variance)))
+        return canonical.mean(canonical.correlations(layers, canonical.leading(layers, self.variance)))
 
     def _chance(self, group: int, layers: Parts) -> Tensor:
         """(G, G) what chance makes of it."""
         if self.null == "rows" and self.method == "cka":
             return linear_cka_by_rows(layers)
         if self.null == "rows":
-            return canonical.null(layers, canonical.kept(layers, self.variance), self.null_draws, self.seed)[0]
+            return canonical.null(layers, canonical.leading(layers, self.variance), self.null_draws, self.seed)[0]
         if not self._folds(group).deranged:
             return torch.full_like(layers.covariance[:, 0, :, 0], torch.nan)
         rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None

@@ -1,4 +1,4 @@
-"""Measures of the model's weights, which no image changes: they look once."""
+"""Measures of the model's weights: they read the first batch only, for no image changes the weights."""
 
 from __future__ import annotations
 

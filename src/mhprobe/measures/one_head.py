@@ -40,7 +40,7 @@ class OneHead(Measure):
     label = "log-likelihood, head alone - whole layer (nats)"
     also = ("sufficiency",)
 
-    kept: Tensor  # (A,) images right with the whole layer and with the head alone
+    both: Tensor  # (A,) images right with the whole layer and with the head alone
     lost: Tensor  # (A,) right with the whole layer only
     won: Tensor  # (A,) right with the head alone only
     fall: Tensor  # (A,) sum of loss with the whole layer - loss with the head alone
@@ -57,7 +57,7 @@ class OneHead(Measure):
             masks += [tuple(other for other in layer if other != head) for head in layer]
         self.ablation = Ablation(tuple(masks))
         self.needs = self.select_needs = frozenset({self.ablation})
-        for name in ("kept", "lost", "won", "seen_right"):
+        for name in ("both", "lost", "won", "seen_right"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
         for name in ("fall", "square", "seen_loss"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
@@ -77,7 +77,7 @@ class OneHead(Measure):
             return
         right, loss = outcomes_of(batch, batch.logits)
         right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
-        self.kept += (right & right_AB).sum(1)
+        self.both += (right & right_AB).sum(1)
         self.lost += (right & ~right_AB).sum(1)
         self.won += (~right & right_AB).sum(1)
         self.fall += (loss - loss_AB).sum(1)
@@ -86,10 +86,10 @@ class OneHead(Measure):
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
-        right, images = self.kept + self.won, self.images
+        right, images = self.both + self.won, self.images
         fall, error = self.fall / images, standard_error(self.fall, self.square, images)
         accuracy_low, accuracy_high = wilson(right, images)
-        drop_low, drop_high = paired_difference(self.kept, self.lost, self.won, images)
+        drop_low, drop_high = paired_difference(self.both, self.lost, self.won, images)
         low, high = resampled_interval(self)
         seen = bool(self.seen)
         return {
@@ -107,7 +107,7 @@ class OneHead(Measure):
             "drop_low": drop_low,
             "drop_high": drop_high,
             "p": mcnemar(self.lost, self.won),
-            "whole": (self.kept + self.lost)[0].double() / images,
+            "whole": (self.both + self.lost)[0].double() / images,
             "images": images.clone(),
         }
 

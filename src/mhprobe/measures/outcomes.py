@@ -1,4 +1,4 @@
-"""Which images come out right, and what they lose: of all who ask, so that the same logits give the same numbers.
+"""Which images are classified rightly, and their losses: one function for all, so that equal logits give equal numbers.
 
 Shapes: B images, V valid images, C classes; leading axes are masks.
 """

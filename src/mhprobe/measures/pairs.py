@@ -204,10 +204,10 @@ class PairMeasure(Measure):
         if not folds.deranged:
             return {name: part * torch.nan for name, part in _as_null(self.permuted(group, heads, heads)).items()}
         site = self.layout.sites[self.groups[group][0]]
-        kept = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
+        of_patches = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
         drawn = [
             self.permuted(group, heads, dataclasses.replace(heads, covariance=cross.view_as(heads.covariance)))
-            for cross in folds.crosses(self.null_draws, self.seed, kept if self.null == "rolled" else None)
+            for cross in folds.crosses(self.null_draws, self.seed, of_patches if self.null == "rolled" else None)
         ]
         value_HHN = torch.stack([each["value"] for each in drawn], -1)
         means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}

@@ -139,8 +139,8 @@ def chunks(batch: HeadBatch, elements: int) -> tuple[Tensor, ...]:
 
 def shares(attn: Tensor, keys: Tensor) -> Tensor:
     """(b, W, H, Q, K) each row's distribution over ``keys`` (W, Q, K) bool; 0 in a row that gives them nothing."""
-    kept = attn * keys[:, None]
-    return kept / kept.sum(-1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+    counted = attn * keys[:, None]
+    return counted / counted.sum(-1, keepdim=True).clamp(min=torch.finfo(counted.dtype).tiny)
 
 
 def over_queries(values: Tensor, queries: Tensor) -> Tensor:

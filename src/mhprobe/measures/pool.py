@@ -1,6 +1,6 @@
 """A few images, the same ones whatever the order, the batches and the ranks: those with the smallest hash.
 
-For what has to look at two images at a time. Memory does not grow with the number of images.
+For measures that compare two images at a time. Memory does not grow with the number of images.
 
 Shapes: P places of the pool, B images of a batch.
 """
@@ -46,11 +46,11 @@ class Pool:
         order = order[place][:size]
         self.number, old = number[:size].clone(), order < size
         for k, (mine, part) in enumerate(pairs):
-            kept = mine.index_select(0, order.clamp(max=size - 1).to(part.device))
+            chosen = mine.index_select(0, order.clamp(max=size - 1).to(part.device))
             new = (order - size).clamp(min=0).to(part.device)
             came = (~old).to(part.device)
-            kept[came] = part[new[came]]
-            self.parts[k] = kept
+            chosen[came] = part[new[came]]
+            self.parts[k] = chosen
 
     def gather(self) -> None:
         """Merge what all ranks have. A collective."""

@@ -4,9 +4,9 @@ Voita et al., 2019, arXiv 1905.09418, section 4: a positional head has its large
 of queries. Images have two axes, so an offset is (rows, columns) of the token grid.
 
 From many queries an offset points out of the image, or out of the query's Swin window: on an 8 x 8 grid "one to the
-left" exists for 7/8 of them, so that no head that looks there can reach 90 %. So the share among those queries from
-which the key exists stands beside it. A corner that a single query reaches is not a rule: only offsets that exist for
-``reach`` of the queries are candidates.
+left" exists for 7/8 of them, so that no head that looks there can reach 90 %. So the column ``reaching`` has the share
+among those queries from which the key exists. A corner that a single query reaches is not a rule: only offsets that
+exist for ``reach`` of the queries are candidates.
 
 Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
 """

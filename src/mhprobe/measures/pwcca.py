@@ -44,20 +44,20 @@ class PWCCA(PairMeasure):
         return {**columns, "reverse": columns["value"].mT.clone()}
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, variance=1.0)
-        whiten_HDD = canonical.whitening(heads, kept_HD)
+        used_HD = canonical.leading(heads, variance=1.0)
+        whiten_HDD = canonical.whitening(heads, used_HD)
         root_HDD = heads.direction * heads.spectrum.sqrt()[:, None]
-        counted_HHD = ~canonical.behind(kept_HD)
-        value_HH = heads.spectrum.new_empty(len(kept_HD), len(kept_HD))
-        for a in range(len(kept_HD)):
+        counted_HHD = ~canonical.behind(used_HD)
+        value_HH = heads.spectrum.new_empty(len(used_HD), len(used_HD))
+        for a in range(len(used_HD)):
             u, rho, vh = torch.linalg.svd(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:])
             value_HH[a, a:] = _weighted(rho, root_HDD[a] @ u, counted_HHD[a, a:])
             value_HH[a:, a] = _weighted(rho, root_HDD[a:] @ vh.mT, counted_HHD[a, a:])
-        return {"value": value_HH, "dims": kept_HD.sum(1)}
+        return {"value": value_HH, "dims": used_HD.sum(1)}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, variance=1.0)
-        return {"null": canonical.null(heads, kept_HD, self.null_draws, self.seed)[0]}
+        used_HD = canonical.leading(heads, variance=1.0)
+        return {"null": canonical.null(heads, used_HD, self.null_draws, self.seed)[0]}
 
 
 def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ class SVCCA(PairMeasure):
     """Mean canonical correlation between heads, with the level that chance alone would reach.
 
     pairs: which heads are compared, see PairMeasure.
-    variance: share of each head's variance that the kept directions explain.
+    variance: share of each head's variance that the used directions explain.
     null, null_draws, seed, folds: of the chance level, see PairMeasure.
 
-    Columns: value (A, A) in [0, 1]: sum(rho) / min(kept dims), 1 for a head with itself, 0 for a dead head; read it
-    against null (A, A): the same two heads on each other's images; dims (A,) kept directions; rho (A, A, R) the
+    Columns: value (A, A) in [0, 1]: sum(rho) / min(used dims), 1 for a head with itself, 0 for a dead head; read it
+    against null (A, A): the same two heads on each other's images; dims (A,) used directions; rho (A, A, R) the
     correlations in falling order, and null_rho, what chance makes of them; the rest as in PairMeasure. NaN outside the
     groups, and behind the last rho.
 
@@ -58,11 +58,11 @@ class SVCCA(PairMeasure):
         self.variance = variance
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, self.variance)
-        rho_HHD = canonical.correlations(heads, kept_HD)
-        return {"value": canonical.mean(rho_HHD), "dims": kept_HD.sum(1), "rho": rho_HHD}
+        used_HD = canonical.leading(heads, self.variance)
+        rho_HHD = canonical.correlations(heads, used_HD)
+        return {"value": canonical.mean(rho_HHD), "dims": used_HD.sum(1), "rho": rho_HHD}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        kept_HD = canonical.kept(heads, self.variance)
-        null_HH, null_rho_HHD = canonical.null(heads, kept_HD, self.null_draws, self.seed)
+        used_HD = canonical.leading(heads, self.variance)
+        null_HH, null_rho_HHD = canonical.null(heads, used_HD, self.null_draws, self.seed)
         return {"null": null_HH, "null_rho": null_rho_HHD}

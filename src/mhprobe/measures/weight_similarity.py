@@ -123,8 +123,8 @@ def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """
     own_4HDD = torch.stack([w @ w.mT for w in weights])
     eigenvalue, direction = torch.linalg.eigh(own_4HDD)
-    kept = eigenvalue > _RANK * eigenvalue.sum(-1, keepdim=True)
-    whiten_4HDD = direction * torch.where(kept, eigenvalue, torch.inf).rsqrt()[..., None, :]
+    spanned = eigenvalue > _RANK * eigenvalue.sum(-1, keepdim=True)
+    whiten_4HDD = direction * torch.where(spanned, eigenvalue, torch.inf).rsqrt()[..., None, :]
 
     heads = len(weights[0])
     inner = own_4HDD.new_zeros(6, heads, heads)  # Frobenius inner products
@@ -139,7 +139,7 @@ def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     size_6H = inner.diagonal(dim1=-2, dim2=-1)
     scale_6H = torch.where(size_6H > 0, size_6H, torch.inf).rsqrt()
     scale_6HH = scale_6H[:, :, None] * scale_6H[:, None]
-    rank_4H = kept.sum(-1).double()
+    rank_4H = spanned.sum(-1).double()
     p, q = rank_4H[:, :, None], rank_4H[:, None]
     fewer = torch.minimum(p, q).clamp(min=1)
     overlap_4HH = angles / fewer

@@ -1,4 +1,4 @@
-"""What ``record`` cannot run on, said before it is tried: torch's own answers come from deep inside the network."""
+"""Input that ``record`` refuses before it runs anything. torch's own errors would come from deep inside the network."""
 
 from __future__ import annotations
 
@@ -85,8 +85,13 @@ def _check_labels_of(images: Tensor, labels: Any) -> None:
 
 
 def _check_dtype(model: nn.Module, images: Tensor) -> None:
-    """UserError for images of another floating type than the weights, outside autocast, which reconciles them."""
-    weights = next(model.parameters()).dtype
+    """UserError for images on another device than the weights.
+
+    The same for another floating type, outside autocast, which reconciles them.
+    """
+    weights, device = next(model.parameters()).dtype, next(model.parameters()).device
+    if images.device != device:
+        raise UserError(f"record: images are on {images.device}, the model is on {device}; give images.to('{device}').")
     apart = images.is_floating_point() and images.dtype != weights
     if apart and not torch.is_autocast_enabled(images.device.type):
         ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))

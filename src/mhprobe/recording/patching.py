@@ -164,8 +164,8 @@ class _Drop(contextlib.ExitStack):
 
     def _after(self, number: int, _module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         first = out if isinstance(out, Tensor) else out[0]
-        kept = _Past.apply(args[0], first, number, self)
-        return kept if isinstance(out, Tensor) else (kept, *out[1:])
+        passed = _Past.apply(args[0], first, number, self)
+        return passed if isinstance(out, Tensor) else (passed, *out[1:])
 
 
 class _Past(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """A corrupted twin of every image: the other half of the pairs that heads are patched between.
 
-Who gets which donor, and which noise, hangs on the image alone (and a seed): not on its batch, the order or the rank.
+Who gets which donor, and which noise, depends on the image alone (and a seed), not on its batch, the order or the rank.
 
 Shapes: B images, N donors.
 """

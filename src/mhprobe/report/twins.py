@@ -1,4 +1,4 @@
-"""The figures of a measure with what they are held against inside them: a freshly initialised network, same scale.
+"""Figures of a measure with their control inside: the same measure of a freshly initialised network, on the same scale.
 
 Some kinds draw a control themselves, from the column "random_init" (``DRAWS_CONTROL`` in their file). Every other kind
 is drawn twice, the control below, with the same limits and colours: noise stretched to a scale of its own looks like

@@ -1,7 +1,7 @@
 """What a measure answers in a notebook: its value as a tensor, with all its other columns beside it.
 
-It is a tensor, so that whatever took one (``argsort``, ``torch.testing``, NumPy, matplotlib) takes it still. What is
-computed from it is a plain tensor: the columns belong to the value as measured, and to nothing derived from it.
+It is a tensor, so that ``argsort``, ``torch.testing``, NumPy and matplotlib take it. What is computed from it is a
+plain tensor: the columns belong to the value as measured, and to nothing derived from it.
 """
 
 from __future__ import annotations

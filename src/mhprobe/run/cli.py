@@ -116,18 +116,19 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
 
 
 def _stopped(command: str, number: int) -> None:
-    """One line: which signal it was, and what of the command was kept. srun and torchrun tell all ranks."""
+    """One line: which signal it was, and how to go on. srun and torchrun tell all ranks."""
     if jobs.rank():
         return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
     own = sections.sections(command)
     if "ckpt_path" in own:
-        kept = "go on with ckpt_path=last"
+        next_step = "go on with ckpt_path=last"
     elif "masking" in own:
-        kept = "the same command goes on from the masks it has evaluated"
+        next_step = "the same command goes on from the masks it has evaluated"
     else:
-        kept = "the same command begins again"
-    os.write(2, f"mhprobe: {what}; {kept}\n".encode())  # print could meet itself: the signal may have come within one
+        next_step = "the same command begins again"
+    # not print, which the signal may have interrupted
+    os.write(2, f"mhprobe: {what}; {next_step}\n".encode())
 
 
 def say(message: str) -> None:

@@ -1,7 +1,8 @@
 """Which run a checkpoint is of. A run that goes on is the same run, or says what is different.
 
-The facts are what makes the numbers: seed, images, backbone, gates, optimizer, precision, processes, versions. What
-only decides where things lie or what is looked at (folders, loggers, measures, curves) is none. All are plain values.
+The facts are what makes the numbers: seed, images, backbone, gates, optimizer, precision, processes, versions. Settings
+that only say where files lie or what is measured (folders, loggers, measures, curves) are not among them. All facts are
+plain values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where jobs write, and how a sweep ends whose jobs failed.
 
-A job of a sweep may run in another process (joblib) or on another machine (submitit): what failed is written into its
-folder, and read there by whoever started the sweep. Whose process or machine is gone is found lost by the launcher:
-ours for Ray says so itself, submitit's raises for the first of them, joblib's for all.
+A job of a sweep may run in another process (joblib) or on another machine (submitit). A job that fails writes so into
+its folder, where whoever started the sweep reads it. A job whose process or machine is gone is found by the launcher:
+ours for Ray names each, submitit's raises for the first of them, joblib's for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that are spelled anew: what was written before -> what to write now."""
+"""Options that were renamed: the old spelling -> the new one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which parts of the configuration a command has: those of its own file in conf/.
 
 An experiment speaks to all commands: it names a backbone, data, how to train, what to measure and what to mask. Each
-command takes the sections it has, and leaves the others out. On the command line a section that a command has not is a
-mistake, and the answer names the commands that have it.
+command takes the sections it has, and leaves the others out. A section that a command does not have is a mistake on its
+command line, and the answer names the commands that have it.
 """
 
 from __future__ import annotations

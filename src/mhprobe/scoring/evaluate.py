@@ -1,4 +1,4 @@
-"""Scores of many head masks on one split, walking the data once: what masking searches and curves stand on.
+"""Scores of many head masks on one split, walking the data once. Masking searches and curves use nothing else.
 
 Every number is kept per image: masks can then be compared in pairs, and ranks add up exactly, since each image is
 nonzero on one of them only. All ranks get the same numbers, so that a search decides the same on each.
@@ -132,12 +132,12 @@ class _Evaluator(Evaluate):
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         self.spent += 2 * self.images
-        mean, square = self._kept(lambda: self._slopes(mask), "slopes", mask).view(2, -1)
+        mean, square = self._remembered(lambda: self._slopes(mask), "slopes", mask).view(2, -1)
         return mean, square
 
     def fisher(self, mask: Tensor) -> Tensor:
         self.spent += 2 * self.images
-        return self._kept(lambda: self._fisher(mask), "fisher", mask).view(len(mask), len(mask))
+        return self._remembered(lambda: self._fisher(mask), "fisher", mask).view(len(mask), len(mask))
 
     def _slopes(self, mask: Tensor) -> Tensor:
         sums = torch.zeros(2, len(mask), dtype=torch.float64, device=self.gates.values.device)
@@ -179,9 +179,9 @@ class _Evaluator(Evaluate):
             name = describe(make)
         except ValueError:  # nothing can stand for it in the cache
             return find()
-        return self._kept(find, "measure", name, column, mask)
+        return self._remembered(find, "measure", name, column, mask)
 
-    def _kept(self, find: Callable[[], Tensor], *question: Any) -> Tensor:
+    def _remembered(self, find: Callable[[], Tensor], *question: Any) -> Tensor:
         """Numbers from the cache, or found and put there. One look for all ranks."""
         if self.cache is None:
             return find()

@@ -1,4 +1,4 @@
-"""What is right and what is lost of an image: a score, one file of this package each.
+"""A score: when an image counts as right, and what its loss is. One file of this package each.
 
 Every number is per image, so that curves, searches and tests take any score as they take accuracy and loss.
 

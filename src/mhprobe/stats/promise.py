@@ -2,14 +2,14 @@
 
 Learn-then-Test: Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is
 tested, then step 2, and so on to the first that is not shown. Each test is at the full level, and the promise still
-fails with at most that probability, for to be wrong the first false step must have been passed.
+fails with at most that probability: it is broken only if the first step that loses too much passes its own test.
 
 A step's loss on an image is (right before) - (right after): -1, 0 or 1. Its mean is small because most images do not
-change, so bounds that know the range alone (Hoeffding) would need tens of thousands of images. Here the test is a bet:
-capital that grows if the mean is below the limit, and of which nobody can expect to have more than the stake if it is
-not (Waudby-Smith & Ramdas, 2024, "Estimating means of bounded random variables by betting", arXiv 2010.09686). By
-Ville's inequality 1 / (the largest capital on the way) is a p, exact for any number of images. The stake is theirs for
-a number of images known beforehand, sqrt(2 ln(1 / level) / (n variance)), with which the largest mean loss can still be
+change, so bounds that know the range alone (Hoeffding) would need tens of thousands of images. Here the test is a bet,
+whose capital grows if the mean is below the limit. If it is not, the expected capital is never more than the first one
+(Waudby-Smith & Ramdas, 2024, "Estimating means of bounded random variables by betting", arXiv 2010.09686). By Ville's
+inequality 1 / (the largest capital on the way) is a p-value, exact for any number of images. The stake is theirs for a
+number of images known beforehand, sqrt(2 ln(1 / level) / (n variance)), with which the largest mean loss can still be
 told from the limit.
 
 The images must have chosen neither the weights nor the path.
@@ -65,7 +65,7 @@ class Guarantee:
         return bisect.bisect_left(range(most), True, key=shown)
 
 
-def kept_promise(
+def promised_steps(
     whole_n: Tensor, steps_Sn: Tensor, points: float = 1.0, confidence: float = 0.95, seed: int = 0
 ) -> int:
     """How many of S nested steps can be promised to lose at most ``points`` of accuracy; 0 for none.

@@ -1,7 +1,7 @@
 """Columns of measures in files, so that a study that is run again does not measure again.
 
-A file holds the tensors, and in its header the key of what they were measured on. A file that cannot be read, or is of
-something else, is as good as none.
+A file holds the tensors, and in its header the key of what they were measured on. A file that cannot be read, or that
+holds something else, is ignored.
 """
 
 from __future__ import annotations

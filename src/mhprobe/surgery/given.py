@@ -1,6 +1,6 @@
 """Heads that somebody has chosen: a list, a file, a table of a run, or what learned gates decided.
 
-One value says it all:
+One value names them:
     [3, 17]                 flat indices
     heads.json, heads.txt   a JSON list of them, or numbers separated by white space
     gates.csv               a table with the columns head and kept: those that are not kept

@@ -1,7 +1,6 @@
-"""Heads by any masking order: what is off at the point of a path where so many heads are gone, or a target is met.
+"""Heads to remove by any masking order: its path is followed until so many heads are off, or a target is met.
 
-In several rounds the path is found anew on the network that the round before left, and every round goes an equal part
-of the way.
+With several rounds each removes an equal part, and finds its path anew on the network that the round before left.
 
 Shapes: A heads of all sites of the present network.
 """

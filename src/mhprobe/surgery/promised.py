@@ -1,7 +1,7 @@
-"""Heads by any masking order, as far as a promise holds: new images lose at most so many points of accuracy.
+"""Heads to remove by any masking order, with a promise: new images lose at most so many points of accuracy.
 
-The path is chosen on some images, and how far it may be gone on others, which chose neither it nor the weights
-(``stats.promise``). Where no step can be promised, no head goes.
+The path is chosen on some images. How far it may be followed is decided on others, which chose neither the path nor the
+weights (``stats.promise``). Where no step can be promised, no head goes.
 
 Shapes: A heads of all sites.
 """

@@ -69,9 +69,9 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
         wrong, missing = {}, []
     if wrong or missing or extra:
         raise UserError(f"{where}: {path} does not fit: {_differences(wrong, missing, extra)}.")
-    kept = {key: own[key] for key in classifier if key not in state or state[key].shape != own[key].shape}
+    fresh = {key: own[key] for key in classifier if key not in state or state[key].shape != own[key].shape}
     floats = {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
-    model.load_state_dict({**{key: floats[key] for key in own if key in floats}, **kept})
+    model.load_state_dict({**{key: floats[key] for key in own if key in floats}, **fresh})
 
 
 def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A head that looks at the object and speaks against its class."""
+"""A head that looks at the object and writes evidence against its class."""
 
 from __future__ import annotations
 

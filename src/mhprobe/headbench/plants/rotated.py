@@ -1,4 +1,4 @@
-"""Two heads that do the same in other coordinates: queries with keys, and values with W_O, are turned."""
+"""Two heads that do the same in other coordinates: queries and keys are rotated alike, and so are values and W_O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that hands what one token knows to all: it rests on that token, and carries what is there."""
+"""A head that broadcasts one token: all queries look at that token, and its content is written to all."""
 
 from __future__ import annotations
 

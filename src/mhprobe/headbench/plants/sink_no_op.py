@@ -1,4 +1,4 @@
-"""A head that does nothing most of the time: it rests on one token, whose value it does not carry.
+"""A head that does nothing most of the time: its queries look at one token, whose value it does not pass on.
 
 A ViT's rests on the class token, a Swin's on the landmark of each window.
 """

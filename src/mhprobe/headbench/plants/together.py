@@ -1,4 +1,4 @@
-"""Two heads that write the same evidence into a channel that is full after one: only without both something is missing.
+"""Two heads that write the same evidence into a channel that one of them fills: only removing both costs something.
 
 An MLP unit per class turns the channel on when it is above a threshold, and clips what comes on top.
 """

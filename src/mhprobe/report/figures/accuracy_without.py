@@ -1,4 +1,4 @@
-"""Accuracy without each head as a number in a grid of layers by heads, framed where the change is no chance."""
+"""Accuracy without each head as a number in a grid of layers by heads, framed where the change is significant."""
 
 from __future__ import annotations
 

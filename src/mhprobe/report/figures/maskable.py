@@ -1,4 +1,4 @@
-"""Were the heads that could go redundant or inert? Likeness to a kept head against what the head writes."""
+"""Heads that can go: likeness to a kept head (redundant?) against how much they write (inert?)."""
 
 from __future__ import annotations
 

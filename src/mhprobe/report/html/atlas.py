@@ -1,6 +1,6 @@
 """What the head atlas shows: heads, their values in every measure, their neighbours, their classes, their past.
 
-Everything is told by the columns of a table, never by its name: a new measure is here without a line of code.
+What is shown of a table follows from its columns, never from its name: a new measure is shown without new code.
 
 Shapes: A heads of all sites.
 """

@@ -41,18 +41,18 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     try:
-        kept, titles = _kept(file)
+        arrays, titles = _read(file)
     except (OSError, ValueError, KeyError) as error:
         run.unread.append(f"{KEPT}: {error}")
         return []
-    pictures = [_url(picture) for picture in kept.pop("pictures")]
+    pictures = [_url(picture) for picture in arrays.pop("pictures")]
     sites: dict[str, list[int]] = {}
     gone = _removed(run)
     for head in heads:
         if (head["site"], head["index"]) not in gone:
             sites.setdefault(head["site"], []).append(head["id"])
     found: dict[str, dict[int, Any]] = {}
-    for key, levels_BHhw in kept.items():
+    for key, levels_BHhw in arrays.items():
         query, _, site = key.partition("/")
         for index, flat in enumerate(sites.get(site, [])[: levels_BHhw.shape[1]]):
             found.setdefault(query, {})[flat] = [_letters(grid) for grid in levels_BHhw[:, index].tolist()]
@@ -72,7 +72,7 @@ def _removed(run: Run) -> set[tuple[str, int]]:
     return {(site, index) for site, index, kept in rows if not kept}
 
 
-def _kept(file: Path) -> tuple[dict[str, Any], list[str]]:
+def _read(file: Path) -> tuple[dict[str, Any], list[str]]:
     from safetensors import SafetensorError, safe_open
 
     try:

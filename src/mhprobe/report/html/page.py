@@ -1,4 +1,4 @@
-"""report.html: one file that shows a run, with everything in it and nothing fetched."""
+"""report.html: one file that shows a run. It contains everything it needs and fetches nothing."""
 
 from __future__ import annotations
 

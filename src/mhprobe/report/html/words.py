@@ -1,4 +1,4 @@
-"""The result in words: short sentences with their intervals, what chance would give, and what was chosen on what."""
+"""The result in words: short sentences with their intervals, what chance would give, and which images chose what."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def scaled(distance: Tensor) -> Tensor:
     count = len(distance)
     centre = torch.eye(count, dtype=distance.dtype) - 1 / count
     strength, direction = torch.linalg.eigh(-0.5 * centre @ distance.square() @ centre)
-    kept = strength > 1e-9 * strength.abs().max()
-    return direction[:, kept] * strength[kept].sqrt() if kept.any() else distance.new_zeros(count, 1)
+    positive = strength > 1e-9 * strength.abs().max()
+    return direction[:, positive] * strength[positive].sqrt() if positive.any() else distance.new_zeros(count, 1)
 
 
 def _cut(points: Tensor) -> tuple[Tensor, float]:

@@ -30,5 +30,5 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
         label = "entropy of attention (nats)" if column == "value" else f"entropy of the {who}'s row (nats)"
         results["all_tokens" if column == "value" else column] = Result(figure=by_depth.draw(layout, drawn, label))
     both = {f"{column}_untrained": found[name][column] for column in shown}
-    kept = {column: columns[column] for column in (*shown, "uniform")}
-    return {**results, "heads": Result(tables.per_head(layout, {**kept, **both}))}
+    values = {column: columns[column] for column in (*shown, "uniform")}
+    return {**results, "heads": Result(tables.per_head(layout, {**values, **both}))}
