@@ -25,7 +25,7 @@ from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.places import Piece, places_of
-from mhprobe.report.figures import gate_density, sharpness
+from mhprobe.report.figures import behaviours, gate_density, sharpness
 from mhprobe.studies.paired import compared, corrected
 from mhprobe.studies.panels.before_training import pairs
 from mhprobe.studies.panels.classes import cells
@@ -46,7 +46,7 @@ from mhprobe.studies.panels.noise import ring_noise
 from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
 from mhprobe.studies.panels.phase import without
 from mhprobe.studies.panels.probing import Queries, probe
-from mhprobe.studies.panels.relations import answers
+from mhprobe.studies.panels.relations import answers, offset_words
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -228,6 +228,14 @@ def test_relations_are_right_for_the_keys_that_they_name():
     assert not any(of.diagonal().any() for of in right.values())
 
 
+def test_an_offset_is_said_in_words():
+    site = mhprobe.attach(tiny_vit()).layout.sites[0]
+    wide = 2 * site.token_grid[1] - 1
+    centre = (site.token_grid[0] - 1) * wide + site.token_grid[1] - 1
+    told = {0: "itself", -1: "1 left", 1: "1 right", wide: "1 down", -2 * wide + 1: "2 up, 1 right"}
+    assert {step: offset_words(centre + step, site) for step in told} == told
+
+
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
 def test_a_head_that_looks_at_its_partner_follows_that_relation_alone(build):
     """Partners are the columns 0 and 1, 2 and 3, ...: no fixed offset is right for more than half of the queries."""
@@ -283,6 +291,13 @@ def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_
     together, p = alike(distance, does, permutations=99, seed=0)
     assert together > 0.8 and p == 0.01
     assert alike(distance, sorted(does), permutations=99, seed=0)[1] > 0.05  # each function in each cluster
+
+
+def test_the_legend_of_clustered_heads_names_functions_and_clusters():
+    points, cluster_N = torch.randn(4, 2), torch.tensor([0, 1, 1, 2])
+    figure = behaviours.draw([behaviours.Group("all heads", points, ["global", "local", "local", "global"], cluster_N)])
+    named = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert sorted(named) == ["cluster 1", "cluster 2", "cluster 3", "global", "local"]
 
 
 def test_the_loss_landscape_is_the_loss_at_moved_weights_and_leaves_the_model_as_it_was():

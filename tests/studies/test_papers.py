@@ -14,6 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.report.figures import style
 from mhprobe.run.sections import CONF
 from mhprobe.studies.figures import chosen
+from mhprobe.studies.page import caption, label
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
 SMALL = {
@@ -54,6 +55,17 @@ def test_its_figures_name_what_is_there(name, tmp_path):
     assert used["measure"] == set(paper["measure"])  # nothing is measured for nobody
 
 
+def test_a_caption_names_the_papers_figure_and_what_of_ours_stands_beside_it():
+    paper = {"source": "Who (2020)", "figures": dict.fromkeys(("figure_6", "figure_6_noise", "table_1", "heat"))}
+    words = {"shows": "This.", "look": "That.", "differs": None}
+    captions = {key: caption({**paper, "figures": {key: words}}, key) for key in paper["figures"]}
+    assert [label(key) for key in captions] == ["Figure 6", "Figure 6, noise", "Table 1", "Heat"]
+    assert captions["figure_6"] == "Figure 6 of Who (2020): This. Look for: That."
+    assert captions["figure_6_noise"].startswith("Beside Figure 6 of Who (2020): ")
+    assert captions["table_1"].startswith("Table 1 of Who (2020): ")
+    assert captions["heat"].startswith("After Who (2020): ")  # the paper has no figure of this
+
+
 def test_make_papers_makes_every_paper_on_every_model():
     told = ["make", "-n", "papers", "WEIGHTS=a.safetensors b.safetensors", "ROOT=images.tar", "PAPER=figures=[1]"]
     out = subprocess.run(told, cwd=CONF.parent, capture_output=True, text=True, check=True).stdout
@@ -85,7 +97,7 @@ def test_it_makes_its_figures(name, family, tmp_path):
     made = json.loads((folder / "finished.json").read_text())
     page = (folder / "figures.md").read_text()
     wanted = [key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None]
-    refused = {key: page.split(f"## {key.replace('_', ' ').capitalize()}:")[1] for key in wanted if key not in made}
+    refused = {key: page.split(f"## {label(key)}:")[1] for key in wanted if key not in made}
     assert all("Not made: " in text for text in refused.values())
     assert len(made) >= 0.7 * len(wanted), refused
     for entry in made.values():

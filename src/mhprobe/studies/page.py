@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,13 +32,21 @@ def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str
 def caption(paper: Mapping[str, Any], key: str) -> str:
     """Which figure it is, what it shows, what to look for, and where ours differs from the paper's."""
     figure = paper["figures"][key]
-    said = [f"{label(key)} of {paper['source']}: {figure['shows']}", f"Look for: {figure['look']}"]
+    numbered, more = _number(key)
+    which = f"{'Beside ' if more else ''}{numbered} of {paper['source']}" if numbered else f"After {paper['source']}"
+    said = [f"{which}: {figure['shows']}", f"Look for: {figure['look']}"]
     return " ".join([*said, f"Ours differs: {figure['differs']}"] if figure["differs"] else said)
 
 
 def label(key: str) -> str:
-    """``figure_3`` -> ``Figure 3``."""
-    return key.replace("_", " ").capitalize()
+    """``figure_3`` -> ``Figure 3``, ``figure_6_noise`` -> ``Figure 6, noise``, ``heat`` -> ``Heat``."""
+    return ", ".join(part for part in _number(key) if part) or key.replace("_", " ").capitalize()
+
+
+def _number(key: str) -> tuple[str, str]:
+    """The paper's own number, and what of ours stands beside it; both empty for a figure that the paper has not."""
+    found = re.match(r"(figure|table)_(\d+)_?(.*)", key)
+    return (f"{found[1].capitalize()} {found[2]}", found[3].replace("_", " ")) if found else ("", "")
 
 
 def about(name: str, model: L.LightningModule, data: ImageData) -> str:

@@ -50,5 +50,7 @@ def draw(groups: Sequence[Group]) -> Figure:
         there = [label for label in LABEL_SHADES if any(label in group.labels for group in groups)]
         for label in there:
             axes.plot([], [], "o", color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4, label=label)
+        for kind in range(1 + max(int(group.cluster.max()) for group in groups)):
+            axes.plot([], [], MARKERS[kind % len(MARKERS)], color="white", ms=5, mec="0.3", label=f"cluster {kind + 1}")
         axes.legend(loc="center left", bbox_to_anchor=(1.04, 0.5), borderaxespad=0)
     return figure

@@ -58,7 +58,7 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         offset = int(chosen.offsets[:, number, :, r].nanmean(0).nan_to_num(-1).argmax())
         ways = {
             "best head": (f"block {site.block}, head {place}", judged.heads[:, head, r]),
-            "best fixed offset": (_words(offset, site), judged.offsets[:, number, offset, r]),
+            "best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset, r]),
             "even draw": ("", judged.even[:, number, r]),
         }
         for way, (who, values) in ways.items():
@@ -135,7 +135,9 @@ def _offsets(site: HeadSite, cell_WK2: Tensor) -> tuple[Tensor, int]:
     return (down + height - 1) * (2 * width - 1) + right + width - 1, (2 * height - 1) * (2 * width - 1)
 
 
-def _words(offset: int, site: HeadSite) -> str:
+def offset_words(offset: int, site: HeadSite) -> str:
+    """The number of an offset -> "1 up, 2 left"."""
     height, width = _extent(site)
     down, right = offset // (2 * width - 1) - height + 1, offset % (2 * width - 1) - width + 1
-    return f"{abs(down)} {'down' if down > 0 else 'up'}, {abs(right)} {'right' if right > 0 else 'left'}"
+    ways = (abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")
+    return ", ".join(f"{steps} {way}" for steps, way in ways if steps) or "itself"
