@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from drawn import assert_nothing_is_clipped
+from mhprobe.backbones.blank import Blank
 from mhprobe.errors import UserError
 from mhprobe.headbench import world
 from mhprobe.headbench.bench import Row, bench
@@ -50,6 +51,23 @@ def test_images_change_where_they_are_told_to_and_nowhere_else():
     shown = world.draw(8, 3, shown=(whole.labels + 1) % 4)
     changed = (whole.images != shown.images).any(1)
     assert (changed <= whole.objects.bool()).all() and changed.any()
+
+
+@pytest.mark.parametrize("family", ["vit", "swin"])
+def test_a_blank_model_passes_the_stream_on_and_has_nothing_that_was_drawn(family):
+    torch.manual_seed(0)
+    blank = Blank(family, grid=8, patch=4, classes=3)
+    torch.manual_seed(1)  # timm draws what it starts from
+    for one, other in zip(blank.model.parameters(), Blank(family, 8, 4, 3).model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        blank.embed(torch.randn(blank.widths()[0], 3 * 4 * 4))
+        last = 1 if family == "swin" else len(blank.layout.sites) - 1  # behind it Swin merges tokens
+        before, _ = blank.around_first_norm(0, torch.randn(2, 3, 32, 32))
+        torch.manual_seed(1)
+        images = torch.randn(2, 3, 32, 32)
+        (first, _), (later, _) = (blank.around_first_norm(site, images) for site in (0, last))
+    assert torch.equal(first, later) and not torch.equal(first, before)
 
 
 def test_plants_are_found_by_their_files_and_name_plants_and_signs_that_there_are():

@@ -84,8 +84,8 @@ def _places(canvas: Canvas) -> dict[str, tuple[int, tuple[int, ...]]]:
 @torch.no_grad()
 def _fill_mlp(canvas: Canvas, site: int) -> None:
     """The hidden units that no plant took read and write noise."""
-    mlp, rows = canvas.block(site).mlp, canvas.rows(site, NOISES)
-    (free,) = (mlp.fc1.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
+    (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
+    (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
     random = canvas.random
-    mlp.fc1.weight[free] = torch.randn(len(free), len(rows), generator=random) @ rows / len(rows) ** 0.5
-    mlp.fc2.weight[:, free] = 0.05 * (torch.randn(len(free), len(rows), generator=random) @ rows).T
+    reads.weight[free] = torch.randn(len(free), len(rows), generator=random) @ rows / len(rows) ** 0.5
+    writes.weight[:, free] = 0.05 * (torch.randn(len(free), len(rows), generator=random) @ rows).T

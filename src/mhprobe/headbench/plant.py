@@ -47,9 +47,7 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
     width, random = canvas.site(site).head_dim, canvas.random
     some = (*NOISES, *TEXTURES)
     sharp = canvas.uniform(0.2, 2.0)
-    canvas.write(
-        site,
-        head,
+    parts = dict(
         query=sharp * canvas.mixed(site, some, width),
         key=sharp * canvas.mixed(site, some, width),
         value=canvas.mixed(site, some, width),
@@ -59,9 +57,9 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
         output=canvas.mixed(site, (*NOISES, *SCRATCH), width) + 0.15 * canvas.mixed(site, EVIDENCE, width),
     )
     if canvas.family == "swin":
-        table = canvas.attention(site).relative_position_bias_table
-        with torch.no_grad():
-            table[:, head] = canvas.uniform(0.0, 1.0) * torch.randn(len(table), generator=random)
+        count = len(canvas.parts(site, head)["offsets"])
+        parts["offsets"] = canvas.uniform(0.0, 1.0) * torch.randn(count, generator=random)
+    canvas.write(site, head, **parts)
     canvas.scale_write(site, head, 10 ** canvas.uniform(-1.7, -0.7))
 
 

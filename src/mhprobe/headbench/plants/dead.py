@@ -24,12 +24,12 @@ class Dead(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         filler(canvas, site, heads[0])
-        canvas.write(site, heads[0], output=torch.zeros(1, canvas.attention(site).proj.out_features))
+        canvas.write(site, heads[0], output=torch.zeros_like(canvas.parts(site, heads[0])["output"]))
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Other values, and no logit moves."""
-        before, kept = canvas.logits(canvas.seen.images), canvas.parts(site, heads[0])
-        canvas.write(site, heads[0], value=kept["value"].flip(0) * 3, value_bias=kept["value_bias"] + 1)
+        before, parts = canvas.logits(canvas.seen.images), canvas.parts(site, heads[0])
+        canvas.write(site, heads[0], value=parts["value"].flip(0) * 3, value_bias=parts["value_bias"] + 1)
         after = canvas.logits(canvas.seen.images)
-        canvas.write(site, heads[0], **kept)
+        canvas.write(site, heads[0], **parts)
         return bool((before - after).abs().max() < 1e-6)

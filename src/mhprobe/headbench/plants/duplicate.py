@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-
 from mhprobe.headbench.canvas import Canvas
 from mhprobe.headbench.plant import Plant, filler
 
@@ -29,10 +27,6 @@ class Duplicate(Plant):
         one, other = heads
         filler(canvas, site, one)
         canvas.write(site, other, **canvas.parts(site, one))
-        if canvas.family == "swin":
-            table = canvas.attention(site).relative_position_bias_table
-            with torch.no_grad():
-                table[:, other] = table[:, one]
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """The same write, on images that it was not made on."""

@@ -54,12 +54,12 @@ class SinkNoOp(Plant):
     def drawn(self, canvas: Canvas, site: int, heads: Sequence[int]) -> float:
         """How much of the attention, by weights written anew: the share of the write that sink tokens decide."""
         tokens = self._sinks(canvas, site)
-        kept = canvas.parts(site, heads[0])
+        parts = canvas.parts(site, heads[0])
         row = canvas.rows(site, self.sink(canvas))
         # carry nothing but whether a token is the sink: the write is then the attention that goes there
         canvas.write(site, heads[0], value=row, value_bias=torch.zeros(1), output=row)
         written = canvas.writes(site, heads[0]) @ row[0]
-        canvas.write(site, heads[0], **kept)
+        canvas.write(site, heads[0], **parts)
         most = (canvas.normalised(site) @ row[0])[tokens].mean()
         return float((written / most).mean())
 

@@ -39,20 +39,19 @@ class Together(Plant):
     @torch.no_grad()
     def _clip(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         """relu(s - a) - relu(s - b) for each class, a and b below what one head writes on the object's class."""
-        block, rows = canvas.block(site), canvas.rows(site, SCRATCH)
-        with_one = canvas.behind_attention(site, without=heads[1:]) @ rows.T  # (B, T, K)
+        (reads, writes), rows = canvas.mlp(site), canvas.rows(site, SCRATCH)
+        with_one = canvas.entering_mlp(site, without=heads[1:]) @ rows.T  # (B, T, K)
         right = with_one[torch.arange(len(with_one)), :, canvas.seen.labels]
         full = float(right[right > 0.4 * right.quantile(0.99)].quantile(0.2))  # where one head finds the object
         low, high = 0.6 * full, 0.85 * full  # above twice what another class has
-        mlp, units = block.mlp, slice(0, 2 * CLASSES)
-        steep = STEEP / full
-        mlp.fc1.weight[units] = torch.cat([rows, rows]) * steep
-        mlp.fc1.bias[units] = -steep * torch.tensor([low] * CLASSES + [high] * CLASSES)
+        units, steep = slice(0, 2 * CLASSES), STEEP / full
+        reads.weight[units] = torch.cat([rows, rows]) * steep
+        reads.bias[units] = -steep * torch.tensor([low] * CLASSES + [high] * CLASSES)
         evidence = canvas.rows(site, EVIDENCE)
-        mlp.fc2.weight[:, units] = torch.cat([evidence, -evidence]).T
+        writes.weight[:, units] = torch.cat([evidence, -evidence]).T
         for _ in range(3):
             moved = float(canvas.margin() - canvas.margin(without=[(site, head) for head in heads]))
-            mlp.fc2.weight[:, units] *= min(max(NATS / moved, 0.1), 10.0)
+            writes.weight[:, units] *= min(max(NATS / moved, 0.1), 10.0)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """One may go for little, both may not."""
