@@ -20,8 +20,9 @@ from mhprobe.recording.taps import Taps
 
 
 def run(size: Size) -> Iterator[Ratio]:
-    for name, model in (("ViT", small_vit().eval()), ("Swin", small_swin().eval())):
-        yield from _of(name, model, size)
+    models = {"ViT": small_vit(size.pick(2, 6)), "Swin": small_swin(size.pick((1, 1), (2, 2, 4)))}
+    for name, model in models.items():
+        yield from _of(name, model.eval(), size)
 
 
 def _of(name: str, model: nn.Module, size: Size) -> Iterator[Ratio]:

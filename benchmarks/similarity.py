@@ -63,20 +63,20 @@ def stream(kinds: list[Callable[[HeadLayout], Measure]], few: list[HeadBatch], i
         measure.compute()
 
 
-def at_size(pairs: Literal["layer", "all"], images: int) -> Ratio:
-    """A model of 12 x 12 heads: the pairs within its layers, or all of them."""
+def at_size(pairs: Literal["layer", "all"], images: int, layers: int) -> Ratio:
+    """A model of so many layers of 12 heads: the pairs within its layers, or all of them."""
     from oracles.svcca import similarity
 
-    few, count = batches(3, LAYERS), images * TOKENS
+    few, count = batches(3, layers), images * TOKENS
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((count, 2 * WIDTH)) @ generator.standard_normal((2 * WIDTH, 2 * WIDTH))
-    group = HEADS if pairs == "layer" else HEADS * LAYERS
-    number = LAYERS * HEADS * (group - 1) // 2
+    group = HEADS if pairs == "layer" else HEADS * layers
+    number = layers * HEADS * (group - 1) // 2
     pair = [seconds(lambda: similarity(rows[:, :WIDTH], rows[:, WIDTH:])) for _ in range(SAMPLE)]
     streamed = seconds(lambda: stream([partial(SVCCA, pairs=pairs)], few, images))
     ratios = [number * one / streamed for one in sorted(pair)]
     what = (
-        f"SVCCA of {LAYERS} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} rows: "
+        f"SVCCA of {layers} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} rows: "
         f"pairwise NumPy ({SAMPLE} pairs timed, scaled to all) / streamed"
     )
     return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, ">= 30", f"streamed {streamed:.0f} s")
@@ -85,9 +85,9 @@ def at_size(pairs: Literal["layer", "all"], images: int) -> Ratio:
 def run(size: Size) -> Iterator[Ratio]:
     from oracles.svcca import similarity
 
-    images = size.pick(200, 2_000, 10_000)
-    yield at_size("layer", images)
-    yield at_size("all", max(100, images // 10))
+    images, layers = size.pick(200, 2_000, 10_000), size.pick(2, LAYERS)
+    yield at_size("layer", images, layers)
+    yield at_size("all", max(100, images // 10), layers)
     few = batches(size.pick(1, 5))
     rows = np.concatenate([batch.z[0].flatten(0, 1).double().numpy() for batch in few])
 
@@ -105,10 +105,10 @@ def run(size: Size) -> Iterator[Ratio]:
         size.rounds(5),
         "<= 2",
     )
-    deep = batches(size.pick(1, 3), LAYERS)
+    deep = batches(size.pick(1, 3), layers)
     for number, rounds in ((count, 5), (size.pick(200, 10_000), 3)):  # draws cost the same for any count
         yield compare(
-            f"SVCCA of {LAYERS} layers, {number:,} images, null of permuted images / of independent rows",
+            f"SVCCA of {layers} layers, {number:,} images, null of permuted images / of independent rows",
             partial(stream, [SVCCA], deep, number),
             partial(stream, [partial(SVCCA, null="rows")], deep, number),
             size.rounds(rounds),

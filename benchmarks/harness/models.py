@@ -9,18 +9,19 @@ from torch import Tensor, nn
 import mhprobe
 
 
-def small_vit() -> nn.Module:
-    """The network of cifar10_vit_scratch, not trained."""
+def small_vit(depth: int = 6) -> nn.Module:
+    """The network of cifar10_vit_scratch, not trained. depth: its number of blocks; fewer are for tests."""
     torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 12, "mlp_ratio": 2}
+    options = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": depth, "num_heads": 12, "mlp_ratio": 2}
     return timm.create_model("vit_tiny_patch16_224", num_classes=10, **options)
 
 
-def small_swin() -> nn.Module:
-    """The network of cifar10_swin_scratch, not trained."""
+def small_swin(depths: tuple[int, ...] = (2, 2, 4)) -> nn.Module:
+    """The network of cifar10_swin_scratch, not trained. depths: blocks of its stages; fewer are for tests."""
     torch.manual_seed(0)
-    sizes = {"patch_size": 2, "window_size": 4, "embed_dim": 48, "depths": (2, 2, 4), "num_heads": (3, 6, 12)}
-    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=10, **sizes)
+    heads = (3, 6, 12)[: len(depths)]
+    sizes = {"patch_size": 2, "window_size": 4, "embed_dim": 48, "depths": depths}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, num_classes=10, num_heads=heads, **sizes)
 
 
 def whole_model(model: nn.Module, images: Tensor, masks: Tensor) -> Tensor:
