@@ -2,16 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
+.PHONY: demo test types tests docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe.train +experiment=digits_vit
 
-# in three processes, each with a thread of its own: some tests wait for others; make test JOBS=1 for one
-JOBS ?= 3
 test: .venv/installed-test
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+types: .venv/installed-test
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
+
+# in three processes, each with a thread of its own: some tests wait for others; make test JOBS=1 for one
+JOBS ?= 3
+tests: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 fast: .venv/installed-test
