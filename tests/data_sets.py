@@ -56,33 +56,34 @@ def write_zip(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def write_pets(root: Path, each: int = 1) -> Path:
-    """``each`` animals per breed and split, of two breeds, in the layout that torchvision downloads."""
+def write_pets(root: Path, each: int = 1, breeds: tuple[str, ...] = ("Abyssinian", "beagle")) -> Path:
+    """``each`` animals per breed and split, in the layout that torchvision downloads."""
     base = root / "oxford-iiit-pet"
     (base / "images").mkdir(parents=True)
     (base / "annotations" / "trimaps").mkdir(parents=True)
-    names = [f"{breed}_{i}" for i in range(2 * each) for breed in ("Abyssinian", "beagle")]
+    names, kinds = [f"{breed}_{i}" for i in range(2 * each) for breed in breeds], len(breeds)
     for i, name in enumerate(names):
-        Image.fromarray(np.full((30, 40, 3), 50 * i % 256, np.uint8)).save(base / "images" / f"{name}.jpg")
+        pixels = 50 * i % 216 + np.random.default_rng(i).integers(0, 40, (30, 40, 3))
+        Image.fromarray(pixels.astype(np.uint8)).save(base / "images" / f"{name}.jpg")
         trimap = np.full((30, 40), 2, np.uint8)
         trimap[:, 10:30], trimap[:, 8:10] = 1, 3
         Image.fromarray(trimap).save(base / "annotations" / "trimaps" / f"{name}.png")
-    lines = [f"{name} {1 + i % 2} {1 + i % 2} 1" for i, name in enumerate(names)]
-    (base / "annotations" / "trainval.txt").write_text("\n".join(lines[: 2 * each]) + "\n")
-    (base / "annotations" / "test.txt").write_text("\n".join(lines[2 * each :]) + "\n")
+    lines = [f"{name} {1 + i % kinds} {1 + i % 2} 1" for i, name in enumerate(names)]
+    (base / "annotations" / "trainval.txt").write_text("\n".join(lines[: kinds * each]) + "\n")
+    (base / "annotations" / "test.txt").write_text("\n".join(lines[kinds * each :]) + "\n")
     return root
 
 
-def write_flowers(root: Path, each: int = 1) -> Path:
-    """``each`` flowers of two kinds in train, validation and test, in the layout that torchvision downloads."""
+def write_flowers(root: Path, each: int = 1, kinds: int = 2) -> Path:
+    """``each`` flowers per kind in train, validation and test, in the layout that torchvision downloads."""
     from scipy.io import savemat
 
     base = root / "flowers-102"
     (base / "jpg").mkdir(parents=True)
-    for number in range(1, 6 * each + 1):
+    numbers = np.arange(1, 3 * kinds * each + 1)
+    for number in numbers.tolist():
         Image.fromarray(np.full((30, 40, 3), 7 * number % 256, np.uint8)).save(base / "jpg" / f"image_{number:05d}.jpg")
-    numbers = np.arange(1, 6 * each + 1)
-    savemat(base / "imagelabels.mat", {"labels": 1 + numbers % 2})
+    savemat(base / "imagelabels.mat", {"labels": 1 + numbers % kinds})
     savemat(base / "setid.mat", dict(zip(("trnid", "valid", "tstid"), numbers.reshape(3, -1), strict=True)))
     return root
 

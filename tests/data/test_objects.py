@@ -77,8 +77,10 @@ def test_pets_read_their_trimaps(tmp_path):
 
 
 def test_pets_that_are_not_there_or_damaged_are_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"Oxford-IIIT Pet is not in .*data=scenes"):
+    with pytest.raises(UserError, match=r"Oxford-IIIT Pet is not in .*data=scenes") as refused:
         Pets(tmp_path / "nothing").scan()
+    assert str(tmp_path / "nothing" / "oxford-iiit-pet") in str(refused.value)
+    assert "fetched" not in str(refused.value)  # nobody asked for a download
     root = write_pets(tmp_path)
     (root / "oxford-iiit-pet" / "images" / "beagle_1.jpg").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"beagle_1\.jpg or its trimap cannot be read"):

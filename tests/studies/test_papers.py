@@ -7,11 +7,15 @@ import re
 import subprocess
 
 import pytest
+import torch
+import torchvision
 
 import mhprobe.study
 import runs
+from data_sets import write_flowers, write_pets
 from mhprobe.errors import UserError
 from mhprobe.report.figures import style
+from mhprobe.run import builders
 from mhprobe.run.sections import CONF
 from mhprobe.studies.figures import chosen
 from mhprobe.studies.page import caption, label
@@ -134,17 +138,57 @@ def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, capl
         )
 
 
+BREEDS = tuple(f"breed{number:02}" for number in range(37))
+
+
+def of_torchvision(paper, data, folder):
+    """A paper on one of torchvision's data sets, with as many classes as it has, on a small untrained ViT."""
+    write = write_flowers(folder / data, kinds=102) if data == "flowers" else write_pets(folder / data, 2, BREEDS)
+    settings = [f"data={data}", f"data.root={write}", "data.source.stored_size=32", f"cache_dir={folder / 'cache'}"]
+    small = ["img_size=32", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
+    few = ["weights=random", "control=null", "trainer.accelerator=cpu", "trainer.precision=32-true"]
+    return runs.checked("study", *settings, *few, f"+paper={paper}", *(f"+backbone.{each}" for each in small))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("paper", "data"), [("rollout", "pets"), ("rollout", "flowers"), ("clark", "pets")])
+def test_it_makes_its_figures_of_torchvisions_data_sets(paper, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_check_integrity", lambda self: True)  # sums of the real ones
+    cfg = of_torchvision(paper, data, tmp_path)
+    images = builders.data(cfg)
+    classes = {"pets": 37, "flowers": 102}[data]
+    assert images.num_classes == classes and images.sizes["test"] == classes * (2 if data == "pets" else 1)
+    assert builders.classifier(cfg, images)(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+    mhprobe.study.run(cfg, tmp_path / "run")
+    made = json.loads((tmp_path / "run" / "finished.json").read_text())
+    wanted = {key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None}
+    assert wanted - set(made) <= {"figure_6"}  # so small a network has too few heads to cluster
+    assert f"images of {data}." in (tmp_path / "run" / "figures.md").read_text()
+
+
+@pytest.mark.parametrize("data", ["pets", "flowers"])
+def test_images_that_are_not_there_are_refused_before_a_network_is_built(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("mhprobe.run.builders.build", lambda *_, **__: pytest.fail("a network was built"))
+    told = (f"data={data}", f"data.root={tmp_path / 'none'}", "weights=random", f"cache_dir={tmp_path / 'cache'}")
+    cfg = runs.checked("study", *told, "+paper=rollout")
+    with pytest.raises(UserError, match=r"is not in .*none, or not whole; expected .*Use data\.root=<folder with"):
+        mhprobe.study.run(cfg, tmp_path / "run")
+
+
 def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
     said = {}
     monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem])
     mhprobe.study.run(settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run")
     mhprobe.study.run(settings("vit", "voita", tmp_path, "figures=[1,6]"), tmp_path / "other")
+    mhprobe.study.run(settings("vit", "unique", tmp_path, "figures=[weights]"), tmp_path / "third")
     whole = "untrained vit_tiny_patch16_224, digits"
     assert {key: about.removeprefix(whole) for key, about in said.items()} == {
         "surfaces_surfaces": ", 1 test image",
         "heads_head_rollout_0": ", 1 test image",
         "figure_1_heads": ", n = 40 test images",
         "figure_6_gates": "",
+        "weights_weight_similarity_pairwise": "",  # no image changes weights
+        "weights_weight_similarity_qk_pairwise": "",
     }
 
 

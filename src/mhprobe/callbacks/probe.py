@@ -207,7 +207,8 @@ class Probe(L.Callback):
     ) -> None:
         about = self.measures[name]
         label = label_of(about, self.used)
-        self.report.add_measure(name, about.kind, columns, label, about.also, about.axes, suffix, control)
+        of = None if about.of_images else ""
+        self.report.add_measure(name, about.kind, columns, label, about.also, about.axes, suffix, control, of)
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}

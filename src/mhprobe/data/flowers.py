@@ -59,9 +59,8 @@ class Flowers:
     def _part(self, name: str) -> Any:
         from torchvision.datasets import Flowers102
 
-        make = functools.partial(Flowers102, self.root, split=name, download=self._may_download)
-        instead = "data.root=<folder with flowers-102> or data=cifar10"
-        return fetched(make, "Oxford 102 Flowers", self.root, instead)
+        make = functools.partial(Flowers102, split=name)
+        return fetched(make, "Oxford 102 Flowers", self.root, "flowers-102", "cifar10", self._may_download)
 
 
 def _opened(part: Any, number: int) -> Any:

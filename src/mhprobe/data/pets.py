@@ -64,12 +64,5 @@ class Pets:
     def _split(self, name: str) -> Any:
         from torchvision.datasets import OxfordIIITPet
 
-        make = functools.partial(
-            OxfordIIITPet,
-            self.root,
-            split=name,
-            target_types=["category", "segmentation"],
-            download=self._may_download,
-        )
-        instead = "data.root=<folder with oxford-iiit-pet> or data=scenes"
-        return fetched(make, "Oxford-IIIT Pet", self.root, instead)
+        make = functools.partial(OxfordIIITPet, split=name, target_types=["category", "segmentation"])
+        return fetched(make, "Oxford-IIIT Pet", self.root, "oxford-iiit-pet", "scenes", self._may_download)

@@ -14,16 +14,22 @@ from mhprobe.errors import UserError
 SECONDS = 30  # without an answer, before a download is given up
 
 
-def fetched(make: Callable[[], Any], title: str, root: Path, instead: str) -> Any:
-    """What ``make`` makes; a UserError in one line where it is not in ``root`` and cannot be downloaded.
+def fetched(make: Callable[..., Any], title: str, root: Path, folder: str, other: str, download: bool) -> Any:
+    """What ``make(root, download=...)`` makes; a UserError in one line where it is not in ``root``.
 
-    instead: what to do without a network.
+    folder: what torchvision calls its own, in ``root``. other: a data set to take instead. download: fetch it first.
     """
     before = socket.getdefaulttimeout()
     try:
         socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
-        return make()
+        return make(root, download=download)
     except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
+        instead = f"data.root=<folder with {folder}> or data={other}"
+        if not download:
+            raise UserError(
+                f"data.root: {title} is not in {root}, or not whole; expected {root / folder} as torchvision unpacks "
+                f"it. Use {instead}, or data.root=null to download it."
+            ) from None
         raise UserError(
             f"{title} is not in {root} and could not be fetched ({error}). Without a network use {instead}."
         ) from None

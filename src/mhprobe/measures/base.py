@@ -40,6 +40,7 @@ class Measure(Metric):
         and ``select_needs`` may depend on the options, ``needs`` also on the selection.
     fooled_by: of which head, or which model, its number misleads, in a few words behind "seen: " (in HeadBench) or
         "by definition: "; docs/measures.md has it.
+    of_images: False where no image changes its numbers.
     class_names: what the classes are called, if whoever feeds the measure says so.
 
     ``finish`` gives columns, the first of them called "value":
@@ -57,6 +58,7 @@ class Measure(Metric):
     label: str = "value"
     also: ClassVar[tuple[str, ...]] = ()
     fooled_by: ClassVar[str] = ""
+    of_images: ClassVar[bool] = True
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 

@@ -113,19 +113,21 @@ class Report:
         axes: Mapping[str, Sequence[str]] | None = None,
         suffix: str = "",
         control: Mapping[str, Tensor] | None = None,
+        of: str | None = None,
     ) -> list[Path]:
         """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise, ...).
 
         label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
         axes: for columns with one more axis behind the heads or pairs, the names along it; each becomes a table of its
         own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
-        e.g. an epoch's results apart. control: the same columns of a freshly initialised network, for the figures.
+        e.g. an epoch's results apart. control: the same columns of a freshly initialised network, for the figures. of:
+        as in ``Result``.
         """
         label = label or name.replace("_", " ")
         paths = [*self.add_columns(name, kind, columns, axes, suffix), self._say(name, label)]
         for each, stem in ((kind, name), *((other, f"{name}_{other}") for other in also)):
             figure = twins.draw(each, self.layout, columns, label, axes, control)
-            paths += self.add_figure(stem + suffix, figure)
+            paths += self.add_figure(stem + suffix, figure, of)
         return paths
 
     def _say(self, name: str, label: str) -> Path:

@@ -18,7 +18,7 @@ CAPTION = (
 
 def draw(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
     """right, wrong: the heat of each image. Two cumulative distributions."""
-    with canvas((4.2, 2.8)) as figure:
+    with canvas((4.2, 2.95)) as figure:
         axes = place(figure, 0.55, 0.5, 3.45, 1.95)
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
             if values:

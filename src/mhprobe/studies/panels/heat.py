@@ -55,7 +55,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
         **{"median_right": _median(hot), "median_wrong": _median(cold)},
         **{"auc": auc, "low": low, "high": high, "p": float(test.pvalue)},
     }
-    title = f"AUC {auc:.2f} ({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
+    title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
     drawn = figure.draw(hot, cold, title, "share of the map's mass on its hottest tenth")
     return {"rightness": Result(tables.from_rows([numbers]), drawn, of=material.of(images))}
 

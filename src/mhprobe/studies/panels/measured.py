@@ -33,5 +33,7 @@ def measured(
         for kind in (kinds_of or {}).get(name, ()) or kinds or (about.kind, *about.also):
             figure = twins.draw(kind, layout, drawn, about.label, about.axes, control, **(options or {}))
             key = f"{name}_{kind}"
-            results[key] = results.get(key, Result())._replace(figure=figure)  # a column may be called as its figure is
+            of = None if about.of_images else ""
+            # a column may be called as its figure is
+            results[key] = results.get(key, Result())._replace(figure=figure, of=of)
     return results
