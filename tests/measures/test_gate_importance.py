@@ -126,6 +126,7 @@ def test_layer_norms_divide_layers_by_their_length_with_and_without_the_number_o
         for name in ("value", "signed", "low", "high"):
             torch.testing.assert_close(l2[name][site], plain[name][site] / norm)
             torch.testing.assert_close(l2_sqrt[name][site], plain[name][site] / norm * heads**0.5)
+    assert "nats" in GateImportance(RAGGED).label and "nats" not in GateImportance(RAGGED, normalize="layer_l2").label
 
 
 def test_equal_heads_score_one_in_every_layer_only_with_sqrtH():

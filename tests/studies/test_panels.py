@@ -25,7 +25,7 @@ from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.places import Piece, places_of
-from mhprobe.report.figures import behaviours, gate_density, sharpness
+from mhprobe.report.figures import behaviours, block_coefficients, gate_density, noise, sharpness
 from mhprobe.studies.paired import compared, corrected
 from mhprobe.studies.panels.before_training import pairs
 from mhprobe.studies.panels.classes import cells
@@ -226,6 +226,31 @@ def test_relations_are_right_for_the_keys_that_they_name():
     assert keys["along an edge"] == {1, 9}  # above and below
     assert not right["along an edge"][0].any()  # no edge in the first column
     assert not any(of.diagonal().any() for of in right.values())
+
+
+def test_every_pair_of_blocks_has_its_own_chance():
+    """Two pairs of stages with 5 and 9 coefficients: a mean over both would jump where the shorter ends."""
+    layout = mhprobe.attach(tiny_swin()).layout
+    blocks = len(layout.sites)
+    rho = torch.linspace(1, 0, 9, dtype=torch.float64).repeat(blocks, blocks, 1)
+    rho[0, 1, 5:] = torch.nan
+    figure = block_coefficients.draw(layout, {"rho": rho, "null_rho": 0.2 * rho}, "")
+    for axes in figure.axes:
+        drawn = [line for line in axes.lines if len(line.get_xdata())]
+        chance = [line for line in drawn if line.get_linestyle() == ":"]
+        assert len(chance) == len(drawn) / 2
+        assert all((np.diff(line.get_ydata()) < 0).all() for line in drawn)
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()][-1] == "chance"
+
+
+def test_the_legend_of_noise_hides_no_point():
+    bands = [{"low": k / 6, "high": (k + 1) / 6, "accuracy": 0.4} for k in range(6)]
+    rows = [{**band, "accuracy_low": 0.3, "accuracy_high": 0.5} for band in bands]
+    figure = noise.draw([rows[0], *rows], 0.5, 0.1)
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+    assert_nothing_is_clipped(figure)
 
 
 def test_an_offset_is_said_in_words():

@@ -110,6 +110,8 @@ def test_it_makes_its_figures(name, family, tmp_path):
             assert (folder / file).stat().st_size > 0
     for key in made:
         assert cfg["paper"]["figures"][key]["look"] in page
+    if name == "michel":
+        assert runs.rows(folder / "tables" / "figure_2_correlation.csv")[0]["measure"] == "accuracy lost (points)"
 
 
 def test_a_finished_figure_is_not_made_again_and_a_changed_one_is(tmp_path, caplog, monkeypatch):

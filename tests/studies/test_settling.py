@@ -13,6 +13,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.replay import masked_logits
+from mhprobe.report.figures import style
 from mhprobe.report.report import Report
 from mhprobe.studies.settling import Settling, agreement, lowest
 from models import images_for, labels_for, tiny_vit
@@ -35,12 +36,13 @@ def test_agreement_is_spearmans():
     assert agreement({0: [1.0, 1.0], 1: [1.0, 2.0]})[0]["spearman"] == 0
 
 
-class Data:
+class Data(L.LightningDataModule):
     """15 images in batches of 6, the last one padded."""
 
     def __init__(self, model) -> None:
+        super().__init__()
         self.images, self.labels = images_for(model, 15), labels_for(15)
-        self.sizes, self.num_classes = {"val": 15}, 5
+        self.sizes, self.num_classes, self.source = {"val": 15}, 5, SimpleNamespace(name="pictures")
 
     def batches(self, split, device="cpu", images=None):
         for start in range(0, 15, 6):
@@ -79,6 +81,13 @@ def test_accuracy_is_that_of_the_model_without_its_lowest_heads(run):
     assert (run.folder / "tables" / "settling.csv").is_file() and (run.folder / "figures" / "settling.png").is_file()
 
 
+def test_the_small_print_says_that_the_images_are_of_validation(run, monkeypatch):
+    said = []
+    monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.append(about) or [stem])
+    Settling(run.report, GateImportance, shares=[0.5]).on_validation_end(run.trainer, run.model)
+    assert said == ["pictures, n = 15 validation images"]
+
+
 def test_only_every_nth_epoch_and_a_resumed_run_goes_on(run):
     callback = Settling(run.report, GateImportance, every_n_epochs=2, shares=[0.5])
     for epoch in range(4):
@@ -108,11 +117,12 @@ class Net(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(callback: Settling, ckpt_path=None) -> L.Trainer:
+def fit(callback: Settling, data: Data, ckpt_path=None) -> L.Trainer:
     trainer = L.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, callbacks=[callback], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
     )  # fmt: skip
+    trainer.datamodule = data
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(1)), ckpt_path=ckpt_path)
     return trainer
 
@@ -121,10 +131,11 @@ def test_a_finished_run_that_goes_on_elsewhere_writes_what_it_brought(run):
     """Lightning trains nothing then, so no epoch is validated."""
     callback = Settling(run.report, GateImportance, shares=[0.5])
     callback.on_validation_end(run.trainer, run.model)
-    fit(callback).save_checkpoint(run.folder / "finished.ckpt")
+    fit(callback, run.data).save_checkpoint(run.folder / "finished.ckpt")
 
     elsewhere = run.folder / "elsewhere"
-    fit(Settling(Report(elsewhere, run.report.layout), GateImportance, shares=[0.5]), run.folder / "finished.ckpt")
+    again = Settling(Report(elsewhere, run.report.layout), GateImportance, shares=[0.5])
+    fit(again, run.data, run.folder / "finished.ckpt")
     for file in ("tables/settling.csv", "tables/settling_agreement.csv", "figures/settling.png"):
         assert (elsewhere / file).read_bytes() == (run.folder / file).read_bytes(), file
 

@@ -84,6 +84,8 @@ class GateImportance(Measure):
         self.abs_at = abs_at
         self.power = power
         self.normalize = normalize
+        if normalize != "none":
+            self.label = "gate importance: mean |dL/dξ|, over the layer's l2 norm"
         for name in ("total", "square", "slope"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         self.add_state("units", torch.zeros((), dtype=torch.long))

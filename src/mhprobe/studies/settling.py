@@ -23,7 +23,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.masking import of_settling
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, counted
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.lowest import lowest as lowest_of
@@ -93,8 +93,10 @@ class Settling(L.Callback):
 
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.rows:
+            data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+            self.report.data, images = data.source.name, counted(data.sizes["val"], "validation")
             for name, result in of_settling(self.rows, agreement(self.scores)).items():
-                self.report.add(name, result)
+                self.report.add(name, result._replace(of=images))
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

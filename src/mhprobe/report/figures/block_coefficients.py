@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 CAPTION = (
     "How many directions two blocks share, and how well: a line per pair of blocks, light for neighbours and dark for "
-    "blocks far apart. The dotted line is chance. Blocks add to one stream, so neighbours are alike anyway."
+    "blocks far apart. Dotted is chance, of the same pair. Blocks add to one stream, so neighbours are alike anyway."
 )
 
 
@@ -30,31 +29,35 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     if len(stages) > 1:
         panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
     panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
+    furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
     wide, tall, gap, left = 1.7, 1.5, 0.25, 0.55
-    with canvas((max(3.0, left + len(panels) * (wide + gap)), tall + 0.85)) as figure:
+    with canvas((max(3.0, left + len(panels) * (wide + gap)) + 1.1, tall + 0.85)) as figure:
         for column, (name, numbers) in enumerate(panels.items()):
             axes = place(figure, left + column * (wide + gap), 0.5, wide, tall)
-            _panel(axes, numbers, columns)
+            _panel(axes, numbers, columns, furthest)
             axes.set_title(name, pad=3)
             axes.set_ylim(0, 1.02)
             axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
             axes.set_xlabel("coefficient")
             axes.set_ylabel("correlation" if column == 0 else "")
+        if panels:
+            for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
+                axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
+            axes.plot([], [], ":", color="0.4", label="chance")
+            axes.legend(loc="center left", bbox_to_anchor=(1.05, 0.5), borderaxespad=0)
     return figure
 
 
-def _panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor]) -> None:
-    from matplotlib import colormaps
-
-    shades = colormaps["viridis_r"]
-    levels = []
+def _panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], furthest: int) -> None:
     for i, a in enumerate(numbers):
         for j, b in enumerate(numbers[i + 1 :], i + 1):
-            rho = columns["rho"][a, b]
-            rho = rho[rho.isfinite()]
-            far = (j - i) / max(1, len(numbers) - 1)
-            axes.plot(range(1, len(rho) + 1), rho.tolist(), color=shades(0.15 + 0.85 * far), linewidth=0.9)
-            levels.append(columns["null_rho"][a, b])
-    level = torch.stack(levels).nanmean(0)
-    level = level[level.isfinite()]
-    axes.plot(range(1, len(level) + 1), level.tolist(), ":", color="black", linewidth=1.2)
+            for column, line, width in (("rho", "-", 0.9), ("null_rho", ":", 0.7)):  # chance of this very pair
+                rho = columns[column][a, b]
+                rho = rho[rho.isfinite()]
+                axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=_shade(j - i, furthest), linewidth=width)
+
+
+def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
+    from matplotlib import colormaps
+
+    return colormaps["viridis_r"](0.3 + 0.7 * (steps - 1) / max(1, furthest - 1))

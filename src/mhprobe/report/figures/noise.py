@@ -18,7 +18,7 @@ CAPTION = (
 
 def draw(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
     """rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high."""
-    with canvas((4.2, 2.8)) as figure:
+    with canvas((5.0, 2.8)) as figure:
         axes = place(figure, 0.55, 0.5, 3.45, 2.1)
         for row in rows[1:]:
             middle = (row["low"] + row["high"]) / 2
@@ -31,5 +31,5 @@ def draw(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> F
         axes.set_ylim(bottom=0)
         axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
         axes.set_ylabel("test accuracy (%)")
-        axes.legend(loc="best")
+        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
     return figure

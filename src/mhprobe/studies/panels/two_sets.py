@@ -38,6 +38,7 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     found = measured(material.model, {name: about}, walk, class_names=other.class_names)
     drops = {first.source.name: material.columns[name]["drop"], other.source.name: found[name]["drop"]}
     (one, x), (two, y) = drops.items()
-    drawn = two_data_sets(material.layout, one, two, {"drop of accuracy": x}, {"drop of accuracy": y})
+    label = "accuracy lost (points)"
+    drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
     heads = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
     return {"correlation": drawn, "heads": Result(heads)}
