@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 import fakes
+import forks
 import runs
 import warm
+
+
+def pytest_configure() -> None:
+    forks.prepare()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

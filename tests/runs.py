@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import csv
 import dataclasses
-import functools
-import json
+import itertools
+import logging
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+import forks
 from mhprobe.run import sections
 from mhprobe.run.schema import check
 
@@ -164,93 +166,61 @@ class Command(NamedTuple):
     cpu: float = 0.0
 
 
-# Imports once, then runs every command in a fork of its own, and its ranks in forks of that: most of a tiny run is
-# import time. ``start`` starts processes as a user does.
-_SERVER = """
-import atexit, dataclasses, itertools, json, logging, os, runpy, signal, sys, tempfile, threading
-sys.path.append(os.environ.pop("TESTS"))
-import warm
-warm.up()
-import mhprobe.run.cli
-from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
-from mhprobe.data.base import ImageData
-from torch.distributed.launcher import api
+def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
+    """How each command ends. Each runs in a fork, and its ranks in forks of that: most of a tiny run is import time.
 
-logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which rank it ended: we say so ourselves
+    ``start`` starts processes as a user does.
+    """
+    told = [command._replace(overrides=known(command.task, command.overrides)) for command in commands]
+    ends = [forks.ask("runs.obey", cwd, environment(), *command) for command in told]
+    return [Result(end.code, end.out, end.err, cpu=end.cpu) for end in ends]
 
-def rank(*words):
+
+def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int, cpu: float) -> None:
+    """In a fork: the command, with the signal at its moment."""
+    from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
+    from mhprobe.data.base import ImageData
+    from mhprobe.run import cli
+
+    _ranks_are_forks()
+    if save:
+        _send_after(AtomicCheckpointIO, "save_checkpoint", number, save)
+    if batch:
+        _send_after(ImageData, "transform", number, batch)
+    if cpu:
+        if number != signal.SIGKILL:  # the timer's own signal ends a process as kill -9 does: nothing runs
+            signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
+        signal.setitimer(signal.ITIMER_PROF, cpu)
+    sys.argv = [f"python -m mhprobe.{task}", *overrides]
+    cli.main(task)
+
+
+def _ranks_are_forks() -> None:
+    from torch.distributed.launcher import api
+
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which rank it ended: we say so ourselves
+    launcher = api.elastic_launch
+
+    def forked(config: Any, _: Any) -> Callable[..., Any]:
+        started = launcher(dataclasses.replace(config, start_method="fork"), _rank)
+        return lambda m, launch, *words: started(*words)
+
+    api.elastic_launch = forked
+
+
+def _rank(*words: str) -> None:
     sys.argv[1:] = words
     del sys.modules["mhprobe.run.launch"]
     runpy.run_module("mhprobe.run.launch", run_name="__main__")
 
-elastic_launch = api.elastic_launch
-def forked(config, _):
-    started = elastic_launch(dataclasses.replace(config, start_method="fork"), rank)
-    return lambda m, launch, *words: started(*words)
-api.elastic_launch = forked
 
-def send_after(owner, name, number, calls):
+def _send_after(owner: type, name: str, number: int, calls: int) -> None:
     count, whole = itertools.count(1), getattr(owner, name)
-    def counted(self, *args, **kwargs):
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = whole(self, *args, **kwargs)
         if next(count) == calls:
             os.kill(os.getpid(), number)
         return result
+
     setattr(owner, name, counted)
-
-for line in sys.stdin:
-    cwd, env, (task, overrides, number, save, batch, cpu) = json.loads(line)
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        child = os.fork()
-        if child == 0:
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0), os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
-            os.chdir(cwd)
-            os.environ.clear(), os.environ.update(env)
-            signal.alarm(240)  # a mistake that is not seen would train for hours
-            if save:
-                send_after(AtomicCheckpointIO, "save_checkpoint", number, save)
-            if batch:
-                send_after(ImageData, "transform", number, batch)
-            if cpu:
-                if number != signal.SIGKILL:  # the timer's own signal ends a process as kill -9 does: nothing runs
-                    signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
-                signal.setitimer(signal.ITIMER_PROF, cpu)
-            sys.argv = [f"python -m mhprobe.{task}", *overrides]
-            code = 0
-            try:
-                mhprobe.run.cli.main(task)
-            except SystemExit as end:
-                code = end.code or 0
-            threading._shutdown(), atexit._run_exitfuncs()
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(code)  # tearing down all that was imported takes longer than most of these commands
-        _, status, used = os.wait4(child, 0)
-        out.seek(0), err.seek(0)
-        ended = os.waitstatus_to_exitcode(status)
-        print(json.dumps([ended, out.read(), err.read(), None, used.ru_utime + used.ru_stime]), flush=True)
-os._exit(0)
-"""
-
-
-@functools.cache
-def _server() -> subprocess.Popen[str]:
-    """One for all tests of this process; it ends with its input."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    told = {**environment(), "TESTS": str(Path(__file__).parent)}
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=told, **pipes)
-    atexit.register(server.stdin.close)
-    return server
-
-
-def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
-    """How each command ends; one start-up for all of them."""
-    server, ends = _server(), []
-    for command in commands:
-        told = command._replace(overrides=known(command.task, command.overrides))
-        server.stdin.write(json.dumps([str(cwd), environment(), told]) + "\n")
-        server.stdin.flush()
-        told_back = server.stdout.readline()
-        assert told_back, f"the server of tests ended with {server.wait(10)}"
-        ends.append(Result(*json.loads(told_back)))
-    return ends

@@ -1,23 +1,33 @@
-"""Processes that are the ranks of one group: forked from a server that is warm, one per test run."""
+"""Processes that are the ranks of one group: forks of the server that is warm."""
 
 from __future__ import annotations
 
-import multiprocessing
+import base64
+import os
+import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import warm
+import forks
 
 
 def ranks(one_rank: Callable[..., None], world: int, folder: Path, *args: Any) -> None:
-    """``one_rank(rank, world, folder, *args)`` in so many processes. The first that fails is raised here."""
-    # told too late, when the server runs, this changes nothing; pytest is what a rank finds as its main module
-    multiprocessing.set_forkserver_preload(["pytest", *warm.modules()])
+    """``one_rank(rank, world, folder, *args)`` in so many processes. What the first that fails printed is raised."""
+    told = base64.b64encode(pickle.dumps((one_rank, world, folder, args))).decode()
+    end = forks.ask("spawned.obey", folder, dict(os.environ), sys.path, told)
+    assert end.code == 0, end.out + end.err
+
+
+def obey(path: list[str], told: str) -> None:
+    """In a fork: the ranks, which are forks of it."""
+    sys.path[:] = path  # where the module of ``one_rank`` lies
+    one_rank, world, folder, args = pickle.loads(base64.b64decode(told))
     told = (world, folder, one_rank, args)
-    torch.multiprocessing.start_processes(_in_a_group, told, world, start_method="forkserver")
+    torch.multiprocessing.start_processes(_in_a_group, told, world, start_method="fork")
 
 
 def _in_a_group(rank: int, world: int, folder: Path, one_rank: Callable[..., None], args: tuple[Any, ...]) -> None:

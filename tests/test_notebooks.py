@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+KERNEL = Path(__file__).parent / "kernel.py"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -32,9 +33,12 @@ def test_runs_from_the_first_cell_to_the_last(path, tmp_path):
     copy.write_text(_without_outputs(path))
     folders = {"JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime", "IPYTHONDIR": "ipython"}
     environment = {**os.environ, **{name: str(tmp_path / folder) for name, folder in folders.items()}}
+    kernel = {"argv": [sys.executable, str(KERNEL), "{connection_file}"], "display_name": "of tests"}
+    (tmp_path / "data" / "kernels" / "tests").mkdir(parents=True)
+    (tmp_path / "data" / "kernels" / "tests" / "kernel.json").write_text(json.dumps(kernel))
     run = "from nbclient.cli import main; main()"
     patience = ["--startup_timeout=300", "--timeout=500"]  # seconds: of a busy machine
-    command = [sys.executable, "-c", run, "--inplace", "--kernel_name=python3", *patience, str(copy)]
+    command = [sys.executable, "-c", run, "--inplace", "--kernel_name=tests", *patience, str(copy)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=550)
     assert done.returncode == 0, done.stderr
     assert pictures(json.loads(copy.read_text())["cells"][-1])

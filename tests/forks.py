@@ -1,0 +1,160 @@
+"""One process that has imported everything, for all processes of a test run: it forks for whoever asks.
+
+Importing takes longer than most of what tests start. Who asks first starts the server; it ends with the test run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+PLACE = "MHPROBE_TESTS_FORKS"  # a folder and the process that it lives as long as
+ALARM = 500  # seconds: a mistake that is not seen would train for hours
+PATIENCE = 60  # of one that waits for a server that another process is starting
+
+
+class End(NamedTuple):
+    """How a fork ended. code: negative for the signal that killed it. cpu: seconds of processor time."""
+
+    code: int
+    out: str
+    err: str
+    cpu: float
+
+
+def prepare() -> None:
+    """Before there are several processes that run tests: where they look for the server."""
+    if PLACE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="forks_")
+        os.environ[PLACE] = f"{os.getpid()}:{folder}"
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def ask(action: str, cwd: Path, env: dict[str, str], *told: Any) -> End:
+    """``action``, "module.function", is called with ``told`` in a fork, in the folder ``cwd``, and its end awaited.
+
+    Where it returns the exit status is 0, where it raises SystemExit it is that one's.
+    """
+    server = _connected()
+    server.write(json.dumps([action, str(cwd), env, told]) + "\n")
+    server.flush()
+    answer = server.readline()
+    assert answer, "the server of tests is gone"
+    return End(*json.loads(answer))
+
+
+@functools.cache
+def _connected() -> TextIO:
+    prepare()
+    folder = Path(os.environ[PLACE].partition(":")[2])
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "socket").exists():
+            _start(folder)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / "socket"))
+        pipe = client.makefile("rw")
+    atexit.register(pipe.close)
+    return pipe
+
+
+def _start(folder: Path) -> None:
+    plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    command = [sys.executable, str(Path(__file__)), str(folder), os.environ[PLACE].partition(":")[0]]
+    started = os.spawnve(os.P_NOWAIT, sys.executable, command, plain)
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / "socket").exists():
+        assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline, "no server of tests"
+        time.sleep(0.05)
+
+
+# the server
+
+
+def _serve(folder: Path, owner: int) -> None:
+    os.setsid()  # what ends the one that started it ends its group
+    said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1), os.dup2(said, 2)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "early"))
+    listener.listen(100)
+    (folder / "early").rename(folder / "socket")  # who connects before all is imported waits for the first answer only
+    import warm
+
+    for name in ("pytest", "runs", "spawned"):
+        importlib.import_module(name)
+    warm.up()
+    while _is_there(owner):
+        if not select.select([listener], [], [], 1)[0]:
+            continue
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _attend(client)
+            os._exit(0)
+        client.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _attend(client: socket.socket) -> None:
+    """All that one process of the test run asks, one after the other."""
+    pipe = client.makefile("rw")
+    for line in iter(pipe.readline, ""):
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = os.fork()
+            if child == 0:
+                nothing = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(nothing, 0), os.dup2(out.fileno(), 1), os.dup2(err.fileno(), 2)
+                _act(*json.loads(line))
+            _, status, used = os.wait4(child, 0)
+            out.seek(0), err.seek(0)
+            ended = os.waitstatus_to_exitcode(status)
+            pipe.write(json.dumps([ended, out.read(), err.read(), used.ru_utime + used.ru_stime]) + "\n")
+            pipe.flush()
+
+
+def _act(action: str, cwd: str, env: dict[str, str], told: list[Any]) -> None:
+    os.chdir(cwd)
+    os.environ.clear(), os.environ.update(env)
+    signal.alarm(ALARM)
+    module, _, name = action.partition(".")
+    code = 0
+    try:
+        getattr(importlib.import_module(module), name)(*told)
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown(), atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)  # tearing down all that was imported takes longer than most of what is asked
+
+
+if __name__ == "__main__":
+    sys.modules["forks"] = sys.modules["__main__"]
+    _serve(Path(sys.argv[1]), int(sys.argv[2]))
