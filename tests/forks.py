@@ -110,6 +110,7 @@ def _serve(folder: Path, owner: int) -> None:
         client.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
+    shutil.rmtree(folder, ignore_errors=True)  # if the owner was killed
 
 
 def _is_there(process: int) -> bool:

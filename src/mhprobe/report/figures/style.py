@@ -25,6 +25,7 @@ from mhprobe.report.paper import DPI, LEAST, fit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase, SubFigure
+    from matplotlib.transforms import Bbox
 
 STYLE: Any = {
     "font.size": 8,
@@ -70,7 +71,7 @@ def save(
     """
     from matplotlib import rc_context
 
-    box: Any = None
+    box: Bbox | None = None
     for legend in figure.legends:
         if legend.get_bbox_to_anchor() is figure.bbox:  # it would hang on what is printed, which is another box
             legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
@@ -80,7 +81,7 @@ def save(
         if about:
             lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
             figure.text(0.99, lowest, about, ha="right", va="top", fontsize=LEAST if paper else 5.5, color="0.45")
-            box = fit(figure) if paper else "tight"
+            box = fit(figure) if paper else _around_all(figure)  # "tight" would draw all of it again for each file
     paths = []
     for suffix, metadata in ((".png", _named(origin, _PNG)), (".pdf", {**_named(origin, _PDF), "CreationDate": None})):
         data = io.BytesIO()
@@ -88,6 +89,13 @@ def save(
             figure.savefig(data, format=suffix[1:], dpi=DPI if paper else 150, metadata=metadata, bbox_inches=box)
         paths.append(write(stem.with_name(stem.name + suffix), data.getvalue()))
     return paths
+
+
+def _around_all(figure: Figure) -> Bbox:
+    """What there is to print, in inches, with a margin."""
+    from matplotlib import rcParams
+
+    return figure.get_tightbbox().padded(rcParams["savefig.pad_inches"])
 
 
 _PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
