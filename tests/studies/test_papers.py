@@ -182,13 +182,15 @@ def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
     monkeypatch.setattr(style, "save", lambda figure, stem, about, *more: said.update({stem.name: about}) or [stem])
     mhprobe.study.run(settings("vit", "rollout", tmp_path, "figures=[surfaces,heads]"), tmp_path / "run")
     mhprobe.study.run(settings("vit", "voita", tmp_path, "figures=[1,6]"), tmp_path / "other")
-    mhprobe.study.run(settings("vit", "unique", tmp_path, "figures=[weights]"), tmp_path / "third")
+    few = ("figures=[weights,initialisation]", "paper.figures.initialisation.panel.images=30")
+    mhprobe.study.run(settings("vit", "unique", tmp_path, *few), tmp_path / "third")
     whole = "untrained vit_tiny_patch16_224, digits"
     assert {key: about.removeprefix(whole) for key, about in said.items()} == {
         "surfaces_surfaces": ", 1 test image",
         "heads_head_rollout_0": ", 1 test image",
         "figure_1_heads": ", n = 40 test images",
         "figure_6_gates": "",
+        "initialisation_blocks": ", n = 40 test images, untrained: 30",
         "weights_weight_similarity_pairwise": "",  # no image changes weights
         "weights_weight_similarity_qk_pairwise": "",
     }

@@ -35,7 +35,9 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
                     extremes = {"min": found.min().item(), "mean": found.mean().item(), "max": found.max().item()}
                     about = {"measure": name, "network": network, "block": site.block, "pairs": len(found)}
                     rows.append({**about, **extremes})
-    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels), of=material.of(images))}
+    shown = min(images, material.data.sizes["test"])
+    of = f"{material.of(material.data.sizes['test'])}, untrained: {shown}"
+    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels), of=of)}
 
 
 def pairs(value: Tensor, span: slice) -> Tensor:
