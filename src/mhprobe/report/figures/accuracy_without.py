@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import (
     NAMELESS,
+    Axes,
+    Figure,
     Names,
     canvas,
     even_groups,
@@ -20,10 +22,6 @@ from mhprobe.report.figures.style import (
     readable,
     scale,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Accuracy in per cent when the head is switched off; red where it falls. A frame: the change is significant. "

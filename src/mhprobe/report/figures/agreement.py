@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place, readable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from mhprobe.stats.agreement import Agreement
+from mhprobe.report.figures.style import Axes, Figure, canvas, place, readable
+from mhprobe.stats.agreement import Agreement
 
 CAPTION = (
     "Every two measures compared: how alike they rank all heads (left, Spearman's rho; unrelated rankings give "

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import canvas, colour, place, ticks, wrapped
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, colour, place, ticks, wrapped
 
 CAPTION = (
     "How alike the heads of each block are: points are means over pairs, bars reach from the least to the most alike "

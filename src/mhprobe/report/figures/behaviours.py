@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from mhprobe.report.figures.style import MARKERS, canvas, panel_grid, place
+from mhprobe.report.figures.style import MARKERS, Figure, canvas, panel_grid, place
 from mhprobe.report.figures.survival import LABEL_SHADES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Heads as points: near points attend alike (Jensen-Shannon divergence). Colour: what the head does, by stated "

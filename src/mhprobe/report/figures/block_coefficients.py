@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, Names, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, place
 
 CAPTION = (
     "How many directions two blocks share, and how well: a line per pair of blocks, light for neighbours and dark for "

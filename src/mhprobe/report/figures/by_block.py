@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, place, ticks
 
 CAPTION = (
     "The pairs of heads of each block: a point is their mean, the bar their range, the dash what chance gives. "

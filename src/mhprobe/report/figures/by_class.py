@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.class_matrix import class_matrix, short
-from mhprobe.report.figures.style import NAMELESS, Names
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, Figure, Names
 
 CAPTION = (
     "How much accuracy each class loses (red) or gains (blue) without each head. A class has few images, so "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import (
     NAMELESS,
     NOT_COMPARED,
+    Figure,
     Names,
     canvas,
     head_matrix,
@@ -18,9 +18,6 @@ from mhprobe.report.figures.style import (
     matrix_height,
     place,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # necessary, irrelevant, interfering, unsettled, closed
 SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442", "#333333")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.report.figures.class_matrix import short
-from mhprobe.report.figures.style import canvas, cells, place, scale, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, cells, place, scale, ticks
 
 CAPTION = (
     "The drop of accuracy within each class (red) or its gain (blue) as heads are masked, step by step. A dot: "

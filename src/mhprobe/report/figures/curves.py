@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mhprobe.masking.trace import Curve, first
-from mhprobe.report.figures.style import COLOURS, canvas, colour, place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, place
 
 Over = Literal["heads", "steps"]  # what the x axis counts
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew

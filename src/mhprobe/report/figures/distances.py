@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mhprobe.masking.trace import Curve
-from mhprobe.report.figures.style import canvas, colour, place, wrapped
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, colour, place, wrapped
 
 CAPTION = (
     "Distance from the unmasked model as heads are switched off: 0 is the same, smaller is closer. A band is the 95 % "

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, place
 
 CAPTION = (
     "How many heads change accuracy by how much when they alone are switched off. Left of 0 the model is better "

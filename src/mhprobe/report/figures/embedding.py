@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from mhprobe.report.figures.style import (
     COLOURS,
     MARKERS,
     NAMELESS,
+    Figure,
     Names,
     canvas,
     inches,
@@ -19,9 +19,6 @@ from mhprobe.report.figures.style import (
     place,
     site_title,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Heads as points: near points are alike. Only distances count, axes have no meaning. Distances are squeezed "

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, place
 
 CAPTION = (
     "One image's feature map (mean over channels) before and after a block's attention, and below the mean Fourier "

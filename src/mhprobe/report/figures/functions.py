@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, canvas, colour, place, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, colour, place, ticks
 
 NO_RULES: Mapping[str, str] = MappingProxyType({})
 CAPTION = (

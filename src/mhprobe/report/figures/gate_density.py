@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, colour, place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Axes, Figure, canvas, colour, place
 
 CAPTION = (
     "How likely a hard-concrete gate is exactly 0, exactly 1 (points at the ends) or in a bin between, for gates of "

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from mhprobe.report.figures.style import canvas, place, readable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, place, readable
 
 CAPTION = (
     "How well each measure tells heads of which it is known what they do from all others (AUROC: 1 always, 0.5 like a "

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from mhprobe.report.figures.style import COLOURS, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
 
 CAPTION = (
     "The share of images below each heat, for rightly and wrongly classified ones. Lines on each other: how hot a map "

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, place
 
 CAPTION = (
     "What the heads of the first block read from a patch: pixel patterns in the order of their strength, each with its "

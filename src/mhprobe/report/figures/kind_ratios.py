@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Names, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Figure, Names, canvas, place
 
 _LIMIT = 5.0  # powers of two at which colours end: 32 times
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, place, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, place, ticks
 
 CAPTION = (
     "Share of the patches' attention that goes to each kind of key, block by block: a dot per head, the line their "

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, place
 
 CAPTION = (
     "The loss around the trained weights (cross) along two random directions, in norms of the filters; a panel per "

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.class_matrix import class_matrix, short
-from mhprobe.report.figures.style import NAMELESS, Names
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, Figure, Names
 
 CAPTION = (
     "What each head writes into a class's logit on images of that class, above the mean over classes: red speaks for "

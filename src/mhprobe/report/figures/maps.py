@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas, place, scale
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Axes, Figure, canvas, place, scale
 
 CAPTION = (
     "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
-from mhprobe.report.figures.style import COLOURS, MARKERS, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, MARKERS, Figure, canvas, place
 
 PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, layer_panels
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, layer_panels
 
 CAPTION = (
     "Every singular mode of every head, a panel per layer: across, its singular value as a share of the head's "

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import COLOURS, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
 
 CAPTION = (
     "Accuracy with equally strong noise in one band of frequencies at a time; bars are 95 % intervals over images. "

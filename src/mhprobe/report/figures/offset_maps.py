@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, even_groups, place, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names, canvas, even_groups, place, ticks
 
 CAPTION = (
     "Where each head looks, relative to the query in the middle. A bright dot off the centre is a positional head "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import few_heads
 from mhprobe.report.figures.style import (
     NAMELESS,
+    Axes,
+    Figure,
     Names,
     canvas,
     cells,
@@ -26,10 +28,6 @@ from mhprobe.report.figures.style import (
     ticks,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Limits = Literal["shared", "each"] | Sequence[float]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import (
     NAMELESS,
+    Figure,
     Names,
     canvas,
     cells,
@@ -22,9 +22,6 @@ from mhprobe.report.figures.style import (
     ticks,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, Names, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, place
 
 _NAMED = 3  # heads furthest from the line
 

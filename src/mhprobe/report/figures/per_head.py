@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +10,8 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import (
     NAMELESS,
+    Axes,
+    Figure,
     Names,
     canvas,
     head_matrix,
@@ -19,10 +20,6 @@ from mhprobe.report.figures.style import (
     scale,
     wrapped,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}

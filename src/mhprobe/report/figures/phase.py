@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import canvas, colour, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, colour, place
 
 CAPTION = (
     "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; bars are 95 % "

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Names, canvas, inches, panel_grid, place, site_title
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, inches, panel_grid, place, site_title
 
 CAPTION = (
     "The share of attention within a radius of the query, a line per head. The dashed line is even attention: "

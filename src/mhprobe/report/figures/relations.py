@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, Names, canvas, colour, place
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, colour, place
 
 CAPTION = (
     "How often the key that a head attends to most is right for a relation between patches. Compare with the best "

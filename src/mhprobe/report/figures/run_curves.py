@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import canvas, colour, panel_grid, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, colour, panel_grid, place
 
 CAPTION = (
     "Masking curves of several runs. A line is the mean of runs that differ in their seed, its band Student's 95 % "

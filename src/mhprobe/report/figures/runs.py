@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import COLOURS, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from mhprobe.report.tables import Table
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
+from mhprobe.report.tables import Table
 
 CAPTION = (
     "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean of "

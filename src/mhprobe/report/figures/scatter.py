@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import canvas, panel_grid, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from mhprobe.stats.agreement import Pearson
+from mhprobe.report.figures.style import Figure, canvas, panel_grid, place
+from mhprobe.stats.agreement import Pearson
 
 CAPTION = (
     "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would be chance: the "

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from mhprobe.report.figures.style import canvas, inches, place, scale, ticks
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Axes, Figure, canvas, inches, place, scale, ticks
 
 CAPTION = (
     "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above chance; and how "

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhprobe.report.figures.style import COLOURS, canvas, place
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
 
 CAPTION = (
     "How sharp the loss is along its sharpest direction: the largest eigenvalue of its Hessian, over all weights and "

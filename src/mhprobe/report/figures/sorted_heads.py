@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import canvas, cells, place, readable, scale
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas, cells, place, readable, scale
 
 CAPTION = (
     "Heads of each block from the highest to the lowest value of the left matrix; right the other value of the same "

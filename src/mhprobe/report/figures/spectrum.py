@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, Names, canvas, panel_grid, place, site_title
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, panel_grid, place, site_title
 
 _AFTER_MLP = 2
 _WHITE = math.log(2) / 2  # real white noise, against its frequency 0

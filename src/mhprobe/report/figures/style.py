@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase, SubFigure
     from matplotlib.transforms import Bbox
+else:
+    Axes = Figure = FigureBase = SubFigure = Any  # matplotlib is slow to import: whoever draws does so
 
 STYLE: Any = {
     "font.size": 8,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import canvas
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mhprobe.report.figures.style import Figure, canvas
 
 CAPTION = (
     "Left: a map of one image as a surface over its patches; a flat one says nothing. Right: how large each channel of "

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from mhprobe.report.figures.style import COLOURS, canvas, place
+from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, place
 from mhprobe.stats.survival import LABELS, Survivors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # a function has its colour in every figure
 LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#999999", "#DDDDDD"), strict=True))

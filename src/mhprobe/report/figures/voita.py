@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from mhprobe.report.figures.style import canvas, colour, place
+from mhprobe.report.figures.style import Figure, canvas, colour, place
 from mhprobe.stats.significance import wilson
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPTION = (
     "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch, with "
