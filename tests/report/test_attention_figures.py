@@ -13,7 +13,7 @@ from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.no_op import NoOp
 from mhprobe.measures.position import Position
 from mhprobe.measures.token_kinds import TokenKinds
-from mhprobe.report import figures
+from mhprobe.report import twins
 from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
 from report.test_figures import LAYOUTS, assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 
@@ -131,4 +131,4 @@ def test_measures_name_figures_that_exist():
     for measure in (AttentionDistance, AttentionRange, Position, TokenKinds, NoOp, JSDistance):
         layout = SMALL["one layer"]
         for kind in measure.also:
-            assert figures.draw(kind, layout, columns(measure(layout), layout), "value").axes
+            assert twins.draw(kind, layout, columns(measure(layout), layout), "value").axes

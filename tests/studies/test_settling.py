@@ -15,14 +15,8 @@ from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report.figures import style
 from mhprobe.report.report import Report
-from mhprobe.studies.settling import Settling, agreement, lowest
+from mhprobe.studies.settling import Settling, agreement
 from models import images_for, labels_for, tiny_vit
-
-
-def test_the_lowest_heads_go_ties_by_index():
-    score = torch.tensor([3.0, 1.0, 1.0, 0.0])
-    masks = lowest(score, [0.0, 0.25, 0.5, 0.75, 1.0])
-    assert [torch.nonzero(mask).flatten().tolist() for mask in masks] == [[], [3], [1, 3], [1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_agreement_is_spearmans():

@@ -13,7 +13,7 @@ from PIL import Image
 from mhprobe.errors import UserError
 from mhprobe.report.figures import retained
 from mhprobe.report.tables import Table, write_csv
-from mhprobe.stats.survival import LABELS, Thresholds, labels, survivors
+from mhprobe.stats.survival import LABELS, labels, survivors
 from mhprobe.studies import sweep
 
 NAN = math.nan
@@ -35,7 +35,6 @@ def test_the_first_rule_that_holds_gives_the_label():
     assert labels(without, 9)[0] == "CLS"
     assert labels({}, 3) == ["unknown"] * 3
     assert labels({"token_kinds.cls": [0.3, 0.29]}, 2) == ["CLS", "mixed"]
-    assert labels({"token_kinds.cls": [0.3, 0.29]}, 2, Thresholds(prefix=0.2)) == ["CLS", "CLS"]
     assert labels({"attention_distance.value": [1.0], "attention_distance.uniform": [0.0]}, 1) == ["unknown"]
 
 

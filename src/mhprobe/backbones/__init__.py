@@ -1,4 +1,4 @@
-"""Which models are supported, and where their heads are. One file per family; families are found by looking here."""
+"""Which models are supported, and where their heads are. Families are found by looking through its files."""
 
 from __future__ import annotations
 

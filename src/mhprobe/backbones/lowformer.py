@@ -1,4 +1,4 @@
-"""timm's LowFormer: attention on a coarser grid, brought back to size by a convolution."""
+"""timm's LowFormer and CPUBone: attention on a coarser grid, brought back to size by a convolution."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ class LowFormer(Located):
                 f"{trial.name}: its output projection is one with the convolution that brings the grid back to size "
                 f"(fuse_out_proj), so what a head writes is spread over places. Not supported."
             )
+
+
+class CPUBone(LowFormer):
+    title = "timm CPUBone"
+    model = "timm.models.cpubone.CPUBone"
+    kinds: ClassVar = {"timm.models.cpubone.ConvAttention": Kind(point="o_proj", parts=parts, weights=never)}

@@ -1,4 +1,4 @@
-"""timm's NaFlexVit, a ViT for images of any size. Here all images have one size."""
+"""timm's NaFlexVit, a ViT for images of any size (here of one), and the vision towers of DeepSeek and Qwen3."""
 
 from __future__ import annotations
 
@@ -35,3 +35,23 @@ class NaFlexVit(Located):
     @classmethod
     def refuse(cls, model: Any, trial: Trial) -> None:
         no_norm_between(trial.name, trial.attention)
+
+
+class DeepSeek(Located):
+    title = "timm DeepSeek ViT"
+    model = "timm.models.deepseek_vit.DeepseekVitEncoder"
+    kinds: ClassVar = TOKENS
+
+
+class DeepSeekClassifier(DeepSeek):
+    model = "timm.models.deepseek_vit.DeepseekVitClassifier"
+
+
+class Qwen3(Located):
+    title = "timm Qwen3 ViT"
+    model = "timm.models.qwen3_vit.Qwen3VitEncoder"
+    kinds: ClassVar = TOKENS
+
+
+class Qwen3Classifier(Qwen3):
+    model = "timm.models.qwen3_vit.Qwen3VitClassifier"

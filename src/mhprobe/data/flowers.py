@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mhprobe.data.source import Contents
-from mhprobe.data.torchvisions import fetched, square
+from mhprobe.data.torchvisions import Downloaded, fetched, square
 from mhprobe.errors import UserError
 
 
-class Flowers:
-    """root: the folder that holds torchvision's flowers-102; downloaded to ``download_dir`` if None.
-
-    stored_size: pixels of the square each image is decoded to, once.
-    """
+class Flowers(Downloaded):
+    """root: the folder that holds torchvision's flowers-102."""
 
     name = "flowers"
-
-    def __init__(
-        self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
-    ) -> None:
-        self.root = Path(root if root is not None else Path(download_dir) / "flowers").expanduser()
-        self.stored_size, self._may_download = stored_size, root is None
-
-    def key(self) -> dict[str, Any]:
-        return {"root": str(self.root.resolve()), "stored_size": self.stored_size}
 
     def scan(self) -> Contents:
         parts = {"train": [self._part("train"), self._part("val")], "test": [self._part("test")]}

@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mhprobe.data.source import Contents
-from mhprobe.data.torchvisions import fetched, square
+from mhprobe.data.torchvisions import Downloaded, fetched, square
 from mhprobe.errors import UserError
 
 ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
 
 
-class Pets:
-    """root: the folder that holds torchvision's oxford-iiit-pet; downloaded to ``download_dir`` if None.
-
-    stored_size: pixels of the square each image is decoded to, once.
-    """
+class Pets(Downloaded):
+    """root: the folder that holds torchvision's oxford-iiit-pet."""
 
     name = "pets"
-
-    def __init__(
-        self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
-    ) -> None:
-        self.root = Path(root if root is not None else Path(download_dir) / "pets").expanduser()
-        self.stored_size, self._may_download = stored_size, root is None
-
-    def key(self) -> dict[str, Any]:
-        return {"root": str(self.root.resolve()), "stored_size": self.stored_size}
 
     def scan(self) -> Contents:
         splits = {"train": self._split("trainval"), "test": self._split("test")}

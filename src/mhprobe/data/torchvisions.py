@@ -11,6 +11,25 @@ import numpy as np
 
 from mhprobe.errors import UserError
 
+
+class Downloaded:
+    """A data set of torchvision's. root: the folder that holds its own; downloaded to ``download_dir`` if None.
+
+    stored_size: pixels of the square each image is decoded to, once.
+    """
+
+    name: str
+
+    def __init__(
+        self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
+    ) -> None:
+        self.root = Path(root if root is not None else Path(download_dir) / self.name).expanduser()
+        self.stored_size, self._may_download = stored_size, root is None
+
+    def key(self) -> dict[str, Any]:
+        return {"root": str(self.root.resolve()), "stored_size": self.stored_size}
+
+
 SECONDS = 30  # without an answer, before a download is given up
 
 

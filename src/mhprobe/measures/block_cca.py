@@ -21,7 +21,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
-from mhprobe.measures.folds import Folds, sums_of
+from mhprobe.measures.folds import Folds, declare, declared, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 from mhprobe.measures.pairs import check_images, check_null, check_rows, warn_dead
 
@@ -76,8 +76,8 @@ class BlockCCA(Measure):
             of = [self.layout.sites[s] for s in sites]
             maps_BTC = torch.cat([_rows(streams[s.block].after, s, _coarsest(of), width) for s in of], -1)
             moments, sums = sums_of(batch, self.folds, maps_BTC)
-            self._moments(number).merge(moments)
-            self._folds(number).merge(sums)
+            declared(self, number, SecondMoments).merge(moments)
+            declared(self, number, Folds).merge(sums)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class BlockCCA(Measure):
 
     def _fill(self, columns: dict[str, Tensor], group: int, sites: tuple[int, ...]) -> set[str]:
         """One group's values into their places. Returns the blocks whose stream does not vary."""
-        moments, width = self._moments(group), self.widths[group]
+        moments, width = declared(self, group, SecondMoments), self.widths[group]
         check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows), width)
         check_images(self.name, int(self.images), width)
         blocks = Parts.of(moments, width)
@@ -104,7 +104,7 @@ class BlockCCA(Measure):
         both = blocks.alive[:, None] & blocks.alive
         for name, found in (("value", rho), ("null", null_rho)):
             columns[name][index[:, None], index] = canonical.mean(found).where(both, 0.0)
-        if not self._folds(group).deranged:
+        if not declared(self, group, Folds).deranged:
             columns["null"][index[:, None], index] = torch.nan
         for name, found in (("rho", rho), ("null_rho", null_rho)):
             columns[name][index[:, None], index, :width] = found
@@ -118,7 +118,7 @@ class BlockCCA(Measure):
 
     def _chance(self, group: int, blocks: Parts) -> Tensor:
         """(G, G, C) the same of two blocks on each other's images, mean over draws; NaN without two folds."""
-        folds = self._folds(group)
+        folds = declared(self, group, Folds)
         if not folds.deranged:
             return torch.full_like(blocks.covariance.transpose(1, 2)[..., 0], torch.nan)
         crosses = folds.crosses(self.null_draws, self.seed)
@@ -133,18 +133,8 @@ class BlockCCA(Measure):
         self.widths = [max(channels[s] for s in sites) for sites in self.groups]
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             height, across = _coarsest([self.layout.sites[s] for s in sites])
-            zeros = SecondMoments.zeros(len(sites) * width, self.device)
-            folds = Folds.zeros(self.folds, height * across, len(sites) * width, self.device)
-            for name, state in (("rows", zeros.rows), ("total", zeros.total), ("outer", zeros.outer)):
-                self.add_state(f"{name}_{number}", state)
-            self.add_state(f"fold_images_{number}", folds.count)
-            self.add_state(f"folds_{number}", folds.total)
-
-    def _moments(self, group: int) -> SecondMoments:
-        return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
-
-    def _folds(self, group: int) -> Folds:
-        return Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+            declare(self, number, SecondMoments.zeros(len(sites) * width, self.device))
+            declare(self, number, Folds.zeros(self.folds, height * across, len(sites) * width, self.device))
 
 
 def _groups(layout: HeadLayout) -> list[tuple[int, ...]]:

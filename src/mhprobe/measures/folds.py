@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
@@ -100,6 +101,21 @@ def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMomen
     sums.count.add_(torch.bincount(fold_B, minlength=folds))
     moments.total.add_(sums.total.sum((0, 1)))
     return moments, sums
+
+
+_STATES = {SecondMoments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
+Sums = TypeVar("Sums", SecondMoments, Folds)
+
+
+def declare(measure: Metric, group: int, zeros: SecondMoments | Folds) -> None:
+    """Sums of one group as states of a measure, unless it has them; ``declared`` gives them back."""
+    for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
+        if f"{name}_{group}" not in measure._defaults:
+            measure.add_state(f"{name}_{group}", zero)
+
+
+def declared(measure: Metric, group: int, kind: type[Sums]) -> Sums:
+    return kind(*(getattr(measure, f"{name}_{group}") for name in _STATES[kind]))
 
 
 def check_rolled(name: str, site: HeadSite, null: Null) -> None:

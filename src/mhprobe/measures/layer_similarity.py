@@ -22,7 +22,7 @@ from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
-from mhprobe.measures.folds import Folds, Null, check_rolled, sums_of
+from mhprobe.measures.folds import Folds, Null, check_rolled, declare, declared, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
 
@@ -96,38 +96,31 @@ class LayerSimilarity(Measure):
         """Sums for groups of layers this wide."""
         self.widths = widths
         for number, (sites, width) in enumerate(zip(self.groups, widths, strict=True)):
-            zeros = SecondMoments.zeros(len(sites) * width, self.device)
-            self.add_state(f"rows_{number}", zeros.rows)
-            self.add_state(f"total_{number}", zeros.total)
-            self.add_state(f"outer_{number}", zeros.outer)
-
-    def _declare_folds(self, group: int, tokens: int) -> None:
-        if self.null != "rows" and f"folds_{group}" not in self._defaults:
-            zeros = Folds.zeros(self.folds, tokens, len(self.groups[group]) * self.widths[group], self.device)
-            self.add_state(f"fold_images_{group}", zeros.count)
-            self.add_state(f"folds_{group}", zeros.total)
+            declare(self, number, SecondMoments.zeros(len(sites) * width, self.device))
 
     def update(self, batch: HeadBatch) -> None:
         features = [_features(batch, self.of, self.layout, s) for s in range(len(self.layout.sites))]
         if not self.widths:  # a layout does not know how wide the stream is; every rank learns it from its first batch
             self._declare([max(features[s].shape[2] for s in sites) for sites in self.groups])
-        for number, sites in enumerate(self.groups):
-            self._declare_folds(number, features[sites[0]].shape[1])
+        for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
+            if self.null != "rows" and f"folds_{number}" not in self._defaults:
+                tokens = features[sites[0]].shape[1]
+                declare(self, number, Folds.zeros(self.folds, tokens, len(sites) * width, self.device))
         if not batch.valid.any():
             return
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            tokens = {features[s].shape[1] for s in sites}
-            if len(tokens) > 1:
+            counts = {features[s].shape[1] for s in sites}
+            if len(counts) > 1:
                 raise UserError(
                     f"layer_similarity: {self.layout.sites[sites[0]].name} and the layers it is compared with have "
-                    f"{sorted(tokens)} tokens, expected equally many."
+                    f"{sorted(counts)} tokens, expected equally many."
                 )
             if self.null == "rows":
                 moments = batch.derive(_layer_moments, self.of, self.layout, sites, width)
             else:
                 moments, sums = batch.derive(_layer_sums, self.of, self.layout, sites, width, self.folds)
-                self._folds(number).merge(sums)
-            self._moments(number).merge(moments)
+                declared(self, number, Folds).merge(sums)
+            declared(self, number, SecondMoments).merge(moments)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -137,7 +130,7 @@ class LayerSimilarity(Measure):
         rows = self.images.new_zeros(count)
         dead = []
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            moments = self._moments(number)
+            moments = declared(self, number, SecondMoments)
             if self.method == "svcca":
                 check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows), width)
                 check_images(self.name, int(self.images), width)
@@ -155,12 +148,6 @@ class LayerSimilarity(Measure):
         warn_dead(self.name, "layers", dead)
         return {"value": value, "null": null, "rows": rows, "images": self.images.clone()}
 
-    def _moments(self, group: int) -> SecondMoments:
-        return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
-
-    def _folds(self, group: int) -> Folds:
-        return Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
-
     def _compare(self, layers: Parts) -> Tensor:
         """(G, G) similarity."""
         if self.method == "cka":
@@ -173,10 +160,11 @@ class LayerSimilarity(Measure):
             return linear_cka_by_rows(layers)
         if self.null == "rows":
             return canonical.null(layers, canonical.leading(layers, self.variance), self.null_draws, self.seed)[0]
-        if not self._folds(group).deranged:
+        folds = declared(self, group, Folds)
+        if not folds.deranged:
             return torch.full_like(layers.covariance[:, 0, :, 0], torch.nan)
         rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
-        crosses = self._folds(group).crosses(self.null_draws, self.seed, rolled)
+        crosses = folds.crosses(self.null_draws, self.seed, rolled)
         drawn = (self._compare(dataclasses.replace(layers, covariance=c.view_as(layers.covariance))) for c in crosses)
         return sum(drawn, torch.zeros((), dtype=torch.float64)) / self.null_draws
 

@@ -24,7 +24,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.folds import Folds, Null, check_rolled, sums_of
+from mhprobe.measures.folds import Folds, Null, check_rolled, declare, declared, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 
 Pairs = Literal["layer", "stage", "all"]
@@ -100,10 +100,7 @@ class PairMeasure(Measure):
             # as far as the layout tells, refuse now and not after an epoch
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
             check_rolled(self.name, layout.sites[sites[0]], null)
-            zeros = SecondMoments.zeros(self._channels(sites))
-            self.add_state(f"rows_{number}", zeros.rows)
-            self.add_state(f"total_{number}", zeros.total)
-            self.add_state(f"outer_{number}", zeros.outer)
+            declare(self, number, SecondMoments.zeros(self._channels(sites)))
             self._declare_folds(number, self.image_rows[number])
 
     @abstractmethod
@@ -147,12 +144,10 @@ class PairMeasure(Measure):
         if self.null == "rows" or tokens is None or f"folds_{group}" in self._defaults:
             return
         self.image_rows[group] = tokens
-        zeros = Folds.zeros(self.folds, tokens, self._channels(self.groups[group]), self.device)
-        self.add_state(f"fold_images_{group}", zeros.count)
-        self.add_state(f"folds_{group}", zeros.total)
+        declare(self, group, Folds.zeros(self.folds, tokens, self._channels(self.groups[group]), self.device))
 
     def _deal(self, group: int, sums: Folds) -> None:
-        mine = Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+        mine = declared(self, group, Folds)
         if mine.total.shape != sums.total.shape:
             raise UserError(
                 f"{self.name}: images with {sums.total.shape[1]} tokens after images with {mine.total.shape[1]}, whose "
@@ -164,7 +159,7 @@ class PairMeasure(Measure):
         return sum(self.layout.sites[s].channels for s in sites)
 
     def moments(self, group: int) -> SecondMoments:
-        return SecondMoments(*(getattr(self, f"{name}_{group}") for name in ("rows", "total", "outer")))
+        return declared(self, group, SecondMoments)
 
     def finish(self) -> dict[str, Tensor]:
         self._check_rows()
@@ -200,7 +195,7 @@ class PairMeasure(Measure):
         """What chance makes of the columns of one group."""
         if self.null == "rows":
             return self.rows_null(group, heads)
-        folds = Folds(getattr(self, f"fold_images_{group}"), getattr(self, f"folds_{group}"))
+        folds = declared(self, group, Folds)
         if not folds.deranged:
             return {name: part * torch.nan for name, part in _as_null(self.permuted(group, heads, heads)).items()}
         site = self.layout.sites[self.groups[group][0]]

@@ -74,7 +74,7 @@ def record(
     _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
-    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, _tapped(named)) as taps, sized(model, images):
+    with inspecting(model, gradients=bool(slopes)), Taps(model, layout, named) as taps, sized(model, images):
         images, labels = usable(images), None if labels is None else usable(labels)
         logits = logits_of(model(images))
         _check_finite(layout, taps.heads, logits, valid, index)
@@ -109,10 +109,6 @@ def _patched(
     model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, needs: Collection[Need]
 ) -> dict[Patching, Patched]:
     return {need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)}
-
-
-def _tapped(named: set[str]) -> set[str]:
-    return named | {"stream"} if "direct" in named else named
 
 
 def _weights(backbone: nn.Module, layout: HeadLayout) -> tuple[HeadWeights, ...]:

@@ -34,7 +34,8 @@ class Taps(contextlib.ExitStack):
 
     def __init__(self, model: nn.Module, layout: HeadLayout, needs: Collection[str]) -> None:
         super().__init__()
-        self.backbone, self.layout, self.needs = backbone_of(model), layout, frozenset(needs)
+        self.backbone, self.layout = backbone_of(model), layout
+        self.needs = frozenset(needs) | ({"stream"} if "direct" in needs else set())
         if "stream" in self.needs and not layout.blocks:
             raise UserError(
                 f"{type(self.backbone).__name__}: its residual stream is not read, for convolutions stand between its "

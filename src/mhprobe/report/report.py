@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,9 +18,6 @@ from mhprobe.masking.trace import Curve
 from mhprobe.report import tables, twins
 from mhprobe.report.figures import style
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 class Result(NamedTuple):
     """What one question gave. curves: for dashboards that draw them themselves, beside the figure.
@@ -30,7 +27,7 @@ class Result(NamedTuple):
     """
 
     table: tables.Table | None = None
-    figure: Figure | None = None
+    figure: style.Figure | None = None
     metrics: Mapping[str, float] = MappingProxyType({})
     curves: Sequence[Curve] = ()
     label: str = ""

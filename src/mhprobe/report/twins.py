@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report import figures
-from mhprobe.report.figures.style import Names, canvas, drawn_on, inches, readable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, SubFigure, canvas, drawn_on, inches, readable
 
 _STRIP = 0.28  # inches of a line above each of the two
 _ROOM = 0.1  # of the shared frame: less than that for the measure's own, and its points lie on one another
@@ -35,15 +31,21 @@ def draw(
     control: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Figure:
-    """As ``figures.draw``. control: the same columns of the freshly initialised network, if it was measured.
+    """The figure of a measure's columns that ``report/figures/<kind>.py`` draws.
 
-    options: of this kind alone.
+    label: what "value" is, with its unit. names: of columns with one more axis behind the heads or pairs, the names
+    along it. control: the same columns of the freshly initialised network, if it was measured. options: of this kind
+    alone.
     """
     file = importlib.import_module(f"{figures.__name__}.{kind}")
+
+    def drawn(each: Mapping[str, Tensor]) -> Figure:
+        return file.draw(layout, each, label, names or NAMELESS, **options)
+
     if control is None or getattr(file, "DRAWS_CONTROL", False):
-        return figures.draw(kind, layout, columns, label, names, **options)
+        return drawn(columns)
     shown = {"as measured": columns, "the same, freshly initialised": control}
-    sizes = [inches(figures.draw(kind, layout, each, label, names, **options)) for each in shown.values()]
+    sizes = [inches(drawn(each)) for each in shown.values()]
     wide, tall = max(size[0] for size in sizes), sum(size[1] + _STRIP for size in sizes)
     with canvas((wide, tall)) as figure:
         ratios = [part for size in sizes for part in (_STRIP, size[1])]
@@ -51,7 +53,7 @@ def draw(
         for (title, each), above, room in zip(shown.items(), rooms[::2], rooms[1::2], strict=True):
             above.text(0.1 / wide, 0.25, title, fontweight="bold", va="bottom")
             with drawn_on(room):
-                figures.draw(kind, layout, each, label, names, **options)
+                drawn(each)
         _one_scale(rooms[1], rooms[3])
     return figure
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 Column = Sequence[float]  # (A,), NaN where nothing is known
@@ -30,19 +29,13 @@ USED = (
 )
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """Where the rules cut; see the file's head."""
-
-    prefix: float = 0.3
-    diffuse: float = 0.95
-    local: float = 0.5
-    global_: float = 0.9
+# where the rules cut; see the file's head
+THRESHOLDS = {"prefix": 0.3, "diffuse": 0.95, "local": 0.5, "global": 0.9}
 
 
-def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds | None = None) -> list[str]:
+def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
     """(A,) a label per head. columns: ``<table>.<column>`` of whatever tables there are; others are not looked at."""
-    rules = holds(columns, num_heads, thresholds)
+    rules = holds(columns, num_heads)
     known = _known(columns, num_heads)
     return [
         next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
@@ -50,9 +43,8 @@ def labels(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds
     ]
 
 
-def holds(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds | None = None) -> dict[str, list[bool]]:
+def holds(columns: Mapping[str, Column], num_heads: int) -> dict[str, list[bool]]:
     """By rule, for each head whether it holds; a head may have several. columns: as of ``labels``."""
-    cut = thresholds or Thresholds()
     nothing = [math.nan] * num_heads
 
     def column(name: str) -> Column:
@@ -62,12 +54,12 @@ def holds(columns: Mapping[str, Column], num_heads: int, thresholds: Thresholds 
     # comparisons with NaN are False: a rule without its table never holds
     return {
         "positional": [value >= 1 for value in column("position.positional")],
-        "CLS": [value >= cut.prefix for value in column("token_kinds.cls")],
-        "registers": [value >= cut.prefix for value in column("token_kinds.registers")],
-        "diffuse": [value >= cut.diffuse for value in column("entropy.share")],
-        "local": [value <= cut.local for value in nearness],
-        "global": [value >= cut.global_ for value in _nearness(columns, num_heads, "whole")],
-        "window": [value >= cut.global_ for value in nearness],
+        "CLS": [value >= THRESHOLDS["prefix"] for value in column("token_kinds.cls")],
+        "registers": [value >= THRESHOLDS["prefix"] for value in column("token_kinds.registers")],
+        "diffuse": [value >= THRESHOLDS["diffuse"] for value in column("entropy.share")],
+        "local": [value <= THRESHOLDS["local"] for value in nearness],
+        "global": [value >= THRESHOLDS["global"] for value in _nearness(columns, num_heads, "whole")],
+        "window": [value >= THRESHOLDS["global"] for value in nearness],
     }
 
 

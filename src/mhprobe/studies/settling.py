@@ -15,7 +15,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
@@ -26,7 +25,7 @@ from mhprobe.report.masking import of_settling
 from mhprobe.report.report import Report, counted
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.agreement import spearman
-from mhprobe.stats.lowest import lowest as lowest_of
+from mhprobe.stats.lowest import lowest
 
 SHARES = tuple(tenths / 10 for tenths in range(1, 10))
 
@@ -69,7 +68,7 @@ class Settling(L.Callback):
         )
         heads = gates_of(pl_module).layout.num_heads
         score = evaluate.measure(self.measure, torch.zeros(heads, dtype=torch.bool))
-        masks = lowest(score, [0.0, *self.shares])
+        masks = torch.stack([lowest(score, round(share * heads)) for share in (0.0, *self.shares)])  # ties by index
         scores = evaluate(masks)
         self.scores[epoch] = score.tolist()
         self.rows += [
@@ -103,11 +102,6 @@ class Settling(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.scores = list(state_dict["rows"]), dict(state_dict["scores"])
-
-
-def lowest(score_A: Tensor, shares: Sequence[float]) -> Tensor:
-    """(len(shares), A) bool: the heads of lowest score, so many that they are these shares of all; ties by index."""
-    return torch.stack([lowest_of(score_A, round(share * len(score_A))) for share in shares])
 
 
 def agreement(scores: dict[int, list[float]]) -> list[dict[str, Any]]:

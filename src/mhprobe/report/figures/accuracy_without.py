@@ -14,11 +14,11 @@ from mhprobe.report.figures.style import (
     Figure,
     Names,
     canvas,
+    colour_bar,
     even_groups,
     head_matrix,
     inches,
     matrix_height,
-    place,
     readable,
     scale,
 )
@@ -56,9 +56,7 @@ def draw(
             readable(axes)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
         figure.text(left / inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
-        bar = figure.colorbar(image, cax=place(figure, left + wide + 0.15, high - 0.45 - bar_tall, 0.1, bar_tall))
-        bar.outline.set_visible(False)
-        bar.set_label("accuracy lost (points)")
+        colour_bar(figure, image, left + wide + 0.15, high - 0.45 - bar_tall, bar_tall, "accuracy lost (points)")
     return figure
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import Figure, canvas, inches, place, scale, wrapped
+from mhprobe.report.figures.style import Figure, canvas, colour_bar, inches, place, scale, wrapped
 
 LONGEST = 14  # letters of a class's name
 
@@ -43,11 +43,7 @@ def class_matrix(
         panel.spines[:].set_visible(False)
         for line, words in enumerate(below):
             figure.text(0.1 / inches(figure)[0], (0.1 + 0.16 * line) / inches(figure)[1], words, fontsize=7)
-        bar = figure.colorbar(
-            image, cax=place(figure, left + wide + 0.15, bottom + max(0, tall - 3) / 2, 0.1, min(tall, 3))
-        )
-        bar.outline.set_visible(False)
-        bar.set_label(text)
+        colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)
     return figure
 
 

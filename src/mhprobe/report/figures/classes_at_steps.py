@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mhprobe.report.figures.class_matrix import short
-from mhprobe.report.figures.style import Figure, canvas, cells, place, scale, ticks
+from mhprobe.report.figures.style import Figure, canvas, cells, colour_bar, place, scale, ticks
 
 CAPTION = (
     "The drop of accuracy within each class (red) or its gain (blue) as heads are masked, step by step. A dot: "
@@ -35,7 +35,5 @@ def draw(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Seq
         shown = ticks(deep, tall / max(deep, 1))
         axes.set_yticks(shown, [str(heads_masked[1:][k]) for k in shown])
         axes.set_ylabel("heads masked")
-        bar = figure.colorbar(image, cax=place(figure, 0.75 + wide + 0.15, below, 0.1, tall))
-        bar.outline.set_visible(False)
-        bar.set_label("drop (points)")
+        colour_bar(figure, image, 0.75 + wide + 0.15, below, tall, "drop (points)")
     return figure

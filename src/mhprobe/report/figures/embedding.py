@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Figure,
     Names,
     canvas,
+    colour_bar,
     inches,
     panel_grid,
     place,
@@ -67,9 +68,9 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             if column:
                 axes.set_yticklabels([])
         if together:
-            bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, left + wide + 0.15, bottom, 0.1, side))
-            bar.outline.set_visible(False)
-            bar.set_label("block (markers: clusters)")
+            colour_bar(
+                figure, ScalarMappable(norm, cmap), left + wide + 0.15, bottom, side, "block (markers: clusters)"
+            )
         figure.text(
             0.5, 0.06 / inches(figure)[1],
             f"embedding of {label}" + ("" if together else " (colours and markers: clusters, numbers: heads)"),

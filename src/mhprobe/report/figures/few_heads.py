@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Names,
     canvas,
     cells,
+    colour_bar,
     control_of,
     mark_control,
     place,
@@ -64,9 +65,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_yticks(range(0, count, stride), shown_names[::stride])
         axes.set_xlabel("block.head")
         axes.set_ylabel("block.head")
-        bar = figure.colorbar(image, cax=place(figure, left + side + beside, bottom, 0.1, side))
-        bar.outline.set_visible(False)
-        bar.set_label(wrapped(label, max(side, 1.6)))
+        bar = colour_bar(figure, image, left + side + beside, bottom, side, wrapped(label, max(side, 1.6)))
         mark_control(bar.ax, control, value.new_empty(0))
     return figure
 

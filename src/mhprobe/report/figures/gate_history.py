@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import Figure, canvas, colour, place
+from mhprobe.report.figures.style import Figure, canvas, colour, colour_bar, place
 
 CAPTION = (
     "How open every gate was while it was learned, input at the top; below, how many are open. Read the end for "
@@ -47,11 +47,8 @@ def draw(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: f
             axes.spines[:].set_visible(False)
             y -= gap
         bar_tall = min(tall, 2.0)
-        bar = figure.colorbar(
-            image, cax=place(figure, left + wide + 0.12, bottom + low + between + tall - bar_tall, 0.1, bar_tall)
-        )
-        bar.outline.set_visible(False)
-        bar.set_label("gate: P(open) or |gate|")
+        top_at = bottom + low + between + tall
+        colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
 
         axes = place(figure, left, bottom, wide, low)
         shade, _ = colour(0)

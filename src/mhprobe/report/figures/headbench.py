@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mhprobe.report.figures.style import Figure, canvas, place, readable
+from mhprobe.report.figures.style import Figure, canvas, colour_bar, place, readable
 
 CAPTION = (
     "How well each measure tells heads of which it is known what they do from all others (AUROC: 1 always, 0.5 like a "
@@ -52,7 +52,5 @@ def draw(rows: Sequence[Any]) -> Figure:
             axes.spines[:].set_visible(False)
             axes.set_title(family, loc="left", pad=4)
         bar_at = left + len(families) * (wide + between) - between + 0.12
-        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, min(tall, 3)))
-        bar.outline.set_visible(False)
-        bar.set_label("AUROC")
+        colour_bar(figure, image, bar_at, bottom, min(tall, 3), "AUROC")
     return figure

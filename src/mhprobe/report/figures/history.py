@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import Figure, canvas, place
+from mhprobe.report.figures.style import Figure, canvas, colour_bar, place
 
 CAPTION = (
     "Every head's value during training, coloured by block; thick lines are block means. The first point is "
@@ -38,8 +38,7 @@ def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("optimizer step (thick: mean of the block)")
         axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
-        bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, 4.4, 0.5, 0.1, 2.35))
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 4.4, 0.5, 2.35)
         bar.locator = MaxNLocator(integer=True, nbins=6)
         bar.update_ticks()
         bar.set_label("block")

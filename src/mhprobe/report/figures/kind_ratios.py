@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Figure, Names, canvas, place
+from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Figure, Names, canvas, colour_bar, place
 
 _LIMIT = 5.0  # powers of two at which colours end: 32 times
 
@@ -52,8 +52,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_xlabel("block (a column per head)")
-        bar = figure.colorbar(image, cax=place(figure, left + wide + 0.12, bottom, 0.1, tall))
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
         marks = [power for power in (-5, -3, -1, 0, 1, 3, 5) if abs(power) <= limit]
         bar.set_ticks(marks, labels=[str(2**power) if power >= 0 else f"1/{2**-power}" for power in marks])
         bar.set_label("attention as a multiple\nof even attention")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.report.figures.style import Figure, canvas, place
+from mhprobe.report.figures.style import Figure, canvas, colour_bar, place
 
 CAPTION = (
     "The loss around the trained weights (cross) along two random directions, in norms of the filters; a panel per "
@@ -46,10 +46,7 @@ def draw(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
             else:
                 axes.set_yticklabels([])
             axes.set_title(f"draw {number + 1}", loc="left", pad=3)
-        bar = figure.colorbar(
-            ScalarMappable(norm, colormaps["viridis"]), cax=place(figure, left + wide + 0.12, bottom, 0.1, side)
-        )
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
         bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         bar.ax.yaxis.set_major_formatter("{x:.4g}")
         bar.ax.yaxis.set_minor_locator(NullLocator())

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names, canvas, even_groups, place, ticks
+from mhprobe.report.figures.style import (
+    COLOURS,
+    NAMELESS,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    colour_bar,
+    even_groups,
+    place,
+    ticks,
+)
 
 CAPTION = (
     "Where each head looks, relative to the query in the middle. A bright dot off the centre is a positional head "
@@ -67,11 +78,7 @@ def draw(
                 axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
             y -= gap
         axes.set_xlabel(words[0])
-        bar = figure.colorbar(
-            image, cax=place(figure, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, 0.1, bar_tall)
-        )
-        bar.outline.set_visible(False)
-        bar.set_label(words[1])
+        colour_bar(figure, image, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, bar_tall, words[1])
     return figure
 
 

@@ -18,6 +18,7 @@ from mhprobe.report.figures.style import (
     Names,
     canvas,
     cells,
+    colour_bar,
     control_of,
     mark_chance,
     mark_control,
@@ -87,9 +88,7 @@ def draw(
                 axes.set_xlabel(noun)
             if column == 0:
                 axes.set_ylabel(noun)
-        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom + (tall - bar_tall) / 2, 0.1, bar_tall))
-        bar.outline.set_visible(False)
-        bar.set_label(label)
+        bar = colour_bar(figure, image, bar_at, bottom + (tall - bar_tall) / 2, bar_tall, label)
         if own:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:

@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Names,
     canvas,
     cells,
+    colour_bar,
     control_of,
     mark_chance,
     mark_control,
@@ -64,9 +65,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_yticks(shown, blocks_shown)
         axes.set_xlabel("block")
         axes.set_ylabel("block")
-        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, side))
-        bar.outline.set_visible(False)
-        bar.set_label(label)
+        bar = colour_bar(figure, image, bar_at, bottom, side, label)
         if len(chance):
             mark_chance(bar.ax, chance)
         mark_control(bar.ax, control, chance)

@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Figure,
     Names,
     canvas,
+    colour_bar,
     head_matrix,
     matrix_height,
     place,
@@ -61,9 +62,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
         top_at = bottom + (tall + grid_tall) / 2
         image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
-        bar = figure.colorbar(image, cax=place(figure, bar_at, bottom, 0.1, bar_tall))
-        bar.outline.set_visible(False)
-        bar.set_label(label)
+        bar = colour_bar(figure, image, bar_at, bottom, bar_tall, label)
         if yes_or_no:
             bar.set_ticks([0, 1])
         if ranked:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import Figure, canvas, panel_grid, place
+from mhprobe.report.figures.style import Figure, canvas, colour_bar, panel_grid, place
 from mhprobe.stats.agreement import Pearson
 
 CAPTION = (
@@ -54,8 +54,7 @@ def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson
                 axes.set_xlabel(f"on {first}")
             if column == 0:
                 axes.set_ylabel(f"on {second}")
-        bar = figure.colorbar(points, cax=place(figure, left + wide + 0.15, bottom, 0.1, min(tall, 3.0)))
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, points, left + wide + 0.15, bottom, min(tall, 3.0))
         bar.locator = MaxNLocator(integer=True, nbins=6)
         bar.update_ticks()
         bar.set_label("block")

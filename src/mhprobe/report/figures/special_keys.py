@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, place
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, colour_bar, place
 
 CAPTION = (
     "Heads that look much at special keys (right) although it matters little (low) do nothing with them. The "
@@ -39,8 +39,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_ylim(bottom=0)
         axes.set_xlabel("share of attention on special keys (dashed: even attention)")
         axes.set_ylabel(label)
-        bar = figure.colorbar(ScalarMappable(norm, cmap), cax=place(figure, 3.75, 0.5, 0.1, 2.3))
-        bar.outline.set_visible(False)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3)
         bar.locator = MaxNLocator(integer=True)
         bar.set_label("block")
     return figure

@@ -144,6 +144,14 @@ def place(figure: Figure, left: float, bottom: float, width: float, height: floa
     return figure.add_axes((left / wide, bottom / tall, width / wide, height / tall))
 
 
+def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: float, label: str = "") -> Any:
+    """The colours of ``image`` beside it, without a frame, at a place given in inches."""
+    bar = figure.colorbar(image, cax=place(figure, left, bottom, 0.1, tall))
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+    return bar
+
+
 def panel_grid(count: int) -> tuple[int, int]:
     """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled."""
     rows = math.ceil(count / (6 if count > 8 else 4))

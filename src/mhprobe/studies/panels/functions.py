@@ -14,7 +14,7 @@ import torch
 from mhprobe.report import tables
 from mhprobe.report.figures import functions as figure
 from mhprobe.report.report import Result
-from mhprobe.stats.survival import Thresholds, holds
+from mhprobe.stats.survival import THRESHOLDS, holds
 from mhprobe.studies.panels.material import Material
 
 
@@ -32,27 +32,27 @@ def functions(material: Material, rare: float = 2.0, on_object: float = 1.5) -> 
     if "rarity" in material.columns:
         of = material.columns["rarity"]
         found["rare"] = of["value"] >= rare * of["chance"]
-    cuts = {**vars(Thresholds()), "rare": rare}
+    cuts = {**THRESHOLDS, "rare": rare}
     if "object_attention" in material.columns:
         of = material.columns["object_attention"]
         found["object"] = of["value"] >= on_object * of["chance"]
         cuts["object"] = on_object
-    numbers = {f"threshold_{name.rstrip('_')}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
+    numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found, rules(Thresholds(), rare, on_object)))}
+    return {"functions": Result(table, figure.draw(layout, found, rules(rare, on_object)))}
 
 
-def rules(cut: Thresholds, rare: float, on_object: float) -> dict[str, str]:
+def rules(rare: float, on_object: float) -> dict[str, str]:
     """By function, when it holds, in a few words."""
-    near, far = f"{100 * cut.local:g} %", f"{100 * cut.global_:g} %"
+    cut = {name: f"{100 * value:g} %" for name, value in THRESHOLDS.items()}
     return {
         "positional": "90 % of queries at one offset",
-        "CLS": f"{100 * cut.prefix:g} % of attention on it",
-        "registers": f"{100 * cut.prefix:g} % of attention on them",
-        "diffuse": f"entropy {100 * cut.diffuse:g} % of even",
-        "local": f"distance at most {near} of even in the window",
-        "global": f"distance {far} of even over the image",
-        "window": f"distance {far} of even in the window",
+        "CLS": f"{cut['prefix']} of attention on it",
+        "registers": f"{cut['prefix']} of attention on them",
+        "diffuse": f"entropy {cut['diffuse']} of even",
+        "local": f"distance at most {cut['local']} of even in the window",
+        "global": f"distance {cut['global']} of even over the image",
+        "window": f"distance {cut['global']} of even in the window",
         "rare": f"rarest patch {rare:g} times as often as chance",
         "object": f"on an object {on_object:g} times as often as chance",
     }
