@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 
 import pytest
+import timm
 import torch
 from omegaconf import OmegaConf
 
@@ -129,6 +130,21 @@ def test_a_curve_says_whether_it_was_rescaled(model, tmp_path):
         rows = [(*CURVE[0], "rescale"), *((*row, rescale) for row in CURVE[1:4])]
         choice = Given(written(tmp_path / "c.csv", *rows), step=1).choose(model)
         assert choice.rescale is expected and off(choice.mask) == [0, 3]
+
+
+def test_a_curve_of_another_model_with_as_many_heads_is_refused(model, tmp_path):
+    images, labels = images_for(model, 6), labels_for(6)
+    deeper = timm.create_model("vit_tiny_patch16_224", embed_dim=12, depth=3, num_heads=2, num_classes=2)
+    own, other = layout_of(model), layout_of(deeper)
+    assert own.num_heads == other.num_heads
+    rows = mhprobe.masking_curve(model, [(images, labels)], units="head", steps=2)
+    assert {row["layout"] for row in rows} == {own.digest}
+    header = tuple(rows[0])
+    ours = written(tmp_path / "ours.csv", header, *(tuple(row.values()) for row in rows))
+    assert len(given(model, ours, step=2)) == 2
+    theirs = [{**row, "layout": other.digest} for row in rows]
+    with pytest.raises(mhprobe.UserError, match=f"another model.*{own.digest}"):
+        given(model, written(tmp_path / "theirs.csv", header, *(tuple(row.values()) for row in theirs)), step=2)
 
 
 def test_a_table_of_kept_heads_names_the_others(model, tmp_path):

@@ -87,9 +87,9 @@ def read_kept(path: str | Path, layout: Heads, asker: str = "gates.mask") -> Ten
 
 
 def check_layout(path: str | Path, rows: Sequence[dict[str, str]], layout: Heads, asker: str) -> None:
-    """UserError if a row names another layout than the model's."""
+    """UserError if a row names another layout than the model's; an empty cell names none."""
     for number, row in enumerate(rows, 1):
-        if layout.digest and row.get(DIGEST, layout.digest) != layout.digest:
+        if layout.digest and (row.get(DIGEST) or layout.digest) != layout.digest:
             raise UserError(
                 f"{asker}: {path}, row {number}, column {DIGEST}: the heads of another model ({quoted(row[DIGEST])}), "
                 f"expected those of this one ({layout.digest})."

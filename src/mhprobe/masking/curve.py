@@ -128,6 +128,7 @@ def masking_curve(
             traces=trace(paths, evaluate, step, tested=split != chosen_on),
             fill=spec.fill,
             scored=evaluate.scored,
+            layout=layout.digest,
         )
         for split, evaluate in scored
     ]

@@ -28,7 +28,7 @@ from mhprobe.masking.trace import Curve, Points, Trace
 CURVE_COLUMNS = (
     *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
     *("p", "p_holm", "delta", "delta_low", "delta_high", "spent", "exhaustive", "seed"),
-    *("search", "chosen_on", "rescale", "fill", "score"),
+    *("search", "chosen_on", "rescale", "fill", "score", DIGEST),
 )
 
 
@@ -161,7 +161,8 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
         image takes; empty where the order does not say. seed: of a random path.
     search: how steps were decided. chosen_on: the split that the path was chosen on. rescale: 1 where kept heads were
         multiplied by H / kept. fill: what stood in the place of masked heads. score: what "accuracy" (larger is better)
-        and "loss" (smaller is) are, a file of mhprobe.scoring; "labels" for the words themselves.
+        and "loss" (smaller is) are, a file of mhprobe.scoring; "labels" for the words themselves. layout: digest of the
+        model's heads, as in tables with a row per head.
     promised, where a guarantee was asked for: 1 at the steps that keep it, 0 at the others.
     """
     rows = []
@@ -191,6 +192,7 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
         "rescale": int(curve.rescale),
         "fill": curve.fill,
         "score": curve.scored.name,
+        DIGEST: curve.layout,
     }
 
 

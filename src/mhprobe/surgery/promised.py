@@ -73,7 +73,7 @@ class Promised:
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
         name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
         about = (name, self.order.search_name(units), self.chosen_on, self.rescale)
-        promise = _promise(path, calibrate, self.guarantee, self.seed, *about)
+        promise = _promise(path, calibrate, self.guarantee, self.seed, *about, layout.digest)
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
 
     def _short(self, path: Path) -> Path:
@@ -121,8 +121,10 @@ def _promise(
     search: str,
     chosen_on: str | None,
     rescale: bool,
+    layout: str = "",
 ) -> Promise:
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
-    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee, scored=calibrate.scored)
+    scored = calibrate.scored
+    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee, scored=scored, layout=layout)
     steps = traces[0].promised or 0
     return Promise(guarantee, steps, int(traces[0].mask[steps].sum()), calibrate.images, curve)
