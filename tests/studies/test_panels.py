@@ -196,7 +196,9 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
     shares = torch.arange(16.0, dtype=torch.float64).view(4, 4) / 16
     by_relation = ("relations", "offset", "even", "relations_held_out", "relations_low", "relations_high")
     columns = dict.fromkeys(by_relation, shares)
-    about = SimpleNamespace(kind="per_head", also=("relations",), label="share", axes={key: names for key in columns})
+    about = SimpleNamespace(
+        kind="per_head", also=("relations",), label="share", of_images=True, axes={key: names for key in columns}
+    )
     columns = {"value": shares[:, 0], **columns}
     material = SimpleNamespace(layout=layout, measures={"objects": about}, columns={"objects": columns}, control={})
     made = measured(material, kinds=["relations"])["objects_relations"]
