@@ -210,3 +210,14 @@ def test_correspondence_counts_the_heads_that_stay_themselves(layout):
     figure = correspondence.draw(layout, columns)
     assert figure.axes[0].get_title(loc="left").startswith(f"{int(columns['corresponds'].sum())} of {layout.num_heads}")
     assert_nothing_is_clipped(figure)
+
+
+def test_what_attention_changes_has_one_scale_for_all_blocks():
+    """A block that hardly changes anything looks like it."""
+    before = torch.zeros(4, 4)
+    before[2, 2] = 5.0
+    small, large = before.clone(), before.clone()
+    small[0, 0], large[0, 0] = 0.01, -2.0
+    figure = fft_images.draw([0, 1], torch.rand(2, 2, 4, 4), [torch.stack([before, each]) for each in (small, large)])
+    limits = {axes.images[0].get_clim() for axes in figure.axes if axes.images[0].get_cmap().name == "RdBu_r"}
+    assert limits == {(-2.0, 2.0)}

@@ -19,10 +19,12 @@ def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor
     """maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen."""
     count = min(most, len(blocks))
     chosen = sorted({round(i * (len(blocks) - 1) / max(1, count - 1)) for i in range(count)})
-    side, gap, left = 0.8, 0.1, 0.95
+    relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
+    widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
+    side, gap, left = 0.8, 0.1, 1.2
     with canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
         for column, number in enumerate(chosen):
-            before, after = fourier[number] - fourier[number].amax((1, 2), keepdim=True)
+            before, after = relative[column]
             images = [*maps[number], before, after, after - before]
             for row, image in enumerate(images):
                 y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
@@ -31,8 +33,7 @@ def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor
                 if row in (2, 3):  # both on one scale
                     low, high = float(min(before.min(), after.min())), 0.0
                 elif row == 4:
-                    high = max(float(image.abs().max()), 1e-9)
-                    low = -high
+                    low, high = -widest, widest
                 axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", vmin=low, vmax=high)
                 axes.set_xticks([])
                 axes.set_yticks([])
@@ -40,5 +41,6 @@ def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
-                    axes.set_ylabel(ROWS[row], rotation=0, ha="right", va="center")
+                    name = ROWS[row] if row < 4 else f"{ROWS[row]}\n(within {widest:.2g} nats)"
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
     return figure
