@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 PLACE = "MHPROBE_TESTS_FORKS"  # a folder and the process that it lives as long as
-ALARM = 500  # seconds: a mistake that is not seen would train for hours
+ALARM = 500  # seconds; what is asked may set an earlier one
 PATIENCE = 60  # of one that waits for a server that another process is starting
 
 
@@ -35,6 +35,13 @@ class End(NamedTuple):
     out: str
     err: str
     cpu: float
+
+
+def environment() -> dict[str, str]:
+    """One thread per process, no network, and nothing that a test runner left for its children."""
+    dropped = ("PYTHONPATH", "PYTHONWARNINGS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")
+    left = {key: value for key, value in os.environ.items() if key not in dropped}
+    return {**left, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
 def prepare() -> None:
@@ -60,7 +67,6 @@ def ask(action: str, cwd: Path, env: dict[str, str], *told: Any) -> End:
 
 @functools.cache
 def _connected() -> TextIO:
-    prepare()
     folder = Path(os.environ[PLACE].partition(":")[2])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,9 +80,8 @@ def _connected() -> TextIO:
 
 
 def _start(folder: Path) -> None:
-    plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONWARNINGS")}
     command = [sys.executable, str(Path(__file__)), str(folder), os.environ[PLACE].partition(":")[0]]
-    started = os.spawnve(os.P_NOWAIT, sys.executable, command, plain)
+    started = os.spawnve(os.P_NOWAIT, sys.executable, command, environment())
     deadline = time.monotonic() + PATIENCE
     while not (folder / "socket").exists():
         assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline, "no server of tests"

@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import forks
+from forks import environment
 from mhprobe.run import sections
 from mhprobe.run.schema import check
 
@@ -93,13 +94,6 @@ class Result:
         assert self.code == 2, (self.code, self.out, self.err)
         assert len(lines) == 1 and lines[0].startswith("mhprobe: "), self.err
         return lines[0]
-
-
-def environment() -> dict[str, str]:
-    """One thread per process, no network, and nothing that a test runner left for its children."""
-    dropped = ("PYTHONPATH", "PYTHONWARNINGS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")
-    kept = {key: value for key, value in os.environ.items() if key not in dropped}
-    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
 def start(task: str, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
@@ -182,6 +176,7 @@ def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int
     from mhprobe.data.base import ImageData
     from mhprobe.run import cli
 
+    signal.alarm(240)  # a mistake that is not seen would train for hours
     _ranks_are_forks()
     if save:
         _send_after(AtomicCheckpointIO, "save_checkpoint", number, save)

@@ -26,8 +26,8 @@ def obey(path: list[str], told: str) -> None:
     """In a fork: the ranks, which are forks of it."""
     sys.path[:] = path  # where the module of ``one_rank`` lies
     one_rank, world, folder, args = pickle.loads(base64.b64decode(told))
-    told = (world, folder, one_rank, args)
-    torch.multiprocessing.start_processes(_in_a_group, told, world, start_method="fork")
+    each = (world, folder, one_rank, args)
+    torch.multiprocessing.start_processes(_in_a_group, each, world, start_method="fork")
 
 
 def _in_a_group(rank: int, world: int, folder: Path, one_rank: Callable[..., None], args: tuple[Any, ...]) -> None:

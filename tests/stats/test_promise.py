@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.stats.promise import loses_more, promised_steps
+from mhprobe.stats.promise import kept_promise, loses_more
 
 IMAGES, STEPS, LIMIT = 1000, 12, 0.01
 
@@ -27,7 +27,7 @@ def test_the_promise_holds_and_the_naive_choice_does_not():
     draws, broken, naive, taken = 1000, 0, 0, 0
     for number in range(draws):
         whole, steps, truth = draw(generator)
-        kept = promised_steps(whole, steps, points=100 * LIMIT, seed=number)
+        kept = kept_promise(whole, steps, points=100 * LIMIT, seed=number)
         broken += kept > 0 and float(truth[kept - 1]) > LIMIT + 1e-12
         taken += kept
         seen = (whole.double() - steps.double()).mean(1)
@@ -68,4 +68,4 @@ def test_limits_out_of_range_are_refused():
     right = torch.ones(5, dtype=torch.bool)
     for points, confidence in ((0, 0.95), (1, 1.0), (100, 0.95)):
         with pytest.raises(UserError, match="guarantee: expected points between 0 and 100"):
-            promised_steps(right, right[None], points, confidence)
+            kept_promise(right, right[None], points, confidence)

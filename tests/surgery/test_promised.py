@@ -12,7 +12,7 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.masking.base import Evaluate, Order, Scores
-from mhprobe.stats.promise import Guarantee, promised_steps
+from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.surgery.given import Choice
 from mhprobe.surgery.promised import Promised, promise_of
 from pruned import network
@@ -52,7 +52,7 @@ def test_the_longest_prefix_that_keeps_the_promise_goes():
     assert choice.mask.tolist() == [True] * 3 + [False] * 3
     assert (promise.steps, promise.heads, promise.images) == (3, 3, IMAGES)
     right = Calibration((0, 0, 0, 60, 60, 60))(promise.curve.traces[0].mask).right
-    assert promise.steps == promised_steps(right[0], right[1:])
+    assert promise.steps == kept_promise(right[0], right[1:])
     assert promise.curve.chosen_on == "train" and not promise.curve.optimistic
     assert len(promise.curve.step) == 6  # the path ends before the last head goes
 

@@ -39,15 +39,10 @@ class Blank:
         }
         self.model: Any = timm.create_model(**_SIZES[family], **sizes).eval()
         self.layout = layout_of(self.model)
-        norms = {
-            id(weight)
-            for part in self.model.modules()
-            if isinstance(part, nn.LayerNorm)
-            for weight in part.parameters()
-        }
-        for parameter in self.model.parameters():
-            if id(parameter) not in norms:
-                nn.init.zeros_(parameter)
+        for part in self.model.modules():
+            if not isinstance(part, nn.LayerNorm):
+                for parameter in part.parameters(recurse=False):
+                    nn.init.zeros_(parameter)
 
     def site(self, number: int) -> Any:
         return self.layout.sites[number]
@@ -93,7 +88,7 @@ class Blank:
         start = head * at.head_dim
         for number, name in enumerate(("query", "key", "value")):
             first = number * at.channels + start
-            for part, there in ((f"{name}", attention.qkv.weight), (f"{name}_bias", attention.qkv.bias)):
+            for part, there in ((name, attention.qkv.weight), (f"{name}_bias", attention.qkv.bias)):
                 if (given := parts.get(part)) is not None:
                     there[first : first + at.head_dim] = 0
                     there[first : first + len(given)] = given

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe.masking.base import LABELS, Evaluate, Path, Scored
 from mhprobe.stats.bootstrap import bootstrap
-from mhprobe.stats.promise import Guarantee, promised_steps
+from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.stats.significance import holm, mcnemar, wilson
 
 
@@ -161,7 +161,7 @@ def trace(
     def promised(at: Tensor) -> int | None:
         if guarantee is None:
             return None
-        return promised_steps(right, scores.right[at[1:]], guarantee.points, guarantee.confidence, seed)
+        return kept_promise(right, scores.right[at[1:]], guarantee.points, guarantee.confidence, seed)
 
     return tuple(
         Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None, promised(at))

@@ -108,10 +108,9 @@ Sums = TypeVar("Sums", SecondMoments, Folds)
 
 
 def declare(measure: Metric, group: int, zeros: SecondMoments | Folds) -> None:
-    """Sums of one group as states of a measure, unless it has them; ``declared`` gives them back."""
+    """Sums of one group as states of a measure; ``declared`` gives them back."""
     for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
-        if f"{name}_{group}" not in measure._defaults:
-            measure.add_state(f"{name}_{group}", zero)
+        measure.add_state(f"{name}_{group}", zero)
 
 
 def declared(measure: Metric, group: int, kind: type[Sums]) -> Sums:

@@ -54,6 +54,7 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
     line: the model takes a line of tokens: (B, tokens) whole numbers, or (B, tokens, width).
     """
     if line and isinstance(images, Tensor) and images.dim() in (2, 3):
+        _check_device(model, images)
         _check_dtype(model, images)
         _check_labels_of(images, labels)
         return
@@ -72,6 +73,7 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
             f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
         )
+    _check_device(model, images)
     _check_dtype(model, images)
     _check_labels_of(images, labels)
 
@@ -84,14 +86,15 @@ def _check_labels_of(images: Tensor, labels: Any) -> None:
         raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
 
 
-def _check_dtype(model: nn.Module, images: Tensor) -> None:
-    """UserError for images on another device than the weights.
-
-    The same for another floating type, outside autocast, which reconciles them.
-    """
-    weights, device = next(model.parameters()).dtype, next(model.parameters()).device
+def _check_device(model: nn.Module, images: Tensor) -> None:
+    device = next(model.parameters()).device
     if images.device != device:
         raise UserError(f"record: images are on {images.device}, the model is on {device}; give images.to('{device}').")
+
+
+def _check_dtype(model: nn.Module, images: Tensor) -> None:
+    """UserError for images of another floating type than the weights, outside autocast, which reconciles them."""
+    weights = next(model.parameters()).dtype
     apart = images.is_floating_point() and images.dtype != weights
     if apart and not torch.is_autocast_enabled(images.device.type):
         ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))

@@ -65,7 +65,7 @@ class Guarantee:
         return bisect.bisect_left(range(most), True, key=shown)
 
 
-def promised_steps(
+def kept_promise(
     whole_n: Tensor, steps_Sn: Tensor, points: float = 1.0, confidence: float = 0.95, seed: int = 0
 ) -> int:
     """How many of S nested steps can be promised to lose at most ``points`` of accuracy; 0 for none.

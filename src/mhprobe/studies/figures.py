@@ -177,9 +177,9 @@ class Figures(L.Callback):
         folder = self.report.folder / "measured"
         fit = {name: self.measures[name] for name in names if name in self.measures}
         found = ranks.from_rank_zero(lambda: stored.read_all(folder, {name: keys[name] for name in fit}, suffix))
-        for name, stored_one in found.items():
-            self.measures[name].axes = stored_one.axes
-        columns: dict[str, Columns] = {name: stored_one.columns for name, stored_one in found.items()}
+        for name, result in found.items():
+            self.measures[name].axes = result.axes
+        columns: dict[str, Columns] = {name: result.columns for name, result in found.items()}
         missing = {name: each for name, each in fit.items() if name not in found}
         refused: dict[str, UserError] = {}
         for group in _passes(missing):

@@ -95,11 +95,14 @@ class Promised:
         )
 
 
-def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: int = 0) -> Promise:
-    """Whether the promise holds without all heads of ``choice``, which go in one step or not at all."""
+def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: int = 0, layout: str = "") -> Promise:
+    """Whether the promise holds without all heads of ``choice``, which go in one step or not at all.
+
+    layout: digest of the heads, as in ``Curve``.
+    """
     check_images(guarantee, calibrate.images)
     path = Path(None, choice.mask[None], ("given",))
-    return _promise(path, calibrate, guarantee, seed, "given", "", None, choice.rescale)
+    return _promise(path, calibrate, guarantee, seed, "given", "", None, choice.rescale, layout)
 
 
 def check_images(guarantee: Guarantee, images: int) -> None:
@@ -121,7 +124,7 @@ def _promise(
     search: str,
     chosen_on: str | None,
     rescale: bool,
-    layout: str = "",
+    layout: str,
 ) -> Promise:
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
     scored = calibrate.scored

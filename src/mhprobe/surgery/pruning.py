@@ -246,7 +246,7 @@ def _promised(
     assert source.guarantee is not None
     choice = source.choose(model, kept)
     calibrate = images.calibrate(model, choice.rescale, fill)
-    return choice, promise_of(choice, calibrate, source.guarantee, source.seed)
+    return choice, promise_of(choice, calibrate, source.guarantee, source.seed, gates_of(model).layout.digest)
 
 
 def _remove(

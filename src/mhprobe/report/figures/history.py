@@ -38,8 +38,7 @@ def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("optimizer step (thick: mean of the block)")
         axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
-        bar = colour_bar(figure, ScalarMappable(norm, cmap), 4.4, 0.5, 2.35)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 4.4, 0.5, 2.35, "block")
         bar.locator = MaxNLocator(integer=True, nbins=6)
         bar.update_ticks()
-        bar.set_label("block")
     return figure

@@ -54,8 +54,7 @@ def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson
                 axes.set_xlabel(f"on {first}")
             if column == 0:
                 axes.set_ylabel(f"on {second}")
-        bar = colour_bar(figure, points, left + wide + 0.15, bottom, min(tall, 3.0))
+        bar = colour_bar(figure, points, left + wide + 0.15, bottom, min(tall, 3.0), "block")
         bar.locator = MaxNLocator(integer=True, nbins=6)
         bar.update_ticks()
-        bar.set_label("block")
     return figure

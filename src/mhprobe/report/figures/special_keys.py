@@ -39,7 +39,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_ylim(bottom=0)
         axes.set_xlabel("share of attention on special keys (dashed: even attention)")
         axes.set_ylabel(label)
-        bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3, "block")
         bar.locator = MaxNLocator(integer=True)
-        bar.set_label("block")
     return figure
