@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{key} {value}" for key, value in made.items()), flush=True)
     if made["load"] is not None and made["load"] > BUSY:
         print("the machine is busy: ratios are interleaved, but take no time from this run", flush=True)
-    size, rows, failed = Size(chosen.size, chosen.cifar, chosen.cache), {}, {}
+    size, rows, failed, seconds = Size(chosen.size, chosen.cifar, chosen.cache), {}, {}, {}
     for part in chosen.parts or parts():
-        print(f"{part}", flush=True)
-        rows[part] = []
+        print(part, flush=True)
+        rows[part], start = [], time.monotonic()
         try:
             for row in _rows(part, size):
                 rows[part].append(row)
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             failed[part] = f"{type(error).__name__}: {error}"
             print(f"  {part} failed: {failed[part]}", flush=True)
-        record.save(chosen.out, made, rows, failed)
+        seconds[part] = round(time.monotonic() - start)
+        print(f"  {part} took {seconds[part]} s", flush=True)
+        record.save(chosen.out, made, rows, failed, seconds)
     _sum_up(chosen.out, rows, failed, before)
     return 1 if failed else 0
 

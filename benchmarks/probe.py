@@ -10,27 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 import mhprobe
+from benchmarks.harness.measures import YAMLS, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
 from mhprobe.data.batch import Batch
-from mhprobe.heads import Ablation, HeadLayout, Patching
-from mhprobe.measures.base import Measure
+from mhprobe.heads import Ablation, Patching
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import needs_of
 
-YAMLS = sorted((Path(__file__).parents[1] / "conf" / "measure").glob("*.yaml"))
 BATCH = 100
-
-
-def build(yaml: Path, layout: HeadLayout) -> Measure:
-    from hydra.utils import instantiate
-
-    return instantiate(OmegaConf.load(yaml), _convert_="all")(layout)
 
 
 def run(size: Size) -> Iterator[Ratio]:

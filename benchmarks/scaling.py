@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 import mhprobe
+from benchmarks.harness.measures import YAMLS, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare
 from mhprobe.errors import UserError
 from mhprobe.measures.base import Measure
 
-YAMLS = sorted((Path(__file__).parents[1] / "conf" / "measure").glob("*.yaml"))
 COSTS = "a batch recorded and measured / its forward pass"
 
 
@@ -49,13 +49,6 @@ def run(size: Size) -> Iterator[Ratio]:
             measure.update(mhprobe.record(model, images, labels, measure.needs, objects=objects))
 
         yield compare(f"{yaml.stem}: {COSTS}", look, forward, size.rounds(3))
-
-
-def build(yaml: Path, layout: mhprobe.HeadLayout) -> Measure:
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
-    return instantiate(OmegaConf.load(yaml), _convert_="all")(layout)
 
 
 def main(arguments: list[str] | None = None) -> int:

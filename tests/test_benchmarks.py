@@ -32,6 +32,7 @@ def test_every_part_runs_shrunk_on_what_the_repository_holds(tmp_path):
     conditions, rows = record.load(out)
     assert sorted(rows) == bench.parts() and all(rows.values())
     assert {"commit", "torch", "threads", "processor", "load", "size"} <= set(conditions)
+    assert set(json.loads(out.read_text())["seconds"]) == set(rows)
     for row in (row for found in rows.values() for row in found):
         assert row.what in done.stdout and row.low <= row.high and row.rounds >= 1
     names = [(part, row.what) for part in rows for row in rows[part]]

@@ -59,10 +59,19 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def save(file: Path, made: Mapping[str, Any], rows: Mapping[str, Sequence[Ratio]], failed: Mapping[str, str]) -> None:
-    """Written whole or not at all; after every part, so that a run that is killed leaves what it has."""
+def save(
+    file: Path,
+    made: Mapping[str, Any],
+    rows: Mapping[str, Sequence[Ratio]],
+    failed: Mapping[str, str],
+    seconds: Mapping[str, int],
+) -> None:
+    """Written whole or not at all; after every part, so that a run that is killed leaves what it has.
+
+    seconds: that each part took.
+    """
     plain = {part: [dataclasses.asdict(row) for row in found] for part, found in rows.items()}
-    document = {"conditions": made, "rows": plain, "failed": dict(failed)}
+    document = {"conditions": made, "rows": plain, "failed": dict(failed), "seconds": dict(seconds)}
     write(file, (json.dumps(document, indent=2) + "\n").encode())
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 import mhprobe
 import mhprobe.masking.search
+from layouts import layout_of
 from mhprobe.data.batch import Batch
-from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.cache import MaskCache, cache_key, describe
 from mhprobe.masking.constraints import constrain, target_of
@@ -51,10 +51,7 @@ def _orders() -> dict[str, Order]:
 
 
 ORDERS = _orders()
-LAYOUTS = {
-    "vit": HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 4, 4) for i in range(3))),
-    "swin": HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", i // 2, i, heads, 4) for i, heads in enumerate((2, 2, 4)))),
-}
+LAYOUTS = {"vit": layout_of(4, 4, 4), "swin": layout_of(2, 2, 4, stages=(0, 0, 1))}
 
 
 class Margins(Evaluate):
@@ -134,16 +131,19 @@ def test_an_order_that_does_not_search_asks_nothing(order, layout):
     assert order.searches or evaluate.spent == 0
 
 
-@pytest.mark.parametrize("floor", [0, 1])
-@pytest.mark.parametrize("heads", [None, 4])
-def test_paths_respect_limits(order, layout, floor, heads):
+@pytest.mark.parametrize(
+    ("floor", "heads"), [(0, None), (0, 0), (0, 4), (1, None), (1, 3), (1, 7), (2, None), (2, 5), (2, 7)]
+)
+def test_paths_keep_to_their_limits(order, floor, heads):
+    layout = layout_of(3, 4, 1)  # the layer of one head cannot keep two
+    nearest = sum(min(floor, site.num_heads) for site in layout.sites)
     target = None if heads is None else target_of({"heads": heads}, layout, {})
     units = constrain(make_units("head", layout), Limits(layout, floor, target), "c")
     for path in order.paths(units, layout, Margins(layout.num_heads)):
         masks = path.masks()
-        assert all((~part).sum() >= floor for mask in masks for part in layout.split(mask))
+        assert all((~part).sum() >= min(floor, len(part)) for mask in masks for part in layout.split(mask))
         left = (~masks).sum(1).tolist()
-        assert left[-1] <= (heads if heads is not None else floor * len(layout.sites))
+        assert left[-1] == nearest if heads is None else left[-1] <= heads
         assert heads is None or all(count > heads for count in left[:-1])
 
 
