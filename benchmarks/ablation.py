@@ -15,7 +15,7 @@ from mhprobe.recording.replay import masked_logits
 
 
 def run(size: Size) -> Iterator[Ratio]:
-    model = small_vit().eval()
+    model = small_vit(size.pick(2, 6)).eval()
     layout = mhprobe.attach(model).layout
     images = torch.randn(size.pick(2, 16), 3, 32, 32, generator=torch.Generator().manual_seed(0))
     masks = torch.eye(layout.num_heads, dtype=torch.bool)

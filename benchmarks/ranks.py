@@ -46,10 +46,10 @@ AIM = ">= 1.6"  # of 2: an efficiency of 0.8
 
 
 class Work:
-    """The jobs, on this rank's share of the images. images: (N, 3, h, w). labels: (N,)."""
+    """The jobs, on this rank's share of the images. depth: of the network. images: (N, 3, h, w). labels: (N,)."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.model: nn.Module = small_vit().eval()
+    def __init__(self, depth: int, images: Tensor, labels: Tensor) -> None:
+        self.model: nn.Module = small_vit(depth).eval()
         self.layout = mhprobe.attach(self.model).layout
         self.images, self.labels = images, labels
 
@@ -101,12 +101,13 @@ JOBS = [name for name in vars(Work) if not name.startswith("_") and name != "bat
 def run(size: Size) -> Iterator[Ratio]:
     count = size.pick(4, 96, 384)
     images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    of = (size.pick(2, 6), images, torch.arange(count) % 10)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with Helpers(images, torch.arange(count) % 10) as helpers:
+        with Helpers(*of) as helpers:
             yield _memory(helpers, size.pick(8, 256))
-            work = Work(images, torch.arange(count) % 10)
+            work = Work(*of)
             for job in JOBS:
                 if getattr(work, job)() != (found := helpers.do(job))[0]:
                     raise RuntimeError(f"{job}: two processes give something else than one")
@@ -124,15 +125,15 @@ def _memory(helpers: Helpers, megabytes: int) -> Ratio:
 
 
 class Helpers:
-    """Processes that do a job together, as often as they are told to."""
+    """Processes that do a job together, as often as they are told to. of: what ``Work`` is given."""
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, *of: Any) -> None:
         context = mp.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory(prefix="mhprobe_ranks_")
         pipes = [context.Pipe() for _ in range(RANKS)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
-            context.Process(target=_rank, args=(rank, theirs, self.folder.name, images, labels), daemon=True)
+            context.Process(target=_rank, args=(rank, theirs, self.folder.name, *of), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
 
@@ -156,10 +157,10 @@ class Helpers:
         return found[0][0], max(peak for _, peak in found)
 
 
-def _rank(rank: int, pipe: Any, folder: str, images: Tensor, labels: Tensor) -> None:
+def _rank(rank: int, pipe: Any, folder: str, *of: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    work = Work(images, labels)
+    work = Work(*of)
     while (job := pipe.recv()) is not None:
         name, _, number = job.partition(" ")
         found = _add_up(int(number)) if name == "sums" else getattr(work, job)()

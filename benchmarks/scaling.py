@@ -27,7 +27,7 @@ COSTS = "a batch recorded and measured / its forward pass"
 
 
 def run(size: Size) -> Iterator[Ratio]:
-    model = small_vit().eval()
+    model = small_vit(size.pick(2, 6)).eval()
     layout = mhprobe.attach(model).layout
     batch = size.pick(2, 8)
     generator = torch.Generator().manual_seed(0)

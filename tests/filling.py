@@ -4,15 +4,13 @@ A command runs once. Whenever it creates a file or a folder, and whenever it wri
 then and from there on, and goes to its end; the parent waits, puts back what the child changed, and goes on. So a sweep
 over all writes costs one run, and an end for each of them.
 
-python filling.py <commands as JSON>: a line of JSON per moment. A command is (task, overrides, folder), the folder
-being the disk: what lies elsewhere can be written.
+``obey`` is asked of a fork of the server of tests. It prints a line of JSON per moment.
 """
 
 from __future__ import annotations
 
 import builtins
 import errno
-import gc
 import io
 import json
 import os
@@ -159,27 +157,11 @@ def ended(task: str) -> int:
     return 0
 
 
-def main(commands: list[tuple[str, list[str], str]]) -> None:
-    import mhprobe.run.cli
-    import mhprobe.run.quiet
-
-    mhprobe.run.quiet.quiet()
-    import mhprobe.run.builders
-
-    gc.freeze()
+def obey(task: str, overrides: list[str], folder: str) -> None:
+    """A command whose disk is ``folder``: what lies elsewhere can be written."""
     told = os.dup(1)
-    for task, overrides, folder in commands:
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            os.dup2(2, 1)
-            sys.argv = [f"python -m mhprobe.{task}", *overrides]
-            Path(folder).mkdir(parents=True)
-            watch(Disk(Path(folder).resolve(), told))
-            os._exit(ended(task))  # who tidies up a copy of all memory copies it
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        REAL["write"](told, (json.dumps({"task": task, "code": code}) + "\n").encode())
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    os.dup2(2, 1)
+    sys.argv = [f"python -m mhprobe.{task}", *overrides]
+    Path(folder).mkdir(parents=True)
+    watch(Disk(Path(folder).resolve(), told))
+    os._exit(ended(task))  # who tidies up a copy of all memory copies it

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -147,18 +148,29 @@ def _act(action: str, cwd: str, env: dict[str, str], told: list[Any]) -> None:
     os.chdir(cwd)
     os.environ.clear(), os.environ.update(env)
     signal.alarm(ALARM)
+    _forget_what_was_to_be_done_at_exit()
     module, _, name = action.partition(".")
     code = 0
     try:
         getattr(importlib.import_module(module), name)(*told)
     except SystemExit as end:
-        code = end.code or 0
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         code = 1
         sys.excepthook(*sys.exc_info())
     threading._shutdown(), atexit._run_exitfuncs()
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)  # tearing down all that was imported takes longer than most of what is asked
+
+
+def _forget_what_was_to_be_done_at_exit() -> None:
+    """By the server: a fork that did it would take the libraries' temporary folders away from the next one."""
+    atexit._clear()
+    for inherited in weakref.finalize._registry:
+        inherited.atexit = False
+    weakref.finalize._registered_with_atexit = False  # so that the fork's own are done
 
 
 if __name__ == "__main__":

@@ -124,12 +124,28 @@ def run(task: str, *overrides: str, cwd: Path) -> Result:
     return dataclasses.replace(result, folder=newest(cwd))
 
 
+def module(name: str, *arguments: str, cwd: Path) -> Result:
+    """``python -m name arguments``, in a fork."""
+    end = forks.ask("runs.as_main", cwd, environment(), name, arguments)
+    return Result(end.code, end.out, end.err, cpu=end.cpu)
+
+
+def as_main(name: str, arguments: Sequence[str]) -> None:
+    """In a fork: the module, found where ``python -m`` looks for it."""
+    sys.path.insert(0, os.getcwd())
+    sys.argv = [name, *arguments]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
 def python(code: str, cwd: Path) -> Result:
-    """``python -c code``."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=environment(), text=True, capture_output=True, timeout=TIMEOUT
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
+    """``python -c code``, in a fork."""
+    end = forks.ask("runs.as_code", cwd, environment(), code)
+    return Result(end.code, end.out, end.err, cpu=end.cpu)
+
+
+def as_code(code: str) -> None:
+    """In a fork."""
+    exec(compile(code, "-c", "exec"), {"__name__": "__main__"})
 
 
 def wait(done: Callable[[], bool]) -> None:
@@ -149,7 +165,8 @@ def newest(cwd: Path) -> Path | None:
 class Command(NamedTuple):
     """``python -m mhprobe.<task> <overrides>``, sending itself ``signal`` at a moment that is none of the clock.
 
-    After checkpoint number ``save``, at batch number ``batch`` of images, or after ``cpu`` seconds of work.
+    After checkpoint number ``save``, at batch number ``batch`` of images, or after ``cpu`` seconds of work. rank: of
+    several processes only this one does, else each of them.
     """
 
     task: str
@@ -158,6 +175,7 @@ class Command(NamedTuple):
     save: int = 0
     batch: int = 0
     cpu: float = 0.0
+    rank: str = ""
 
 
 def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
@@ -170,7 +188,7 @@ def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
     return [Result(end.code, end.out, end.err, cpu=end.cpu) for end in ends]
 
 
-def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int, cpu: float) -> None:
+def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int, cpu: float, rank: str) -> None:
     """In a fork: the command, with the signal at its moment."""
     from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
     from mhprobe.data.base import ImageData
@@ -179,9 +197,9 @@ def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int
     signal.alarm(240)  # a mistake that is not seen would train for hours
     _ranks_are_forks()
     if save:
-        _send_after(AtomicCheckpointIO, "save_checkpoint", number, save)
+        _send_after(AtomicCheckpointIO, "save_checkpoint", number, save, rank)
     if batch:
-        _send_after(ImageData, "transform", number, batch)
+        _send_after(ImageData, "transform", number, batch, rank)
     if cpu:
         if number != signal.SIGKILL:  # the timer's own signal ends a process as kill -9 does: nothing runs
             signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
@@ -209,12 +227,12 @@ def _rank(*words: str) -> None:
     runpy.run_module("mhprobe.run.launch", run_name="__main__")
 
 
-def _send_after(owner: type, name: str, number: int, calls: int) -> None:
+def _send_after(owner: type, name: str, number: int, calls: int, rank: str) -> None:
     count, whole = itertools.count(1), getattr(owner, name)
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = whole(self, *args, **kwargs)
-        if next(count) == calls:
+        if next(count) == calls and rank in ("", os.environ.get("RANK")):
             os.kill(os.getpid(), number)
         return result
 

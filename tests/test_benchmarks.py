@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,17 +23,15 @@ timing = importlib.import_module("benchmarks.harness.timing")
 @pytest.mark.slow
 def test_every_part_runs_shrunk_on_what_the_repository_holds(tmp_path):
     out = tmp_path / "bench.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--size", "tiny", "--out", str(out), "--cache", str(tmp_path / "cache")],
-        cwd=ROOT, env=runs.environment(), text=True, capture_output=True, timeout=550,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = ["--size", "tiny", "--out", str(out), "--cache", str(tmp_path / "cache")]
+    done = runs.module("benchmarks", *told, cwd=ROOT)
+    assert done.code == 0, done.out + done.err
     conditions, rows = record.load(out)
     assert sorted(rows) == bench.parts() and all(rows.values())
     assert {"commit", "torch", "threads", "processor", "load", "size"} <= set(conditions)
     assert set(json.loads(out.read_text())["seconds"]) == set(rows)
     for row in (row for found in rows.values() for row in found):
-        assert row.what in done.stdout and row.low <= row.high and row.rounds >= 1
+        assert row.what in done.out and row.low <= row.high and row.rounds >= 1
     names = [(part, row.what) for part in rows for row in rows[part]]
     assert len(set(names)) == len(names)  # or two runs could not be compared
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-PATIENCE = 60  # seconds for the rounds of one row, where it has had three
+PATIENCE = 40  # seconds for the rounds of one row, where it has had three
 FEWEST = 3
 
 

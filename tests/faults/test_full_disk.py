@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forks
 import runs
 from data_sets import Noise
 from mhprobe.data.cache import open_cache
@@ -65,11 +65,7 @@ TASKS = {
     "prune": ("prune=order", "prune/order=fisher", "prune.remove=2"),
 }
 LOGS = ("logs", "config")  # Lightning's and Hydra's own, of which the last line may be lost
-PAGE = (
-    "run.json",
-    "report.html",
-    ".attention.",
-)  # a warning says how to make them later
+PAGE = ("run.json", "report.html", ".attention.")  # a warning says how to make them later
 
 
 def overrides(task: str, trained: runs.Result, place: Path) -> list[str]:
@@ -89,21 +85,17 @@ def litter(names: list[str]) -> list[str]:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_disk_that_is_full_at_any_write_ends_a_command_in_one_line(task, trained, tmp_path):
     place = tmp_path / "disk"
-    command = (task, overrides(task, trained, place), str(place))
-    driver = Path(__file__).parents[1] / "filling.py"
-    told = [sys.executable, str(driver), json.dumps([command])]
-    done = subprocess.run(told, env=runs.environment(), text=True, capture_output=True, timeout=1800)
-    *moments, end = [json.loads(line) for line in done.stdout.splitlines()]
-    assert end == {"task": task, "code": 0}, done.stderr  # nobody was refused
+    told = (task, overrides(task, trained, place), str(place))
+    done = forks.ask("filling.obey", tmp_path, runs.environment(), *told)
+    assert done.code == 0, done.err  # nobody was refused
+    moments = [json.loads(line) for line in done.out.splitlines()]
     assert len(moments) > 30 and {moment["kind"] for moment in moments} == {"files", "bytes"}
     for moment in moments:
         about = (moment["kind"], moment["path"], moment["err"])
         lines = [line for line in moment["err"].splitlines() if "is not kept" not in line]  # of a search, see below
         assert lines and all("No space left on device" in line for line in lines), about
-        if any(name in moment["path"] for name in PAGE):
-            assert moment["code"] == 0 and "Try again with" in lines[-1] and len(lines) <= 2, (
-                about
-            )  # the maps, the page
+        if any(name in moment["path"] for name in PAGE):  # the maps, the page
+            assert moment["code"] == 0 and "Try again with" in lines[-1] and len(lines) <= 2, about
         else:
             assert len(lines) == 1, about
             assert moment["code"] == 2 and lines[0].startswith("mhprobe: "), about

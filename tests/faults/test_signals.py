@@ -68,27 +68,35 @@ TWO = ("trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
 MASK = ("+experiment=digits_vit", "trainer.accelerator=cpu", "search=exact", "data.limit_test=200")
 
 
-@pytest.mark.parametrize("whom", ["0", "1", "all"])
-def test_one_rank_or_all_that_are_told_to_stop_end_the_run_with_one_line(tmp_path, whom):
-    """A search of minutes, told to stop once it has evaluated something."""
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_is_told_to_stop_ends_the_run_with_one_line(tmp_path, rank):
+    told = Command("mask", [*MASK, *TWO, "weights=random"], signal.SIGTERM, batch=8, rank=rank)
+    (result,) = runs.answers([told], tmp_path)
+    assert any(tmp_path.rglob("*.scores"))  # in the midst of the search
+    one_line_of_stopping(result)
+
+
+def test_a_run_whose_processes_are_all_told_to_stop_says_one_line(tmp_path):
+    """As a user does: a search of minutes in real processes, told to stop once it has evaluated something."""
     process = runs.start("mask", *MASK, *TWO, "weights=random", cwd=tmp_path)
     runs.wait(lambda: any(tmp_path.rglob("*.scores")) or process.poll() is not None)
     ranks = ranks_of(process.pid)
     assert set(ranks) == {"0", "1"}
-    for pid in [process.pid, *ranks.values()] if whom == "all" else [ranks[whom]]:
+    for pid in [process.pid, *ranks.values()]:
         os.kill(pid, signal.SIGTERM)
-    result = runs.finish(process, tmp_path)
-    assert result.code == 143, result.err
-    lines = [line for line in result.err.splitlines() if line.strip()]
-    assert len(lines) == 1 and lines[0].startswith("mhprobe: stopped (SIGTERM); "), result.err
+    one_line_of_stopping(runs.finish(process, tmp_path))
     assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks.values())
 
 
+def one_line_of_stopping(result: runs.Result) -> None:
+    assert result.code == 143, result.err
+    lines = [line for line in result.err.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("mhprobe: stopped (SIGTERM); "), result.err
+
+
 def test_a_rank_that_dies_is_named_in_one_line(tmp_path):
-    process = runs.start("mask", *MASK, *TWO, "weights=random", cwd=tmp_path)
-    runs.wait(lambda: any(tmp_path.rglob("*.scores")) or process.poll() is not None)
-    os.kill(ranks_of(process.pid)["1"], signal.SIGKILL)
-    result = runs.finish(process, tmp_path)
+    told = Command("mask", [*MASK, *TWO, "weights=random"], signal.SIGKILL, batch=8, rank="1")
+    (result,) = runs.answers([told], tmp_path)
     assert result.code == 137, result.err
     (line,) = [line for line in result.err.splitlines() if line.strip()]
     assert "rank 1" in line and "SIGKILL" in line

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,8 @@ import runs
 ROOT = Path(__file__).parents[2]
 
 
-def kit(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "run", str(folder), *stages, "--tiny"],
-        cwd=ROOT, env=runs.environment(), text=True, capture_output=True, timeout=550,
-    )  # fmt: skip
+def kit(folder: Path, *stages: str) -> runs.Result:
+    return runs.module("benchmarks.gpu", "run", str(folder), *stages, "--tiny", cwd=ROOT)
 
 
 @pytest.mark.slow
@@ -27,13 +22,13 @@ def test_every_stage_but_the_tests_runs_shrunk_and_is_skipped_when_it_is_done(tm
     shutil.make_archive(str(tmp_path / "cifar10"), "tar", cifar)
     names = ["train_vit", "train_swin", "tuning_speed", "measuring_time", "searching_time", "pruned_speed"]
     done = kit(tmp_path, *names)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     for name in names:
         found = json.loads((tmp_path / "results" / f"{name}.json").read_text())
         assert found["stage"] == name and found["found"] and found["conditions"]["torch"]
-    assert "train_vit: done before" in kit(tmp_path, "train_vit").stdout
+    assert "train_vit: done before" in kit(tmp_path, "train_vit").out
 
 
 def test_a_stage_that_is_not_there_is_named(tmp_path):
     done = kit(tmp_path, "train_everything")
-    assert done.returncode != 0 and "no stage train_everything" in done.stderr
+    assert done.code != 0 and "no stage train_everything" in done.err
