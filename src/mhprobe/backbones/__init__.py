@@ -113,15 +113,16 @@ def backbone_of(model: nn.Module) -> nn.Module:
     return chosen[0][1]
 
 
-def _claiming(model: nn.Module) -> type[Family] | None:
-    return next((family for family in families() if family.claims(model)), None)
+def _claiming(model: nn.Module, known: Sequence[type[Family]] | None = None) -> type[Family] | None:
+    return next((family for family in known or families() if family.claims(model)), None)
 
 
 def _inside(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules in ``model`` that a family claims, by name."""
     found: list[tuple[str, nn.Module]] = []
+    known = families()  # gathered once: a model has hundreds of modules
     for name, module in model.named_modules():
-        if _claiming(module) is not None and not any(name.startswith(f"{other}.") for other, _ in found):
+        if _claiming(module, known) is not None and not any(name.startswith(f"{other}.") for other, _ in found):
             found.append((name, module))
     return found
 
