@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# the tests start a hundred processes that import the same files: each file is compiled once, wherever that is off
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test types tests docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
