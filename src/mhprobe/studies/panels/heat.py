@@ -19,6 +19,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.rollout import Rollout
+from mhprobe.measures.outcomes import outcomes
 from mhprobe.report import tables
 from mhprobe.report.figures import heat as figure
 from mhprobe.report.report import Result
@@ -41,7 +42,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
     for batch in data.batches("test", model.device, images=images):
         (maps,) = make(backbone, batch.images, batch.labels).values()
         with torch.inference_mode():
-            right = backbone(batch.images).argmax(1) == batch.labels
+            right, _ = outcomes(backbone(batch.images), batch.labels)
         found += zip(hottest(maps)[batch.valid].tolist(), right[batch.valid].tolist(), strict=True)
     found = [pair for part in ranks.gather(found) for pair in part]
     hot, cold = ([value for value, right in found if right is wanted] for wanted in (True, False))

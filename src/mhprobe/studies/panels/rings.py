@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
+from mhprobe.measures.outcomes import outcomes
 from mhprobe.stats.significance import mcnemar, wilson
 from mhprobe.studies.panels.material import Material
 
@@ -27,11 +28,11 @@ def accuracies(material: Material, changes: Sequence[Callable[[Batch], Tensor]],
     total = torch.zeros((), dtype=torch.long, device=model.device)
     with torch.inference_mode():
         for batch in data.batches("test", model.device, images=images):
-            whole = (model(batch.images).argmax(1) == batch.labels)[batch.valid]
+            whole = outcomes(model(batch.images), batch.labels)[0][batch.valid]
             total += batch.valid.sum()
             counts[0, 0] += whole.sum()
             for number, change in enumerate(changes, start=1):
-                right = (model(change(batch)).argmax(1) == batch.labels)[batch.valid]
+                right = outcomes(model(change(batch)), batch.labels)[0][batch.valid]
                 counts[number] += torch.stack([right.sum(), (whole & ~right).sum(), (right & ~whole).sum()])
     counts, seen = ranks.sum(counts).cpu(), ranks.sum(total).cpu()
     low, high = wilson(counts[:, 0], seen)
