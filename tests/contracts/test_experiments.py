@@ -42,7 +42,13 @@ def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     choices = plain.hydra.runtime.choices
     overrides = [f"++backbone.{setting}" for setting in SMALL[choices.backbone]]
     overrides += ["backbone.pretrained=false", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
-    overrides += ["data.batch_size=16", "data.val_fraction=0.3", "data.limit_train=32", "data.limit_val=20", "data.limit_test=20"]
+    overrides += [
+        "data.batch_size=16",
+        "data.val_fraction=0.3",
+        "data.limit_train=32",
+        "data.limit_val=20",
+        "data.limit_test=20",
+    ]
     overrides += [f"out={folder}", f"cache_dir={folder / 'cache'}"]
     if "root" in plain.data:
         overrides.append(f"data.root={cifar}")

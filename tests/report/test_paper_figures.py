@@ -132,7 +132,7 @@ def test_the_others_clip_nothing(layout):
     share = {"low": 0.4, "high": 0.6, "accuracy": 0.5}
     rows = [{"kind": kind, "share": s, "heads": 3, **share} for kind in ("early", "late") for s in (0.0, 1.0)]
     assert_nothing_is_clipped(kinds_of_layers.draw(rows, 0.1))
-    pairs = {"pairs": 3, "mean": 0.4, "low": 0.2, "high": 0.6, "null": 0.1}
+    pairs = {"pairs": 3, "above": 0.04, "chance_low": -0.02, "chance_high": 0.03, "p_holm": 0.01}
     grouped = [{"curve": c, "group_a": "before", "group_b": b, **pairs} for c in ("a", "b") for b in ("before", "at")]
     assert_nothing_is_clipped(groups_of_pairs.draw(grouped))
     bands = [

@@ -1,6 +1,6 @@
 """What masking curves switch off, and how alike those heads are among themselves.
 
-Shapes: A heads, S steps.
+Shapes: A heads, S steps, P pairs, D draws.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from mhprobe.report import tables
 from mhprobe.report.figures import groups_of_pairs
 from mhprobe.report.figures import masked_at_each_step as drawing
 from mhprobe.report.report import Result
+from mhprobe.stats.significance import holm
 from mhprobe.studies.panels.material import Material
-
-PHASES = ("before", "at", "kept")
 
 
 def masked_at_each_step(material: Material) -> dict[str, Result]:
@@ -27,22 +26,26 @@ def masked_at_each_step(material: Material) -> dict[str, Result]:
     return {"masked": Result(figure=drawing.draw(material.layout, masks))}
 
 
-def among_masked(material: Material) -> dict[str, Result]:
+def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
     """Similarity of the heads masked before the drop: among themselves, to those at the drop, and to those kept.
 
     The drop is the first step at which accuracy is significantly lower, as in masking/redundant_or_inert.py. Only
-    pairs that the measure compared count (by default heads of one block). Table: curve, measure, group_a, group_b,
-    pairs, mean, low, high (95 % of the pairs), null.
+    pairs that the measure compared count (by default heads of one block).
+
+    Layers differ in how alike their heads are, and in when their heads go. So what is tested is how far pairs stand
+    above the mean of all pairs of their own two layers. Chance deals the same numbers of heads out anew within each
+    layer, ``draws`` times.
+
+    Table: curve, measure, group_a, group_b, pairs, mean, null (of the measure), above, chance_low, chance_high (95 %
+    of the draws), p (two-sided), p_holm (over the rows of a curve and a measure).
     """
     rows: list[dict[str, Any]] = []
+    site = torch.tensor([number for number, _, _ in material.layout])
     for curve in reported(material):
         groups = phases(curve)
         for name, columns in material.columns.items():
-            rows += [
-                {"curve": curve.name, "measure": name, **row}
-                for a, b in itertools.combinations_with_replacement(PHASES, 2)
-                if (row := _between(columns["value"], columns.get("null"), groups, a, b)) is not None
-            ]
+            found = likeness(columns["value"], columns.get("null"), groups, site, draws, material.seed)
+            rows += [{"curve": curve.name, "measure": name, **row} for row in found]
     if not rows:
         return {}
     return {"likeness": Result(tables.from_rows(rows), groups_of_pairs.draw(rows))}
@@ -57,17 +60,48 @@ def phases(curve: Curve) -> dict[str, Tensor]:
     return {"before": before, "at": at, "kept": ~before & ~at}
 
 
-def _between(value: Tensor, null: Tensor | None, groups: dict[str, Tensor], a: str, b: str) -> dict[str, Any] | None:
-    """What the compared pairs of a head of one group and another head of the other give; None without pairs."""
-    inside = groups[a][:, None] & groups[b] | groups[b][:, None] & groups[a]
-    known = (inside & value.isfinite()).triu(1)
-    found = value[known].double()
-    if not len(found):
-        return None
-    low, high = torch.quantile(found, torch.tensor([0.025, 0.975], dtype=found.dtype)).tolist()
-    level = "" if null is None else null[known].double().mean().item()
-    numbers = {"pairs": len(found), "mean": found.mean().item(), "low": low, "high": high, "null": level}
-    return {"group_a": a, "group_b": b, **numbers}
+def likeness(
+    value: Tensor, null: Tensor | None, groups: dict[str, Tensor], site: Tensor, draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """Rows for every two groups that have compared pairs; ``among_masked`` says what is in them.
+
+    value, null: (A, A), NaN where two heads were not compared. groups: (A,) bool each, a head in one of them.
+    site: (A,) the layer of each head, ascending.
+    """
+    first_P, second_P = value.isfinite().triu(1).nonzero().unbind(1)
+    if not len(first_P):
+        return []
+    value_P = value[first_P, second_P].double()
+    cell_P = site[first_P] * (int(site.max()) + 1) + site[second_P]
+    means = torch.bincount(cell_P, value_P) / torch.bincount(cell_P).clamp(min=1)
+    above_P = value_P - means[cell_P]
+
+    label_A = torch.stack([groups[name] for name in groups]).int().argmax(0)
+    generator = torch.Generator().manual_seed(seed)
+    dealt_DA = label_A[(site + torch.rand(draws, len(site), generator=generator, dtype=torch.float64)).argsort(1)]
+
+    def kind(label: Tensor) -> Tensor:
+        one, other = label[..., first_P], label[..., second_P]
+        return torch.minimum(one, other) * len(groups) + torch.maximum(one, other)
+
+    kind_P, kind_DP, rows = kind(label_A), kind(dealt_DA), []
+    for (a, name_a), (b, name_b) in itertools.combinations_with_replacement(enumerate(groups), 2):
+        here = kind_P == a * len(groups) + b
+        if not here.any():
+            continue
+        above = above_P[here].mean()
+        drawn_D = (above_P * (kind_DP == a * len(groups) + b)).sum(1) / here.sum()  # as many pairs in every draw
+        low, high = torch.quantile(drawn_D, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        rows.append(
+            {
+                **{"group_a": name_a, "group_b": name_b, "pairs": int(here.sum()), "mean": value_P[here].mean().item()},
+                "null": "" if null is None else null[first_P, second_P][here].double().mean().item(),
+                **{"above": above.item(), "chance_low": low, "chance_high": high},
+                "p": (1 + (drawn_D.abs() >= above.abs() - 1e-12).sum().item()) / (1 + draws),
+            }
+        )
+    adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
+    return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
 
 
 def reported(material: Material) -> list[Curve]:
