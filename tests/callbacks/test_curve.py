@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+import torch
 from torch import nn
 
 import mhprobe
-from mhprobe.callbacks.curve import identity_of
+from curves import curve
+from mhprobe.callbacks.curve import MaskingCurve, identity_of
 from mhprobe.data.base import InputSpec
+from mhprobe.data.batch import Batch
 from mhprobe.masking import cache
 from mhprobe.masking.cache import cache_key
-from models import tiny_vit
+from mhprobe.measures.base import Measure
+from models import images_for, tiny_vit
 
 
 class Classifier(nn.Module):
@@ -21,6 +26,9 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone, self.gates = backbone, mhprobe.attach(backbone)
         self.description = {"backbone": {"name": "vit", **settings}}
+
+    def forward(self, images):
+        return self.backbone(images)
 
 
 def key(module: nn.Module, images: str = "some", **spec) -> str:
@@ -52,3 +60,54 @@ def test_answers_of_code_that_meant_another_number_are_left_alone(monkeypatch):
     before = key(Classifier(tiny_vit()))
     monkeypatch.setattr(cache, "SCHEME", cache.SCHEME + 1)
     assert key(Classifier(tiny_vit())) != before
+
+
+LABEL = {"train": 0, "val": 1, "test": 2}  # what all images of a split are labelled
+
+
+class Noting(Measure):
+    """Which split it chose on, and which it measured."""
+
+    select_needs = frozenset()
+
+    def __init__(self, layout):
+        super().__init__(layout)
+        self.seen: dict[str, set[int]] = {"chosen": set(), "measured": set()}
+
+    def select(self, batch):
+        self.seen["chosen"] |= set(batch.labels.tolist())
+
+    def end_select(self):
+        pass
+
+    def update(self, batch):
+        self.seen["measured"] |= set(batch.labels.tolist())
+        self.images += len(batch.labels)
+
+    def finish(self):
+        return {"value": torch.zeros(self.layout.num_heads)}
+
+
+@pytest.mark.parametrize(("select_on", "measured"), [("validation", "val"), ("test", "test")])
+def test_a_measure_of_the_join_chooses_on_validation_images(select_on, measured):
+    module = Classifier(tiny_vit()).eval()
+
+    def batches(split, device):
+        label = torch.full((4,), LABEL[split])
+        yield Batch(images_for(module.backbone, 4), label, torch.arange(4), torch.ones(4, dtype=torch.bool))
+
+    made = []
+
+    def measures(layout):
+        made.append(Noting(layout))
+        return {"noting": made[0]}
+
+    join = SimpleNamespace(measures=measures, answer=lambda curves, columns: [])
+    callback = MaskingCurve([], None, None, select_on, join=join)
+    trainer = SimpleNamespace(
+        datamodule=SimpleNamespace(batches=batches, class_names=("a", "b", "c")), is_global_zero=True
+    )
+    module.device = torch.device("cpu")
+    callback.masked_heads(trainer, module, [curve("c", [0, 1], [0.9, 0.8])])
+    assert made[0].seen == {"chosen": {LABEL["val"]}, "measured": {LABEL[measured]}}
+    assert made[0].class_names == ("a", "b", "c")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 import torch
 from PIL import Image
@@ -62,7 +60,7 @@ def test_the_command_writes_a_table_figures_and_maps(tmp_path):
     result = runs.run("maps", *runs.TINY, "weights=random", kinds, "images=[7,3]", *FEW, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "rollout: deletion 0." in result.out and "random" in result.out
-    rows = list(csv.DictReader((result.folder / "tables" / "maps.csv").read_text().splitlines()))
+    rows = runs.rows(result.folder / "tables" / "maps.csv")
     assert [(row["image"], row["kind"]) for row in rows if row["kind"] == "rollout"] == [
         ("7", "rollout"),
         ("3", "rollout"),

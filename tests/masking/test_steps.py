@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "tables" / "masking_curves.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return runs.rows(folder / "tables" / "masking_curves.csv")
 
 
 @pytest.fixture(scope="module")

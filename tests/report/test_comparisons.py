@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,6 +13,7 @@ from mhprobe.report.figures import agreement as agreement_figure
 from mhprobe.report.figures import by_class, few_heads, history, pairwise, scatter, sufficiency
 from mhprobe.report.report import Report
 from mhprobe.stats.agreement import agreement, pearson
+from runs import rows
 
 
 def layout_of(heads: list[int]) -> HeadLayout:
@@ -33,11 +31,6 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
     names = ["gate_importance", "ablation_delta", "attention_distance", *(f"measure_{n}" for n in range(20))]
     return dict(zip(names[:count], noise(count, layout.num_heads, seed=seed), strict=True))
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("count", [2, 5, 18])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import pytest
 import torch
 
+import runs
 from curves import curve
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
@@ -17,15 +17,10 @@ SWIN = HeadLayout((HeadSite("layers.0.blocks.0.attn", 0, 0, 2, 4), HeadSite("lay
 AWKWARD = [0.1, 1 / 3, 1e-300, math.pi, 5e-324]  # shortest texts, tiny numbers
 
 
-def read(path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_per_head_rows_say_where_each_head_sits_and_read_back_exactly(tmp_path):
     values = torch.tensor(AWKWARD, dtype=torch.float64)
     columns = {"value": values, "low": -values, "images": torch.tensor(7), "material": torch.zeros(5, 9)}
-    rows = read(tables.write_csv(tmp_path / "t.csv", tables.per_head(SWIN, columns)))
+    rows = runs.rows(tables.write_csv(tmp_path / "t.csv", tables.per_head(SWIN, columns)))
     assert list(rows[0]) == ["head", "site", "stage", "block", "index", "value", "low", "images", "layout"]
     assert {row["layout"] for row in rows} == {SWIN.digest}
     assert [row["head"] for row in rows] == ["0", "1", "2", "3", "4"]
@@ -43,7 +38,7 @@ def test_pairwise_rows_are_the_pairs_that_were_compared_once_each(tmp_path):
     for span in (SWIN.span(0), SWIN.span(1)):
         value[span, span] = torch.arange(25, dtype=torch.float64).view(5, 5)[span, span] / 7
     columns = {"value": value, "null": value / 2, "dims": torch.arange(5), "seed": torch.tensor(3), "rho": value[None]}
-    rows = read(tables.write_csv(tmp_path / "t.csv", tables.pairwise(SWIN, columns)))
+    rows = runs.rows(tables.write_csv(tmp_path / "t.csv", tables.pairwise(SWIN, columns)))
     assert list(rows[0]) == ["head_a", "head_b", "value", "null", "dims_a", "dims_b", "seed"]
     pairs = [(int(row["head_a"]), int(row["head_b"])) for row in rows]
     assert pairs == [(0, 1), (2, 3), (2, 4), (3, 4)]
@@ -54,7 +49,7 @@ def test_pairwise_rows_are_the_pairs_that_were_compared_once_each(tmp_path):
 
 def test_rows_keep_their_columns(tmp_path):
     given = [{"unit": 'a "quoted", name', "accuracy": 1 / 3, "low": math.nan}, {"unit": "", "accuracy": 5, "low": 0.1}]
-    rows = read(tables.write_csv(tmp_path / "t.csv", tables.from_rows(given)))
+    rows = runs.rows(tables.write_csv(tmp_path / "t.csv", tables.from_rows(given)))
     assert list(rows[0]) == list(given[0])
     assert rows[0]["unit"] == given[0]["unit"] and float(rows[0]["accuracy"]) == 1 / 3 and rows[0]["low"] == "nan"
     assert rows[1] == {key: str(value) for key, value in given[1].items()}

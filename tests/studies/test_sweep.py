@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import runs
 from mhprobe.errors import UserError
 from mhprobe.report.figures import retained
 from mhprobe.report.tables import Table, write_csv
@@ -68,23 +68,30 @@ def swept(tmp_path) -> Path:
     return tmp_path
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_runs_come_side_by_side_with_what_tells_them_apart(swept):
     assert [run.whole for run in sweep.collect(swept)] == [0.93, 0.93]
     paths = sweep.write(swept)
     assert {path.name for path in paths} >= {"sweep.csv", "sweep.png", "survivors.csv", "survivors.png"}
-    rows = read(swept / "tables" / "sweep.csv")
+    rows = runs.rows(swept / "tables" / "sweep.csv")
     assert [(row["run"], row["gates.penalty.weight"], row["kept"]) for row in rows] == [
         ("1", "0.1", "1"),
         ("0", "0.01", "3"),
     ]
     assert "weights" not in rows[0]  # all runs share it
-    kept = {(row["run"], row["group"]): (row["kept"], row["of"]) for row in read(swept / "tables" / "survivors.csv")}
+    kept = {
+        (row["run"], row["group"]): (row["kept"], row["of"]) for row in runs.rows(swept / "tables" / "survivors.csv")
+    }
     assert kept["0", "block 1"] == ("1", "2") and kept["1", "block 1"] == ("0", "2")
+
+
+def test_the_order_of_a_tables_rows_is_of_no_matter(swept):
+    sweep.write(swept)
+    expected = runs.rows(swept / "tables" / "survivors.csv")
+    path = swept / "1" / "tables" / "gates.csv"  # one head left, in block 0
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *reversed(rows)]) + "\n")
+    sweep.write(swept)
+    assert runs.rows(swept / "tables" / "survivors.csv") == expected
 
 
 def test_its_figures_say_what_made_them(swept, monkeypatch, capsys):
@@ -119,7 +126,9 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     assert labels(sweep.probe_columns(probe, gates), 4) == ["local", "local", "global", "mixed"]
     sweep.write(swept, probe)
-    found = {(r["run"], r["group"]): r["kept"] for r in read(swept / "tables" / "survivors.csv") if r["by"] == "label"}
+    found = {
+        (r["run"], r["group"]): r["kept"] for r in runs.rows(swept / "tables" / "survivors.csv") if r["by"] == "label"
+    }
     assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
     with pytest.raises(UserError, match="none of the tables"):
         sweep.probe_columns(swept / "0", gates)
@@ -131,7 +140,7 @@ def test_a_probe_of_another_model_gives_no_labels(swept, tmp_path):
         sweep.write(swept, more_heads)
     for number in (0, 1):
         path = swept / str(number) / "tables" / "gates.csv"
-        rows = read(path)
+        rows = runs.rows(path)
         write_csv(path, Table([*rows[0], "layout"], [[*row.values(), "0123abcd"] for row in rows]))
     other = probed(tmp_path / "other", [1.0, 5.0, 9.5, 7.0], layout="4567abcd")
     with pytest.raises(UserError, match=r"gates\.csv.*other.*another model.*4567abcd.*0123abcd"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -89,8 +88,7 @@ def test_the_command_promises_and_says_so(trained, tmp_path, capsys):
     asked = made["guarantee"]
     assert (asked["points"], asked["confidence"]) == (40, 0.95) and 0 < asked["heads"] < 6
     assert made["set_aside_in_training"] is False
-    with (folder / "tables" / "masking_curves.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = runs.rows(folder / "tables" / "masking_curves.csv")
     assert sum(int(row["promised"]) for row in rows) == asked["steps"] + 1
     assert {(row["split"], row["chosen_on"]) for row in rows} == {("calibration", "train")}
     last = [row for row in rows if row["promised"] == "1"][-1]

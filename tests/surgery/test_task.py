@@ -56,8 +56,7 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     )
     mhprobe.prune.run(cfg, tmp_path / "run")
     folder = tmp_path / "run"
-    with (folder / "tables" / "pruning.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = runs.rows(folder / "tables" / "pruning.csv")
     assert [(row["round"], row["stage"], row["heads"]) for row in rows] == [
         ("0", "dense", "6"),
         *[("1", stage, "4") for stage in ("masked", "pruned", "repaired", "tuned")],
@@ -70,8 +69,8 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     model, about = load_weights(folder / "pruned.safetensors")
     assert layout_of(model).num_heads == 3 == sum(len(heads) for heads in about["kept"].values())
     assert sum(p.numel() for p in model.parameters()) == int(rows[-1]["parameters"])
-    with (folder / "tables" / "kept_heads.csv").open() as file:
-        kept = {(row["site"], int(row["index"])) for row in csv.DictReader(file) if row["kept"] == "1"}
+    listed = runs.rows(folder / "tables" / "kept_heads.csv")
+    kept = {(row["site"], int(row["index"])) for row in listed if row["kept"] == "1"}
     assert kept == {(site, head) for site, heads in about["kept"].items() for head in heads}
     run = read_run(folder)
     heads = atlas.heads(run)

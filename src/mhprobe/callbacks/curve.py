@@ -117,12 +117,19 @@ class MaskingCurve(L.Callback):
         return curves
 
     def masked_heads(self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]) -> list[MaskedHead]:
-        """What the heads that the searched curves mask are, by measures on the images that the paths were chosen on."""
+        """What the heads that the searched curves mask are, by measures on the images that the paths were chosen on.
+
+        What a measure chooses first (Interaction its pairs) it chooses on validation images, as everywhere.
+        """
         whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
         if self.join is None or not whole:
             return []
-        walk = functools.partial(_data(trainer).batches, SPLITS[self.select_on], module.device)
-        columns, refused = measure(module, self.join.measures(gates_of(module).layout), walk)
+        data = _data(trainer)
+        walk, select = (
+            functools.partial(data.batches, split, module.device) for split in (SPLITS[self.select_on], "val")
+        )
+        makers = self.join.measures(gates_of(module).layout)
+        columns, refused = measure(module, makers, walk, select, data.class_names)
         if trainer.is_global_zero:
             for name, error in refused.items():
                 log.warning("maskable_heads without %s: %s", name, error)

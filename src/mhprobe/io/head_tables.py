@@ -61,6 +61,11 @@ def read_rows(path: str | Path, columns: Sequence[str], asker: str) -> list[dict
     return [dict(zip(header, line, strict=True)) for line in rows]
 
 
+def read_heads(path: str | Path, columns: Sequence[str], layout: Heads, asker: str) -> list[dict[str, str]]:
+    """The rows of all heads by flat index, in whatever order they are in the file."""
+    return [row for _, _, row in sorted(_heads(path, columns, layout, asker), key=lambda each: each[1])]
+
+
 def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Tensor:
     """(A,) float64, the numbers of one column, by flat index; NaN where the table says nan."""
     found = torch.full((layout.num_heads,), torch.nan, dtype=torch.float64)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
-from mhprobe.io.head_tables import DIGEST, read_column, read_kept, read_rows
+from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, labels, survivors
@@ -152,12 +152,12 @@ def _same_heads(runs: Sequence[Run]) -> list[Gates]:
 def _gates(path: Path) -> Gates | None:
     if not path.is_file():
         return None
-    rows = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
-    digest = rows[0].get(DIGEST, "")
+    listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
+    gates = Gates(path, listed[0].get(DIGEST, ""), [], [], [False] * len(listed), [])
+    rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
     stages, blocks = ([row[name] for row in rows] for name in ("stage", "block"))
     windows = [f"{'shifted' if row['shifted'] == '1' else 'plain'} windows" for row in rows if "shifted" in row]
-    gates = Gates(path, digest, stages, blocks, [False] * len(rows), windows)
-    return gates._replace(kept=read_kept(path, gates, "sweep").tolist())
+    return Gates(path, gates.digest, stages, blocks, read_kept(path, gates, "sweep").tolist(), windows)
 
 
 def _read(folder: Path) -> Run:
