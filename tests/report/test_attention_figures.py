@@ -85,6 +85,7 @@ def test_offset_maps_frame_positional_heads_and_no_others(name):
     side = 2 * steps  # 2 steps - 1 offsets and a gap
     first_map = first.get_array()[: side - 1, side : 2 * side - 1]
     assert first_map[steps - 1, steps - 1] == pytest.approx(1)  # the middle
+    assert any("queries with a key there" in axes.get_ylabel() for axes in figure.axes)  # what the share is of
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
 
@@ -102,6 +103,27 @@ def test_kind_ratios_show_all_kinds_of_all_heads_and_white_is_even(name):
     batch = batch_of(*even(layout), stream=stream_of(layout, 2))
     (image,) = images(kind_ratios.draw(layout, run(TokenKinds(layout), batch), "share"))
     assert abs(image.get_array()).max() < 1e-12
+
+
+@pytest.mark.parametrize("ends", [1, 3, 5])
+def test_both_colour_bars_of_kind_ratios_have_their_ends_and_grey_is_explained(ends):
+    layout = SMALL["one layer"]
+    one = torch.ones(layout.num_heads, dtype=torch.float64)
+    most = 2.0**ends - 0.5
+    found = {"self": most * one, "uniform_self": one, "cls": torch.nan * one, "uniform_cls": one}
+    figure = twins.draw("kind_ratios", layout, found, "share", None, {**found, "self": 1.01 * one})
+    figure.draw_without_rendering()
+    bars = [axes for axes in figure.axes if hasattr(axes, "_colorbar")]
+    assert len(bars) == 2
+    for axes in bars:
+        low, high = axes.get_ylim()
+        marks = [
+            text.get_text() for text in axes.get_yticklabels() if low - 1e-6 < text.get_position()[1] < high + 1e-6
+        ]
+        assert (marks[0], marks[-1]) == (f"1/{2**ends}", f"{2**ends}")
+        assert "grey: no such key" in axes.get_ylabel()
+    whole = kind_ratios.draw(layout, {"self": one, "uniform_self": one}, "share")
+    assert not any("grey" in axes.get_ylabel() for axes in whole.axes)
 
 
 @pytest.mark.parametrize("name", SMALL)

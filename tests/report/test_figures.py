@@ -250,11 +250,26 @@ def test_settling_draws_every_epoch(epochs):
         for s in range(10)
     ]
     agreement = [{"epoch_a": a, "epoch_b": b, "spearman": 0.5} for a in range(epochs) for b in range(a + 1, epochs)]
-    figure = settling.draw(rows, agreement)
+    figure = settling.draw(rows, agreement, 100)
     assert len([line for line in figure.axes[0].get_lines() if line.get_marker() == "."]) == 10
     assert [image.get_array().shape for image in images(figure)[:2]] == [(9, epochs), (epochs, epochs)]
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
+
+
+def test_settling_is_grey_where_the_whole_model_cannot_be_told_from_guessing():
+    """11.1 % of 144 images (Wilson: 7.0 to 17.3 %) may be chance; of 10,000 (10.5 to 11.7 %) they are not."""
+    rows = [
+        {"epoch": e, "share": s, "accuracy": whole - 0.01 * s, "chance": 0.1}
+        for e, whole in enumerate((0.111, 0.5))
+        for s in (0.0, 0.5)
+    ]
+    for few, grey in ((144, [True, False]), (10_000, [False, False])):
+        figure = settling.draw(rows, [], few)
+        assert torch.tensor(images(figure)[0].get_array().filled(torch.nan)).isnan().all(0).tolist() == grey
+        said = [axes.get_ylabel() for axes in figure.axes if "grey: whole model at chance" in axes.get_ylabel()]
+        assert bool(said) == any(grey)
+        assert_nothing_is_clipped(figure)
 
 
 def test_a_curve_keeps_its_colour_when_another_overtakes_it():

@@ -51,5 +51,19 @@ def test_sweeps_and_voitas_table_are_drawn_whole():
         assert_nothing_is_clipped(voita.draw([(144, 0.95, 0.95), (72, 0.9, least), (1, 0.9, 0.9)], 10_000, 0.1))
 
 
+def test_the_whole_model_is_drawn_once_and_the_star_explained():
+    points = [(144, 0.95, 0.95), (72, 0.9, 0.8), (1, 0.9, 0.9)]
+    for sure in ([False, True, False], [False] * 3):
+        axes = voita.draw(points, 10_000, 0.1, sure).axes[0]
+        drawn = {bars.get_label(): len(bars.lines[0].get_xdata()) for bars in axes.containers}
+        assert drawn == {"whole model": 1, "pruned from trained": 2, "same heads from scratch": 2}
+        assert any("McNemar" in text.get_text() for text in axes.get_legend().get_texts()) == any(sure)
+
+
+def test_the_band_of_a_sweep_is_in_its_legend():
+    (axes,) = retained.draw([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24).axes
+    assert "95 % over images" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def test_one_step_is_a_history_too():
     assert_nothing_is_clipped(gate_history.draw(LAYOUTS["digits"], [0], torch.rand(1, 24), 0.5))

@@ -204,6 +204,12 @@ def test_figures_of_no_layout_clip_nothing(name):
     assert_nothing_is_clipped(FREE[name]())
 
 
+def test_marks_are_explained_in_the_figure():
+    legend = [text.get_text() for text in FREE["before_training"]().axes[-1].get_legend().get_texts()]
+    assert legend == ["trained, mean of pairs", "untrained, mean of pairs", "least to greatest pair"]
+    assert "share of what the head reads" in FREE["kernels"]().axes[0].get_title(loc="left")
+
+
 def test_correspondence_counts_the_heads_that_stay_themselves(layout):
     columns = per_head(layout, "itself", "best_other", "chance")
     columns["corresponds"] = (columns["itself"] > columns["best_other"]).long()

@@ -44,10 +44,12 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
     return results
 
 
-def of_settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
-    """Accuracy after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
+def of_settling(
+    rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int
+) -> dict[str, Result]:
+    """Accuracy on so many images after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
     return {
-        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement)),
+        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement, images)),
         "settling_agreement": Result(tables.from_rows(agreement)),
     }
 

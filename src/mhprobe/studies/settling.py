@@ -93,9 +93,9 @@ class Settling(L.Callback):
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-            self.report.data, images = data.source.name, counted(data.sizes["val"], "validation")
-            for name, result in of_settling(self.rows, agreement(self.scores)).items():
-                self.report.add(name, result._replace(of=images))
+            self.report.data, images = data.source.name, data.sizes["val"]
+            for name, result in of_settling(self.rows, agreement(self.scores), images).items():
+                self.report.add(name, result._replace(of=counted(images, "validation")))
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

@@ -19,7 +19,7 @@ def draw(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 4.0 / len(blocks))
     wide, tall, gap, left = max(1.7, step * len(blocks)), 2.0, 0.75, 0.7
-    with canvas((left + len(measures) * (wide + gap) + 0.6, tall + 0.75)) as figure:
+    with canvas((left + len(measures) * (wide + gap) + 1.1, tall + 0.75)) as figure:
         for number, name in enumerate(measures):
             axes = place(figure, left + number * (wide + gap), 0.5, wide, tall)
             for k, network in enumerate(("trained", "untrained")):
@@ -27,10 +27,18 @@ def draw(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure
                 shade, marker = colour(k)
                 at = [row["block"] + 0.24 * (k - 0.5) for row in of]
                 axes.vlines(at, [row["min"] for row in of], [row["max"] for row in of], color=shade, alpha=0.4, lw=2)
-                axes.plot(at, [row["mean"] for row in of], marker, color=shade, markersize=4, label=network)
+                axes.plot(
+                    at,
+                    [row["mean"] for row in of],
+                    marker,
+                    color=shade,
+                    markersize=4,
+                    label=f"{network}, mean of pairs",
+                )
             axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
             axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)])
             axes.set_xlabel("block")
             axes.set_ylabel(wrapped(labels[name], tall))
+        axes.vlines([], [], [], color="0.3", alpha=0.4, lw=2, label="least to greatest pair")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure

@@ -17,7 +17,7 @@ def draw(patterns: Tensor, share: Tensor) -> Figure:
     """patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
-    with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.15)) as figure:
+    with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
         for head in range(heads):
             bottom = (heads - 1 - head) * (side + down) + down
             for number in range(count):
@@ -31,4 +31,6 @@ def draw(patterns: Tensor, share: Tensor) -> Figure:
                 axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
                 if number == 0:
                     axes.set_ylabel(f"head {head}", rotation=0, ha="right", va="center")
+                    if head == 0:
+                        axes.set_title("%: share of what the head reads", loc="left", pad=3, fontsize=7)
     return figure

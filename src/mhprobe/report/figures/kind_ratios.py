@@ -10,11 +10,11 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Figure, Names, canvas, colour_bar, place
 
-_LIMIT = 5.0  # powers of two at which colours end: 32 times
+_ENDS = (1, 3, 5)  # powers of two at which colours may end: 32 times at most
 
 CAPTION = (
     "Attention to each kind of key as a multiple of what even attention would give it: red more, blue less, white "
-    "is chance."
+    "is chance. Grey: the model has no such key."
 )
 
 
@@ -22,12 +22,14 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     """log2 of attention over even attention: red above it, blue below; grey where there is no such key."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import FixedLocator, FuncFormatter
 
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
     ratio = torch.stack([(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds])
-    ratio = ratio.masked_fill(ratio.isneginf(), -_LIMIT)
+    ratio = ratio.masked_fill(ratio.isneginf(), -_ENDS[-1])
     finite = ratio[ratio.isfinite()].abs()
-    limit = min(_LIMIT, max(1.0, finite.max().item() if len(finite) else 1.0))
+    most = finite.max().item() if len(finite) else 0.0
+    limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
     count = layout.num_heads
     wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
     with canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
@@ -53,10 +55,17 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.spines[:].set_visible(False)
         axes.set_xlabel("block (a column per head)")
         bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
-        marks = [power for power in (-5, -3, -1, 0, 1, 3, 5) if abs(power) <= limit]
-        bar.set_ticks(marks, labels=[str(2**power) if power >= 0 else f"1/{2**-power}" for power in marks])
-        bar.set_label("attention as a multiple\nof even attention")
+        bar.locator = FixedLocator(
+            [-power for power in reversed(_ENDS)] + [0, *_ENDS]
+        )  # a control may take other limits
+        bar.formatter = FuncFormatter(_multiple)
+        grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
+        bar.set_label("attention as a multiple\nof even attention" + grey)
     return figure
+
+
+def _multiple(power: float, _: int | None = None) -> str:
+    return f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}"
 
 
 def _title(kind: str) -> str:

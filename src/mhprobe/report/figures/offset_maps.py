@@ -23,7 +23,7 @@ from mhprobe.report.figures.style import (
 
 CAPTION = (
     "Where each head looks, relative to the query in the middle. A bright dot off the centre is a positional head "
-    "(framed). Even attention gives every offset a few per cent."
+    "(framed). Shares are of the queries that have a key at the offset; even attention gives each a few per cent."
 )
 
 
@@ -33,7 +33,10 @@ def draw(
     label: str,
     names: Names = NAMELESS,
     *,
-    words: tuple[str, str] = ("head (framed: positional)", "share of queries with argmax there"),
+    words: tuple[str, str] = (
+        "head (framed: positional)",
+        "share of the queries with a key there\nwhose largest weight is on it",
+    ),
 ) -> Figure:
     """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.
 

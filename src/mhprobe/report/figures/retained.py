@@ -10,7 +10,7 @@ from mhprobe.report.figures.style import Figure, canvas, colour, place
 from mhprobe.stats.significance import wilson
 
 CAPTION = (
-    "Accuracy against the number of heads kept, a point per run of the sweep. Bars are 95 % intervals over "
+    "Accuracy against the number of heads kept, a point per run of the sweep. Bands are 95 % intervals over "
     "images, the dashed line is the whole model, the dotted line guessing. Picking the best point of many "
     "flatters."
 )
@@ -41,6 +41,7 @@ def draw(
             least = min(least, 100 * float(low.min()))
             axes.plot(kept, [100 * a for a in accuracy], color=shade, marker=marker, markersize=4, label=name)
             axes.fill_between(kept, (100 * low).tolist(), (100 * high).tolist(), color=shade, alpha=0.15, lw=0)
+        axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
         if before is not None:
             axes.axhline(100 * before, color="0.3", ls="--", lw=0.8, zorder=1, label="whole model before")
         near = chance is not None and least < 100 * chance + 30  # else the axis would be empty down to it

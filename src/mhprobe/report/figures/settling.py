@@ -8,20 +8,23 @@ from typing import Any
 import torch
 
 from mhprobe.report.figures.style import Axes, Figure, canvas, inches, place, scale, ticks
+from mhprobe.stats.significance import wilson
 
 CAPTION = (
     "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above chance; and how "
-    "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance has settled."
+    "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance has settled. Grey: "
+    "the whole model cannot be told from guessing (95 %), so it has nothing to lose."
 )
 
 
-def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]]) -> Figure:
+def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int) -> Figure:
     """Three panels: accuracy, what is left of it above chance, and how the scores of two epochs agree.
 
     Accuracy has a line per share of heads removed; black is none. The second panel is relative to the same epoch's
     accuracy with all heads. The third is the rank correlation of the scores of every two epochs.
 
     rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
+    images: that accuracies are of; an epoch whose whole model is not sure to be above chance is grey.
     """
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
@@ -49,10 +52,12 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
         left_over = torch.tensor(
             [[(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs] for s in removed]
         ).clamp(0, 1)
-        # an epoch at chance has nothing to lose: grey
-        left_over[:, [accuracy[e, 0.0] <= chance for e in epochs]] = torch.nan
+        whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
+        at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
+        left_over[:, at_chance] = torch.nan  # it has nothing to lose
         axes = place(figure, left + side + gap, bottom, side, side)
-        _matrix(figure, axes, left_over, "accuracy kept, above chance", 0.0)
+        grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
+        _matrix(figure, axes, left_over, "accuracy kept, above chance" + grey, 0.0)
         axes.set_xticks(*_names(epochs, side))
         axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
         axes.set_xlabel("epoch")
