@@ -48,7 +48,9 @@ FORBIDDEN = {
     "api": {"lightning", "hydra", "wandb", "matplotlib"},
 }
 # Some libraries stop at one door: room -> the only rooms or files that may import it.
-DOORS = {"hydra": {"run"}, "wandb": {"report/wandb.py"}}
+DOORS = {"hydra": {"run"}, "wandb": {"report/wandb.py"}, "transformers": {"backbones"}}
+# Of the package itself a room may take this; all else that it names for users comes from rooms that stand above most.
+OWN = {"__version__"}
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -61,16 +63,20 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module named in an import statement, in functions and under TYPE_CHECKING too.
+    """Every module named in an import statement or an import_module("..."), in functions and under TYPE_CHECKING too.
 
-    ``from a import b`` counts as a and a.b.
+    ``from a import b`` counts as a.b, and as a where that is inside a package. A relative import begins with dots.
     """
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            found |= {module} if "." in module else set()
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     return found
 
 
@@ -104,6 +110,11 @@ def wrong_arrows(package: Path) -> list[str]:
             if room_of(name) != room and room_of(name) in FLOORS and FLOORS.index(room_of(name)) > FLOORS.index(room):
                 wrong.append(f"{module} imports {name}, which stands above it")
         wrong += [f"{module} imports {n}" for n in sorted(names) for no in FORBIDDEN.get(room, ()) if reaches(n, no)]
+        wrong += [f"{module} imports {name}: name it from {package.name}" for name in sorted(names) if name[0] == "."]
+        if FLOORS.index(room) < FLOORS.index("api"):
+            wrong += [
+                f"{module} imports {name}, which stands above it" for name in sorted(for_users(names, package, known))
+            ]
         where = str(path.relative_to(package))
         wrong += [
             f"{module} imports {name}: only {', '.join(sorted(doors))} may"
@@ -117,6 +128,13 @@ def wrong_arrows(package: Path) -> list[str]:
         except graphlib.CycleError as error:
             wrong.append(f"a circle of {what}: {' -> '.join(error.args[1])}")
     return wrong
+
+
+def for_users(names: set[str], package: Path, known: dict[str, Path]) -> set[str]:
+    """What is taken from the package itself: ``import mhprobe``, ``from mhprobe import attach``."""
+    top = {name for name in names if name.startswith(f"{package.name}.") and name.count(".") == 1}
+    taken = {name for name in top if not any(reaches(module, name) for module in known)}
+    return (taken | names & {package.name}) - {f"{package.name}.{own}" for own in OWN}
 
 
 def names_a_room_only(name: str, names: set[str], known: dict[str, Path]) -> bool:
@@ -146,6 +164,13 @@ def test_arrows_point_one_way():
             "stands above it",
         ),
         ("maps/planted.py", "import hydra", "only run may"),
+        ("measures/planted.py", "def f():\n    import transformers.models", "only backbones may"),
+        ("heads/planted.py", "from ..run import cli", "name it from mhprobe"),
+        ("masking/search/planted.py", "from ...run.cli import main", "name it from mhprobe"),
+        ("heads/planted.py", "from mhprobe import plot", "stands above it"),
+        ("masking/planted.py", "def f():\n    from mhprobe import prune_heads", "stands above it"),
+        ("heads/planted.py", "import mhprobe\nmhprobe.load", "stands above it"),
+        ("heads/planted.py", "import importlib\nimportlib.import_module('mhprobe.run.cli')", "stands above it"),
         ("annexe/planted.py", "", "has no floor"),
         ("planted.py", "", "has no floor"),
     ],

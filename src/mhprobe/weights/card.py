@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-import mhprobe
+from mhprobe import __version__
 from mhprobe.errors import UserError
 from mhprobe.report.html import words
 from mhprobe.report.html.folder import Run, column, read_run
@@ -24,7 +24,7 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
     )
     environment.filters["plain"] = _plain
     return environment.get_template("card.md.jinja").render(
-        version=mhprobe.__version__,
+        version=__version__,
         name=description["backbone"]["name"],
         classes=description["class_names"],
         data=description["data"],

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mhprobe
+from mhprobe import __version__
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.typed import typed
@@ -56,12 +56,12 @@ def origin_of_script(module: str) -> dict[str, str]:
 
 
 def _made_by(line: str) -> dict[str, str]:
-    return {"version": mhprobe.__version__, "commit": commit() or "not recorded", "command": line}
+    return {"version": __version__, "commit": commit() or "not recorded", "command": line}
 
 
 def commit() -> str | None:
     """The commit of a checkout that the package runs from, with ``-dirty`` where files differ; None if installed."""
-    home = Path(mhprobe.__file__).parents[2]
+    home = Path(__file__).parents[4]
     if not (home / ".git").exists():
         return None
     try:
@@ -77,7 +77,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    found = {"mhprobe": mhprobe.__version__, "python": platform.python_version()}
+    found = {"mhprobe": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = importlib.metadata.version(name)
