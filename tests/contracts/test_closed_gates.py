@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 
 import pytest
 import torch
 from torch import nn
 
 import mhprobe
-import mhprobe.masking
 from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.masking.curve import known_orders
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 COUNT = 6
-
-
-def orders() -> list[str]:
-    """The files of mhprobe.masking that hold an order: a class with paths, named like its file."""
-    found = []
-    for _, file, _ in pkgutil.iter_modules(mhprobe.masking.__path__):
-        kind = getattr(importlib.import_module(f"mhprobe.masking.{file}"), file.title().replace("_", ""), None)
-        if hasattr(kind, "paths"):
-            found.append(file)
-    return found
 
 
 def closed(model: nn.Module) -> None:
@@ -121,7 +109,7 @@ def test_one_head_alone_is_the_mask_of_its_layers_others(gate):
 
 
 @pytest.mark.parametrize("units", ["head", "layer"])
-@pytest.mark.parametrize("order", orders())
+@pytest.mark.parametrize("order", known_orders())
 def test_every_order_draws_its_curve(order, units, gate):
     if order == "interactions" and units == "layer":
         pytest.skip("it orders single heads")
@@ -137,4 +125,4 @@ def test_every_order_draws_its_curve(order, units, gate):
 
 
 def test_there_are_orders():
-    assert {"keep_best", "random"} <= set(orders())
+    assert {"keep_best", "random"} <= set(known_orders())

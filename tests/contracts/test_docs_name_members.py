@@ -22,6 +22,9 @@ PAGES = {  # group of conf -> the page that tells of its members, and how it wri
     "experiment": ("README.md", "`{}`"),
     "data": ("README.md", "`{}`"),
     "trainer": ("README.md", "`{}`"),
+    "score": ("docs/your_model.md", "`{}`"),
+    "paper": ("README.md", "(docs/papers/{}.md)"),
+    "callback": ("docs/masking.md", "`+callback={}`"),
 }
 NAMES = [(group, path.stem) for group in PAGES for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 

@@ -12,6 +12,7 @@ import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.gates.fill import Fill
 from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.masking.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay, masked_logits
@@ -201,14 +202,13 @@ def test_a_head_is_worth_what_it_costs_to_put_that_in_its_place(name, monkeypatc
 
 
 @pytest.mark.parametrize("gate", [closed, fractional, learned], ids=lambda gate: gate.__name__)
-@pytest.mark.parametrize("order", ["keep_best", "fisher", "interactions", "random"])
+@pytest.mark.parametrize("order", known_orders())
 def test_every_order_draws_its_curve(order, gate):
     model = loud()
     gate(model)
     gates, loader = mhprobe.attach(model), [(images_for(model, N), labels_for(N))]
-    rows = mhprobe.masking_curve(
-        model, loader, "head", order, fill="mean", **({"repeats": 1} if order == "random" else {})
-    )
+    options = {"random": {"repeats": 1}, "by_score": {"measure": mhprobe.measures.AblationDelta}}.get(order, {})
+    rows = mhprobe.masking_curve(model, loader, "head", order, fill="mean", **options)
     share, fill = gates.effective().detach(), found(model, "mean")
     instead = [s * share[gates.layout.span(i)].repeat_interleave(8) for i, s in enumerate(fill.sites)]
     for row in rows:

@@ -7,13 +7,11 @@ import torch
 
 from attention import batch_of, even, looking, random_maps, run, stream_of, swin_layout, vit_layout
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.attention_distance import AttentionDistance
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.no_op import NoOp
 from mhprobe.measures.position import Position
 from mhprobe.measures.token_kinds import TokenKinds
-from mhprobe.report import twins
 from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
 from report.test_figures import LAYOUTS, assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 
@@ -147,10 +145,3 @@ def test_embedding_has_a_point_per_head_in_a_panel_per_group(name, pairs):
     points = [line for axes in figure.axes[:groups] for line in axes.get_lines()]
     assert len(points) == layout.num_heads
     assert_nothing_is_clipped(figure)
-
-
-def test_measures_name_figures_that_exist():
-    for measure in (AttentionDistance, AttentionRange, Position, TokenKinds, NoOp, JSDistance):
-        layout = SMALL["one layer"]
-        for kind in measure.also:
-            assert twins.draw(kind, layout, columns(measure(layout), layout), "value").axes
