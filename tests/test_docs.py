@@ -11,6 +11,7 @@ import timm
 import torch
 
 import runs
+from mhprobe.run import sections
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -22,6 +23,15 @@ def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language that no test has claimed by a comment ``<!-- name -->`` before it."""
     found = re.findall(rf"(<!-- .+? -->\n)?```{language}\n(.*?)```", page.read_text(), re.S)
     return [text for claimed, text in found if not claimed]
+
+
+CLAIMS = [(page.name, name) for page in PAGES for name in re.findall(r"<!-- (.+?) -->\n```", page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "name"), CLAIMS)
+def test_a_block_that_is_claimed_is_read_by_a_test(page, name):
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    assert any(page in text and (f'"{name}"' in text or f"<!-- {name} -->" in text) for text in texts)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -56,18 +66,33 @@ def test_python_in_the_docs_runs(page, tmp_path, monkeypatch):
         exec(compile(block, f"{page.name}", "exec"), given)  # a block goes on from the one before
 
 
+def single(override: str) -> str:
+    """Of a sweep over a setting one job."""
+    if match := re.fullmatch(r"([^=]+)=\w+\(.*?([\d.e-]+).*\)", override):  # tag(log, interval(0.01, 1))
+        return f"{match[1]}={match[2]}"
+    return re.sub(r"=([^\[,]+),.*", r"=\1", override)
+
+
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_commands_in_the_docs_compose(page, line):
     words = shlex.split(re.sub(r"<[^>]*>", "given", line))
     if words[0] == "make":
         assert words[1] in TARGETS
+        return
+    if words[0].endswith(".sh"):
+        assert (ROOT / "launch" / Path(words[0]).name).is_file()
+        return
     if words[:2] != ["python", "-m"] or not words[2].startswith("mhprobe."):
+        assert words[0] == "pip" or "mhprobe --install-completion" in line  # no command of ours
         return
     command, overrides = words[2].removeprefix("mhprobe."), words[3:]
-    if "-m" in overrides or "--multirun" in overrides:
-        overrides = [re.sub(r"=([^\[,]+),.*", r"=\1", part) for part in overrides if part not in ("-m", "--multirun")]
-    if any("=" in part for part in overrides):
-        runs.checked(command, *overrides)
+    if command not in sections.commands():
+        file = place(command)
+        assert all(f'"{option}"' in file.read_text() for option in overrides if option.startswith("--"))
+        return
+    if any(part in ("-m", "--multirun") or part.startswith(("hydra/launcher", "hydra/sweeper")) for part in overrides):
+        overrides = [single(part) for part in overrides if part not in ("-m", "--multirun")]
+    runs.checked(command, *(part for part in overrides if not part.startswith(("hydra.", "hydra/"))))
 
 
 def test_there_are_commands_and_blocks_to_try():
@@ -84,5 +109,10 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_the_text_names_exist(page):
     for name in COMMAND.findall(page.read_text()):
-        place = ROOT / "src" / "mhprobe" / name.strip("`.,;:)").replace(".", "/")
-        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), name
+        assert place(name.strip("`.,;:)")).is_file(), name
+
+
+def place(command: str) -> Path:
+    """The file that ``python -m mhprobe.<command>`` runs."""
+    path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
