@@ -12,6 +12,7 @@ from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.no_op import NoOp
 from mhprobe.measures.position import Position
 from mhprobe.measures.token_kinds import TokenKinds
+from mhprobe.report import twins
 from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
 from report.test_figures import LAYOUTS, assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 
