@@ -24,12 +24,13 @@ def main() -> int:
     from mhprobe.report.html import write_comparison
     from mhprobe.report.html.facts import origin_of_script
     from mhprobe.report.report import Report
-    from mhprobe.report.several import expand, lines, several
+    from mhprobe.report.several import about, expand, lines, several
 
     try:
         results = several(given.runs, given.over)
         report = Report(given.out, style=given.style)
         report.origin = origin_of_script("compare")
+        report.data, report.images = about(given.runs)
         for name, result in results.items():
             report.add(name, result)
         page = write_comparison(expand(given.runs), given.out / "comparison.html")

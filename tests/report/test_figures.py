@@ -193,6 +193,18 @@ def test_curves_on_the_images_that_chose_them_say_so():
     assert not any("too high" in text for text in legend)
 
 
+def test_over_steps_the_legend_says_how_many_heads_a_step_takes():
+    found = [curve("index", [0, 6, 12], [0.9, 0.8, 0.5]), curve("mixed", [0, 3, 15], [0.9, 0.7, 0.4])]
+    found.append(curve("one", [0, 1, 2], [0.9, 0.6, 0.3]))
+    for over, expected in (
+        ("steps", ["index (6 heads a step)", "mixed", "one (1 head a step)"]),
+        ("heads", ["index", "mixed", "one"]),
+    ):
+        figure = curves.draw(found, 24, over=over)
+        assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][:3] == expected
+        assert_nothing_is_clipped(figure)
+
+
 def test_curves_that_were_searched_differently_say_how():
     found = [curve("a", range(3), [0.9, 0.8, 0.5]), curve("b", range(3), [0.9, 0.8, 0.4], search="screened, racing")]
     figure = curves.draw(found, 24)

@@ -142,7 +142,9 @@ def test_the_others_clip_nothing(layout):
     assert_nothing_is_clipped(noise.draw([bands[0], *bands], 0.5, 0.1))
     maps = [torch.rand(2, 4, 4) for _ in range(3)]
     assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps))
-    points = [{"group": g, "curve": "c", "split": "test", "heads_masked": h, **share} for g in "ab" for h in (0, 3)]
+    points = [
+        {"group": g, "curve": "c", "split": "test", "heads_masked": h, "runs": 3, **share} for g in "ab" for h in (0, 3)
+    ]
     for score in known_scores().values():
         assert_nothing_is_clipped(run_curves.draw([{**point, "of": score.scored.right} for point in points]))
     assert_nothing_is_clipped(run_agreement.draw([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))

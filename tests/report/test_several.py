@@ -14,9 +14,10 @@ from PIL import Image
 from scipy.stats import t
 
 import mhprobe.compare
+from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.report.report import Report, Result
-from mhprobe.report.several import expand, several
+from mhprobe.report.several import about, expand, several
 from report_html.conftest import make_run
 
 
@@ -42,6 +43,30 @@ def sweep(tmp_path):
     for number, (lr, seed) in enumerate((lr, seed) for lr in accuracies for seed in range(3)):
         seeded(tmp_path / "sweep" / str(number), seed, accuracies[lr][seed], lr=lr)
     return tmp_path / "sweep"
+
+
+def test_two_runs_have_their_points_and_no_interval(sweep):
+    """Student's interval of two runs reaches over the whole axis."""
+    for seeds, diamonds, band in (("01", 0, ""), ("012", 1, ", band: 95 % over runs")):
+        found = several([sweep / seed for seed in seeds])
+        (axes,) = found["runs"].figure.axes
+        legend = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert legend == ["a run, 95 % over images", "mean, 95 % over runs"][: 1 + diamonds]
+        assert sum(line.get_marker() == "D" for line in axes.get_lines()) == diamonds
+        figure = found["curves"].figure
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"mean of {len(seeds)} runs{band}"]
+        shaded = [each for panel in figure.axes for each in panel.collections if len(each.get_paths()[0].vertices) > 1]
+        assert bool(shaded) == bool(band)
+        assert all(panel.get_xlabel() == "heads masked" for panel in figure.axes)
+        assert_nothing_is_clipped(figure)
+
+
+def test_small_print_of_several_runs_names_their_data_and_images(sweep):
+    assert about([sweep]) == ("", "n = 1,000 test images")  # these weights do not say of what they are
+    (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
+    file = sweep / "1" / "metrics.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
+    assert about([sweep]) == ("digits", "n = 360 to 1,000 test images")
 
 
 def test_seeds_become_a_group_with_students_interval(sweep):

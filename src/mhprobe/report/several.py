@@ -22,7 +22,7 @@ from mhprobe.report.figures import runs as runs_figure
 from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.compare import unique_names
 from mhprobe.report.html.folder import Run, read_run, settings
-from mhprobe.report.report import Result
+from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.agreement import agreement
 
@@ -60,6 +60,17 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         said.append(f"{group}: test accuracy {100 * mean:.2f} %{over}, over images of a run +- {100 * half:.2f}")
     return said
+
+
+def about(folders: Sequence[Path]) -> tuple[str, str]:
+    """The data that runs were tested on, and on how many images, for the small print of figures; empty if unknown."""
+    runs = [read_run(folder) for folder in expand(folders)]
+    data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
+    counts = sorted({found[3] for run in runs if (found := words.accuracy(run)) is not None})
+    images = "" if not counts else counted(counts[0])
+    if len(counts) > 1:
+        images = f"n = {counts[0]:,} to {counts[-1]:,} test images"
+    return ", ".join(data), images
 
 
 def expand(folders: Iterable[Path]) -> list[Path]:

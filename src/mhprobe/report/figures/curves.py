@@ -28,6 +28,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     What accuracy is, the score says (``Curve.scored``), and the axis; it is larger where masking hurts less.
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
     chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
+    Over steps the legend says how many heads a step takes, where all steps of the curve take as many.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -35,7 +36,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
     looks = {name: _look(i) for name, i in places.items()}
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
-    names = _names(shown)
+    names = {name: text + _a_step(shown, name, over) for name, text in _names(shown).items()}
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with canvas((6.1, tall)) as figure:
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
@@ -123,6 +124,15 @@ def _names(shown: Sequence[Curve]) -> dict[str, str]:
     searches = {curve.search for curve in shown if curve.search}
     named = {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
     return {c.name: named[c.name] if c.fill == "zero" else f"{named[c.name]}, filled: {c.fill}" for c in shown}
+
+
+def _a_step(shown: Sequence[Curve], name: str, over: Over) -> str:
+    """How many heads a step of this curve takes off, where that is one number; an index or a layer is several."""
+    heads = next(curve.points.heads for curve in shown if curve.name == name)
+    taken = set(heads.diff().tolist()) if over == "steps" else set()
+    if len(taken) != 1 or not (each := taken.pop()).is_integer():
+        return ""
+    return f" ({each:.0f} head{'s' if each != 1 else ''} a step)"
 
 
 def _look(number: int) -> tuple[str, str, Any]:

@@ -10,7 +10,8 @@ from mhprobe.report.figures.style import Figure, canvas, place
 
 CAPTION = (
     "One image's feature map (mean over channels) before and after a block's attention, and below the mean Fourier "
-    "images, frequency 0 in the middle. A darker rim after attention: it took high frequencies away (a low-pass)."
+    "images, frequency 0 in the middle. The last row is after minus before, on one scale over all blocks: a blue rim "
+    "is high frequencies that attention took away (a low-pass), red what it raised."
 )
 ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
 

@@ -11,13 +11,16 @@ from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
 from mhprobe.report.tables import Table
 
 CAPTION = (
-    "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean of "
-    "runs that differ in their seed, its bar Student's 95 % interval over these runs: what another seed would give."
+    "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean "
+    "of three runs or more that differ in their seed, its bar Student's 95 % interval over them, of what another gives."
 )
 
 
 def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
-    """rows: run, group, accuracy, low, high. groups: group, accuracy, low, high ("" where there is one run)."""
+    """rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
+
+    Of fewer than three runs only the dots: Student's interval of two reaches over most of the axis and says nothing.
+    """
     names = list(dict.fromkeys(row["group"] for row in rows))
     most = max(sum(row["group"] == name for row in rows) for name in names)
     labels = _labels(names)
@@ -36,7 +39,7 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
                 text = "a run, 95 % over images" if number == place_of == 0 else ""
                 axes.plot(100 * row["accuracy"], y, "o", color=COLOURS[0], markersize=3, label=text)
             group = spread.get(name)
-            if group is not None and group["low"] != "":
+            if group is not None and group["runs"] >= 3:
                 y = number + 0.3
                 axes.hlines(y, 100 * group["low"], 100 * group["high"], color=COLOURS[1], linewidth=1.6)
                 axes.plot(100 * group["accuracy"], y, "D", color=COLOURS[1], markersize=4, label="mean, 95 % over runs")

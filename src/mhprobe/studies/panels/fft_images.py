@@ -23,7 +23,7 @@ from mhprobe.studies.panels.material import Material
 _FLOOR = 1e-6  # Park & Kim's
 
 
-def fft_images(material: Material, images: int = 200) -> dict[str, Result]:
+def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     """Maps of the first test image, Fourier images over the first ``images`` of them.
 
     Table: block, place (before or after attention), images, and the mean ln amplitude of the inner and the outer half
