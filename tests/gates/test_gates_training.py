@@ -186,6 +186,12 @@ def test_voita_compares_pruned_with_scratch(weights, tmp_path, monkeypatch):
         assert float(row["delta"]) == pytest.approx(float(row["scratch"]) - float(row["pruned"]), abs=1e-6)
         assert float(row["delta_low"]) <= float(row["delta"]) <= float(row["delta_high"])
         assert 0 < float(row["p"]) <= float(row["p_holm"]) <= 1
+    for row in table:  # of each kind, how many heads are left, as in the paper's table
+        blocks = [int(row[f"block {block}"]) for block in (0, 1)]
+        assert sum(blocks) == int(row["stage 0"]) == int(row["heads"])
+        arm = tmp_path / f"heads_{row['heads']}_pruned" / "tables" / "gates.csv"
+        if row["heads"] != "6":
+            assert blocks[0] == sum(kept["kept"] == "1" for kept in rows(arm) if kept["block"] == "0")
     assert (tmp_path / "heads_4_pruned" / "figures" / "gate_density.png").is_file()
     for figure in ("voita", "sweep", "survivors"):
         with Image.open(tmp_path / "figures" / f"{figure}.png") as drawn:

@@ -28,20 +28,33 @@ def test_histories_and_classes_fit_every_layout(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_survivors_stack_up_to_the_heads_kept(layout):
+def test_survivors_are_a_line_per_group_up_to_the_whole_model(layout):
     groups = {
         "stage": [f"stage {site.stage}" for _, _, site in layout],
         "block": [f"block {site.block}" for _, _, site in layout],
         "label": [LABELS[i % 8] for i in range(layout.num_heads)],
     }
     rows = [
-        row for run in (2, 3) for row in survivors(str(run), [i % run == 0 for i in range(layout.num_heads)], groups)
+        row for run in (3, 2) for row in survivors(str(run), [i % run == 0 for i in range(layout.num_heads)], groups)
     ]
     figure = survival.draw(rows)
-    for axes in figure.axes:
-        tops = [max(bar.get_y() + bar.get_height() for bar in bars) for bars in axes.containers]
-        assert max(tops) == layout.num_heads  # the last bar is the whole model
+    random, *lines = figure.axes[-1].get_lines()
+    assert random.get_xydata().tolist() == [[0, 0], [layout.num_heads, 100]]
+    for label, line in zip([label for label in LABELS if label in groups["label"]], lines[::2], strict=True):
+        found = [(r.heads, 100 * r.kept / r.of) for r in rows if r.group == label] + [(layout.num_heads, 100)]
+        alike = {heads: [share for h, share in found if h == heads] for heads, _ in found}
+        shares = {heads: sum(all_of) / len(all_of) for heads, all_of in alike.items()}
+        assert line.get_xdata() == pytest.approx(sorted(shares), abs=0.02 * layout.num_heads)
+        assert line.get_ydata().tolist() == pytest.approx([shares[heads] for heads in sorted(shares)])
     assert_nothing_is_clipped(figure)
+
+
+def test_runs_that_keep_equally_many_heads_are_points_around_their_mean():
+    groups = {"block": ["a", "a", "b", "b"]}
+    rows = [row for run, kept in (("0", [1, 1, 0, 0]), ("1", [1, 0, 1, 0])) for row in survivors(run, kept, groups)]
+    _, line, dots, *_ = survival.draw(rows).axes[0].get_lines()
+    assert line.get_ydata().tolist() == [75, 100]
+    assert sorted(dots.get_ydata().tolist()) == [50, 100, 100]
 
 
 def test_sweeps_and_voitas_table_are_drawn_whole():

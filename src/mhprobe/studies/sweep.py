@@ -20,7 +20,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table, from_rows
-from mhprobe.stats.survival import USED, labels, survivors
+from mhprobe.stats.survival import USED, Survivors, labels, survivors
 
 METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
 
@@ -107,6 +107,14 @@ def write(
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
     paths = report.add("sweep", Result(table(runs), retained.draw(points, images, heads, whole, chance)))
 
+    rows = survivors_of(runs, probe)
+    return paths + report.add(
+        "survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of="")
+    )
+
+
+def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
+    """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps."""
     gates = _same_heads(runs)
     groups = {
         "stage": [f"stage {stage}" for stage in gates[0].stages],
@@ -116,10 +124,7 @@ def write(
         groups["windows"] = gates[0].windows
     if probe is not None:
         groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
-    rows = [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
-    return paths + report.add(
-        "survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of="")
-    )
+    return [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
 
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ Figures 7 to 10 come along: accuracy against heads kept, and which heads these a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mhprobe.classifier import GatedClassifier
     from mhprobe.data.base import ImageData
+    from mhprobe.stats.survival import Survivors
 
 Config = dict[str, Any]
 
@@ -79,7 +80,7 @@ def run(cfg: Config, folder: Path) -> None:
     whole = tested(cfg, data, model, folder / "whole")["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
     for size in options["heads"] or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
-        here = folder / f"heads_{size}_pruned"
+        here = folder / _arm(size)
         pruned = fit(_pruned(cfg, size), here)
         kept = here / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
@@ -93,9 +94,10 @@ def run(cfg: Config, folder: Path) -> None:
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
         made = origin(cfg["command"], folder)
-        write(folder, rows, data, cfg["style"], made)
-        probe = options["probe"]  # Figures 7 to 10: accuracy against heads kept, and which heads these are
-        sweep.write(folder, None if probe is None else Path(probe), cfg["style"], whole, made)
+        probe = None if options["probe"] is None else Path(options["probe"])
+        left = sweep.survivors_of(sweep.collect(folder), probe)
+        write(folder, rows, data, cfg["style"], made, left)
+        sweep.write(folder, probe, cfg["style"], whole, made)  # Figures 7 to 10: accuracy and which heads are left
         finish_report(folder, cfg["command"], model.gates.layout)
 
 
@@ -132,15 +134,25 @@ def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -
     return model.results
 
 
-def write(folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str]) -> None:
-    """Table, figure and a line for each number of heads. made: what made them, as in ``style.save``."""
+def write(
+    folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapping[str, str], left: Sequence[Survivors]
+) -> None:
+    """Table, figure and a line for each number of heads. made: what made them, as in ``style.save``.
+
+    left: which heads each run keeps; the table has a column for each group of them, how many of its heads are left.
+    """
     from mhprobe.report import tables
     from mhprobe.report.figures import voita
     from mhprobe.report.report import Report, Result, counted
 
     images = data.sizes["test"]
     plain = [["" if value != value else value for value in row] for row in rows]  # NaN is no test
-    table = tables.Table([*Row._fields, "images"], [[*row, images] for row in plain])
+    groups = {row.group: row.of for row in left}
+    kept = {(row.run, row.group): row.kept for row in left}
+    counts = [list(groups.values())] + [[kept[_arm(row.heads), group] for group in groups] for row in rows[1:]]
+    table = tables.Table(
+        [*Row._fields, "images", *groups], [[*row, images, *count] for row, count in zip(plain, counts, strict=True)]
+    )
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
     figure = voita.draw(points, images, 1 / data.num_classes, sure)
@@ -152,6 +164,11 @@ def write(folder: Path, rows: list[Row], data: ImageData, style: str, made: Mapp
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""
         print(f"{row.heads} of {rows[0].heads} heads: {accuracies}{tested}")
     print(f"tables and figures: {folder}")
+
+
+def _arm(heads: int) -> str:
+    """The folder of the pruned model."""
+    return f"heads_{heads}_pruned"
 
 
 def _pruned(cfg: Config, heads: int) -> Config:
