@@ -55,18 +55,18 @@ def test_two_runs_have_their_points_and_no_interval(sweep):
         assert sum(line.get_marker() == "D" for line in axes.get_lines()) == diamonds
         figure = found["curves"].figure
         assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"mean of {len(seeds)} runs{band}"]
-        shaded = [each for panel in figure.axes for each in panel.collections if len(each.get_paths()[0].vertices) > 1]
+        shaded = [each for panel in figure.axes for each in panel.collections if each.get_paths()]
         assert bool(shaded) == bool(band)
         assert all(panel.get_xlabel() == "heads masked" for panel in figure.axes)
         assert_nothing_is_clipped(figure)
 
 
 def test_small_print_of_several_runs_names_their_data_and_images(sweep):
-    assert about([sweep]) == ("", "n = 1,000 test images")  # these weights do not say of what they are
+    assert about([sweep]) == ("animals", "n = 1,000 test images")
     (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
     file = sweep / "1" / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
-    assert about([sweep]) == ("digits", "n = 360 to 1,000 test images")
+    assert about([sweep]) == ("digits, animals", "n = 360 to 1,000 test images")
 
 
 def test_seeds_become_a_group_with_students_interval(sweep):

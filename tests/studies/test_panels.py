@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,8 @@ from mhprobe.masking.base import Path
 from mhprobe.masking.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.places import Piece, places_of
-from mhprobe.report.figures import behaviours, block_coefficients, gate_density, noise, sharpness
+from mhprobe.report import twins
+from mhprobe.report.figures import behaviours, block_coefficients, coefficients, gate_density, noise, sharpness
 from mhprobe.studies.paired import compared, corrected
 from mhprobe.studies.panels.before_training import pairs
 from mhprobe.studies.panels.classes import cells
@@ -243,6 +245,41 @@ def test_every_pair_of_blocks_has_its_own_chance():
         assert len(chance) == len(drawn) / 2
         assert all((np.diff(line.get_ydata()) < 0).all() for line in drawn)
     assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()][-1] == "chance"
+
+
+@pytest.mark.parametrize(("draw", "pairs", "drawn"), [
+    (block_coefficients.draw, [[0, 1], [0, 3]], ["block 0 and\nblock 1", "block 0 and\nblock 3"]),
+    (coefficients.draw, [[0, 1]], ["head 0 of block 0 and\nhead 1 of block 0"]),
+])  # fmt: skip
+def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pairs, drawn):
+    layout = mhprobe.attach(tiny_swin()).layout
+    count = len(layout.sites) if draw is block_coefficients.draw else layout.num_heads
+    rho = torch.full((count, count, 4), torch.nan, dtype=torch.float64)
+    for number, (a, b) in enumerate([*pairs, (1, 0)]):
+        rho[a, b, :3] = torch.tensor([0.9, 0.8, 0.7]) - 0.1 * number
+    columns = {"rho": rho, "null_rho": 0.2 * rho}
+    figure = draw(layout, columns, "", pairs=pairs)
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines if line.get_linestyle() == "-"}
+    assert list(lines) == drawn
+    for (a, b), found in zip(pairs, lines.values(), strict=True):
+        assert list(found) == rho[a, b, :3].tolist()
+    assert_nothing_is_clipped(figure)
+    for wrong in ([0, count], [1, 1], [0], 0, [0, "1"], [1, 2]):  # of the last one nothing was measured
+        with pytest.raises(
+            UserError, match=rf"coefficients\.pairs: expected .* 0 to {count - 1} .* got {re.escape(str(wrong))}"
+        ):
+            draw(layout, columns, "", pairs=[wrong])
+
+
+def test_options_reach_the_kind_that_they_are_of(monkeypatch):
+    told = {}
+    monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: told.update({kind: options}))
+    layout = mhprobe.attach(tiny_vit()).layout
+    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, of_images=True)
+    value = torch.zeros(layout.num_heads)
+    material = SimpleNamespace(columns={"m": {"value": value}}, measures={"m": about}, control={}, layout=layout)
+    measured(material, kinds=["a", "b"], options={"limits": "each"}, options_of={"b": {"pairs": [[0, 1]]}})
+    assert told == {"a": {"limits": "each"}, "b": {"limits": "each", "pairs": [[0, 1]]}}
 
 
 def test_the_legend_of_noise_hides_no_point():

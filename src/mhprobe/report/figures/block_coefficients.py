@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
+from mhprobe.report.figures.coefficients import Pairs, draw_pairs
 from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, place
 
 CAPTION = (
@@ -15,8 +16,21 @@ CAPTION = (
 )
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """From "rho" and "null_rho" (S, S, R)."""
+def draw(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    pairs: Pairs | None = None,
+) -> Figure:
+    """From "rho" and "null_rho" (S, S, R).
+
+    pairs: of layers by their numbers from 0, each with a line of its own in one panel instead, also across stages.
+    UserError for one that is not there.
+    """
+    if pairs:
+        return draw_pairs("block_coefficients", pairs, [f"block {site.block}" for site in layout.sites], columns)
     stages: dict[str, list[int]] = {}
     for number, site in enumerate(layout.sites):
         stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(number)

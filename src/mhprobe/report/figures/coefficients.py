@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names, layer_panels
+from mhprobe.report.figures.style import (
+    COLOURS,
+    NAMELESS,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    colour,
+    inches,
+    layer_panels,
+    place,
+)
 
 CAPTION = (
     "Canonical correlations of the heads of a block, from the best shared direction to the last: the mean of the "
     "pairs and their range. The dotted line is chance for as many images and directions; only what stands above "
     "it is shared."
 )
+Pairs = Sequence[Sequence[int]]
 
 
-def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+def draw(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    pairs: Pairs | None = None,
+) -> Figure:
     """One panel per layer: mean and range of "rho" over the pairs of its heads, and "null_rho", what chance gives.
 
     A pair has as many correlations as the head with fewer directions has; the mean at an index is over pairs that
     reach it. Pairs across layers are not drawn.
+    pairs: of heads by their flat numbers, each with a line of its own instead. UserError for one that was not compared.
     """
+    if pairs:
+        heads = [f"head {head} of block {site.block}" for _, head, site in layout]
+        return draw_pairs("coefficients", pairs, heads, columns)
     reached = (~columns["rho"].isnan()).flatten(0, 1).any(0).nonzero()
     last = int(reached.max()) + 1 if len(reached) else 1
     step = 5 * math.ceil(last / 20) if last > 6 else 1
@@ -38,6 +62,42 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             lines, ["mean of the pairs", "their range", "chance"], loc="lower center", ncols=3, borderaxespad=0.3
         )
     return figure
+
+
+def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping[str, Tensor]) -> Figure:
+    """One panel with a line per pair from "rho", and dotted its own chance from "null_rho"; both (N, N, R).
+
+    titles: of the N that pairs are among. UserError, in the name of ``asker``, for a pair that was not compared.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    with canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
+        axes = place(figure, 0.55, 0.5, 2.6, inches(figure)[1] - 0.7)
+        for number, pair in enumerate(pairs):
+            if not _compared(pair, columns["rho"]):
+                raise UserError(
+                    f"{asker}.pairs: expected pairs of two different numbers of 0 to {len(titles) - 1} that were "
+                    f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
+                )
+            shade, _ = colour(number)
+            for column, line in (("rho", "-"), ("null_rho", ":")):
+                rho = columns[column][tuple(pair)]
+                rho = rho[rho.isfinite()]
+                name = " and\n".join(titles[each] for each in pair) if column == "rho" else None
+                axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=shade, linewidth=1, label=name)
+        axes.plot([], [], ":", color="0.4", label="chance, of the same pair")
+        axes.set(ylim=(0, 1.02), yticks=[0, 0.5, 1], xlabel="coefficient", ylabel="correlation")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
+    return figure
+
+
+def _compared(pair: object, rho_NNR: Tensor) -> bool:
+    """Whether it is a pair of which there are correlations."""
+    if not (isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2):
+        return False
+    there = all(type(each) is int and 0 <= each < len(rho_NNR) for each in pair)
+    return there and not bool(rho_NNR[tuple(pair)].isnan().all())
 
 
 def _panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
