@@ -12,15 +12,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import mhprobe
 from mhprobe.measures.base import MeasureWarning
-from models import images_for, labels_for, tiny_swin, tiny_vit
+from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 
 COUNT = 12
 
 
 def loud(build=tiny_vit, **settings) -> nn.Module:
     model = build(**settings).double()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.3)
     return model
 
 

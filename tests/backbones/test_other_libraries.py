@@ -13,7 +13,17 @@ import mhprobe
 from mhprobe.backbones import build
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
-from models import encoder, huggingface, images_for, labels_for, text, tiny_vit, torchvision_swin, torchvision_vit
+from models import (
+    encoder,
+    huggingface,
+    images_for,
+    labels_for,
+    make_loud,
+    text,
+    tiny_vit,
+    torchvision_swin,
+    torchvision_vit,
+)
 
 
 class OfTokens(nn.Module):
@@ -48,8 +58,7 @@ PEOPLE_HAVE = {
 @pytest.mark.parametrize("build", PEOPLE_HAVE.values(), ids=PEOPLE_HAVE.keys())
 def test_measures_and_curves_take_them_as_they_are(build):
     model = build().eval()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.3)
     loader = [(images(), labels_for(4))]
     found = mhprobe.measure(model, loader, [mhprobe.measures.GateImportance, mhprobe.measures.AblationDelta])
     assert found["gate_importance"].min() > 0 and found["ablation_delta"].isfinite().all()

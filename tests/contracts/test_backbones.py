@@ -16,7 +16,7 @@ from mhprobe.backbones import families, family_of, layout_of
 from mhprobe.backbones.located import Located
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import Replay, masked_logits
-from models import TWINS, images_for, labels_for, tiny_eva, tiny_rope
+from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_rope
 
 CONF = Path(__file__).parents[2] / "conf" / "backbone"
 
@@ -103,8 +103,7 @@ twins = pytest.mark.parametrize("build", TWINS.values(), ids=TWINS.keys())
 def loud(build) -> nn.Module:
     """A tiny model, gated, whose heads matter."""
     model = build()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.3)
     mhprobe.attach(model)
     return model
 

@@ -9,34 +9,11 @@ import torch
 from torch import nn
 
 import mhprobe
-from mhprobe.gates.hard_concrete import HardConcreteGates
+from gated import STATES
 from mhprobe.masking.curve import known_orders
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 COUNT = 6
-
-
-def closed(model: nn.Module) -> None:
-    gates = mhprobe.attach(model)
-    mask = torch.zeros(gates.layout.num_heads, dtype=torch.bool)
-    mask[[0, 1]] = True
-    mask[gates.layout.span(1)] = True
-    gates.close(mask)
-
-
-def fractional(model: nn.Module) -> None:
-    gates = mhprobe.attach(model)
-    gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
-    gates.values[0] = 0
-
-
-def learned(model: nn.Module) -> None:
-    gates = mhprobe.backbones.attach(model, make=HardConcreteGates)
-    gates.log_alpha.copy_(torch.linspace(-4, 4, gates.layout.num_heads))
-    assert (gates.effective() == 0).sum() > 1
-
-
-STATES = {"closed": closed, "fractional": fractional, "learned": learned}
 
 
 @pytest.fixture(params=STATES.values(), ids=STATES.keys())

@@ -19,7 +19,7 @@ from mhprobe.backbones.located import Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import masked_logits
-from models import images_for
+from models import images_for, make_loud
 
 # one of each form in every run: windows, channels first, between channels, coarser keys
 QUICK = {"maxvit", "maxvit_first", "davit", "xcit", "pvt_v2", "sam"}
@@ -32,8 +32,7 @@ located = pytest.mark.parametrize(
 def loud(name: str) -> nn.Module:
     """Gated, and with weights so that each head matters; tests of one model come one after the other."""
     model = LOCATED[name]()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.3)
     # many factors of 0.3 would leave nothing of the image; NextViT is wide enough to blow up without them
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and name != "nextvit":

@@ -19,7 +19,7 @@ from attention import batch_of, run
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures import JSDistance
-from models import huggingface, labels_for
+from models import huggingface, labels_for, make_loud
 from oracles import js_distance
 
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
@@ -36,8 +36,7 @@ pytestmark = [
 def bert():
     """A classifier of 7 tokens of 11 words."""
     model = huggingface("BertForSequenceClassification", max_position_embeddings=16, num_labels=5)
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.3)
     return model
 
 

@@ -29,7 +29,7 @@ from mhprobe.masking.limits import Limits
 from mhprobe.masking.search.base import Step
 from mhprobe.masking.units import make_units
 from mhprobe.scoring.evaluate import evaluator
-from models import images_for, labels_for, tiny_swin, tiny_vit
+from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -157,8 +157,7 @@ IMAGES = 11
 @pytest.fixture(params=FAMILIES)
 def model(request):
     model = FAMILIES[request.param]()
-    for number, parameter in enumerate(model.parameters()):
-        torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     gates = mhprobe.attach(model)
     with torch.no_grad():  # one head is closed for good, the others let through more or less
         gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))

@@ -24,6 +24,7 @@ from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.run.sections import CONF
 from mhprobe.scoring.score import Score, known_scores, score_for
 from mhprobe.weights.checkpoint import weights_files
+from models import make_loud
 
 SCORES = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "score").glob("*.yaml")) if path.stem != "auto"}
 FEATURES = "backbone.num_classes=0"
@@ -42,8 +43,7 @@ def weights(tmp_path_factory) -> str:
     """A network of 6 heads that has learned nothing, in a file."""
     torch.manual_seed(0)
     model = build("vit_tiny_patch16_224", num_classes=10, **SIZE)
-    for number, parameter in enumerate(model.parameters()):
-        torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     about = {
         "backbone": {"name": "vit_tiny_patch16_224", **SIZE},
         "class_names": [str(digit) for digit in range(10)],

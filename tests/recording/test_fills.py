@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 import mhprobe
+from gated import closed, fractional, learned
 from mhprobe.data.batch import Batch
 from mhprobe.gates.fill import Fill
-from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.masking.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay, masked_logits
 from mhprobe.scoring.evaluate import evaluator
-from models import BUILDERS, images_for, labels_for, tiny_vit
+from models import BUILDERS, images_for, labels_for, make_loud, tiny_vit
 from oracles import fill as oracle
 
 N = 12
@@ -26,8 +26,7 @@ FILLS = ("mean", "mean_per_position", "resample", "optimal")
 
 def loud(build=tiny_vit) -> nn.Module:
     model = build()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     return model
 
 
@@ -52,20 +51,6 @@ def model(request):
     model = loud(BUILDERS[request.param])
     mhprobe.attach(model)
     return model
-
-
-def closed(model):
-    gates = mhprobe.attach(model)
-    gates.close(gates.layout.mask([0, *range(gates.layout.span(1).start, gates.layout.span(1).stop)]))
-
-
-def fractional(model):
-    mhprobe.attach(model).values.data.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
-
-
-def learned(model):
-    gates = mhprobe.backbones.attach(model, make=HardConcreteGates)
-    gates.log_alpha.data.copy_(torch.linspace(-4, 4, gates.layout.num_heads))
 
 
 @pytest.mark.parametrize("gate", [mhprobe.attach, closed, fractional, learned], ids=lambda gate: gate.__name__)

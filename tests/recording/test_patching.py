@@ -16,7 +16,7 @@ from mhprobe.recording.patching import _Past
 from mhprobe.recording.replay import patched_logits
 from mhprobe.recording.taps import Taps
 from mhprobe.recording.twins import twins
-from models import BUILDERS, images_for, labels_for
+from models import BUILDERS, images_for, labels_for, make_loud
 
 COUNT = 6
 EVERY = ("exact", "atp", "graddrop")
@@ -26,8 +26,7 @@ EVERY = ("exact", "atp", "graddrop")
 def model(request) -> nn.Module:
     """In float64, with heads that matter; its gates are closed, fractional and more than one."""
     model = BUILDERS[request.param]().double()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     values = mhprobe.attach(model).values
     with torch.no_grad():
         values.copy_(torch.linspace(0, 1.5, len(values)))

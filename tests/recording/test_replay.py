@@ -15,7 +15,7 @@ import mhprobe
 from mhprobe.backbones import family_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.recording.replay import Replay, forwards, gate_values, masked_logits
-from models import BUILDERS, images_for, tiny_swin, tiny_vit
+from models import BUILDERS, images_for, make_loud, tiny_swin, tiny_vit
 
 MORE = {
     "deep": lambda: tiny_vit(depth=4),
@@ -31,8 +31,7 @@ MORE = {
 def model(request) -> nn.Module:
     """A model whose heads matter, with gates that are not one."""
     model = {**BUILDERS, **MORE}[request.param]().eval()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     gates = mhprobe.attach(model)
     with torch.no_grad():
         gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))
@@ -146,8 +145,7 @@ def test_masks_may_share_a_batch(model, side_by_side):
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 def test_heads_that_all_masks_switch_off_can_be_left_out(build, rescale, gate):
     model = build()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     gate(model)
     masks, images = masks_for(model), images_for(model, 2)
     masks[:, mhprobe.attach(model).layout.span(1)] = True  # a whole layer

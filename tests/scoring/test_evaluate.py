@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.masking.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
 from mhprobe.scoring.evaluate import evaluator
-from models import images_for, labels_for, tiny_vit
+from models import images_for, labels_for, make_loud, tiny_vit
 
 N = 23
 
@@ -23,8 +23,7 @@ N = 23
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     model = tiny_vit()
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     gates = mhprobe.attach(model)
     with torch.no_grad():
         gates.values.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))

@@ -18,14 +18,13 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import masked_logits
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.pruned import pruned_description
-from models import images_for, labels_for
+from models import images_for, labels_for, make_loud
 from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network
 
 
 def loud(kind: str) -> nn.Module:
     model = network(kind)
-    for number, parameter in enumerate(model.parameters()):
-        nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
+    make_loud(model, 0.2)
     return model
 
 
