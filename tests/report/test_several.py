@@ -83,6 +83,21 @@ def test_seeds_become_a_group_with_students_interval(sweep):
     assert [row["seed"] for row in rows(found["runs"])] == ["0", "1", "2"] * 2
 
 
+def test_runs_that_differ_in_several_settings_are_a_grid(tmp_path, sweep):
+    assert "grid" not in several([sweep])  # one setting is a column
+    sizes = [(depth, heads, seed) for depth in (10, 2) for heads in (12, 3) for seed in (0, 1)][:-2]
+    for number, (depth, heads, seed) in enumerate(sizes):
+        accuracy = 0.5 + depth / 100 + heads / 1000 + seed / 10
+        seeded(tmp_path / "sizes" / str(number), seed, accuracy, depth=depth, num_heads=heads)
+    table = several([tmp_path / "sizes"])["grid"].table
+    assert table.columns == ["depth", "num_heads=3", "num_heads=12"]  # as numbers go
+    assert [row[0] for row in table.rows] == ["2", "10"]
+    assert table.rows[0][1] == "" and table.rows[0][2] == pytest.approx(0.582)  # the mean of both seeds
+    assert table.rows[1][1:] == pytest.approx([0.653, 0.662])
+    assert [row[0] for row in several([tmp_path / "sizes"], over=["seed", "depth"])["groups"].table.rows]
+    assert "grid" not in several([tmp_path / "sizes"], over=["seed", "depth"])
+
+
 def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
     for number, accuracy in enumerate((0.9, 1.0)):
         seeded(tmp_path / "sweep" / str(number), number, accuracy, lr=0.1)

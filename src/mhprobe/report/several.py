@@ -8,6 +8,7 @@ what another set of images would give.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,16 +31,20 @@ STEP = "masking.step"  # runs that differ in it hold points of the same curve
 
 
 class One(NamedTuple):
-    """A run among others. own: the settings that differ between the runs. group: those of them that are no ``over``."""
+    """A run among others. own: the settings that differ between the runs. by: those of them that are no ``over``."""
 
     name: str
     run: Run
     own: dict[str, str]
-    group: str
+    by: dict[str, str]
+
+    @property
+    def group(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.by.items()) or "all runs"
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
-    """The results ``runs``, ``curves`` and ``agreement``. over: settings by the end of their names.
+    """The results ``runs``, ``groups``, ``grid``, ``curves``, ``agreement``. over: settings by the end of their names.
 
     folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
     """
@@ -47,7 +52,8 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     if len(found) < 2:
         raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
     ones = told_apart(found, over)
-    results = {"runs": _runs(ones), "groups": _groups(ones), "curves": _curves(ones), "agreement": _agreement(ones)}
+    results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones)}
+    results |= {"curves": _curves(ones), "agreement": _agreement(ones)}
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
@@ -95,7 +101,7 @@ def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
             name,
             run,
             {key: each.get(key, "") for key in shown},
-            ", ".join(f"{key}={each.get(key, '')}" for key in by if key != STEP) or "all runs",
+            {key: each.get(key, "") for key in by if key != STEP},
         )
         for name, run, each in zip(unique_names(runs), runs, every, strict=True)
     ]
@@ -132,6 +138,37 @@ def _groups(ones: Sequence[One]) -> Result:
                 }
             )
     return Result(from_rows(rows)) if rows else Result()
+
+
+def _grid(ones: Sequence[One]) -> Result:
+    """Of runs that differ in two settings or more, mean accuracy with a column for each value of the last one."""
+    keys = list(ones[0].by)
+    if len(keys) < 2:
+        return Result()
+    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for one in ones:
+        if (each := words.accuracy(one.run)) is not None:
+            *rest, last = one.by.values()
+            found.setdefault(tuple(rest), {}).setdefault(last, []).append(each[0])
+    if not found:
+        return Result()
+    across = sorted({value for row in found.values() for value in row}, key=_in_order)
+    rows = [
+        {
+            **dict(zip(keys, rest, strict=False)),
+            **{f"{keys[-1]}={value}": statistics.fmean(row[value]) if value in row else "" for value in across},
+        }
+        for rest, row in sorted(found.items(), key=lambda item: [_in_order(value) for value in item[0]])
+    ]
+    return Result(from_rows(rows))
+
+
+def _in_order(value: str) -> tuple[float, str]:
+    """Numbers by size, then words."""
+    try:
+        return float(value), value
+    except ValueError:
+        return math.inf, value
 
 
 def _curves(ones: Sequence[One]) -> Result:
