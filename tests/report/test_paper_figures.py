@@ -190,7 +190,7 @@ FREE = {  # figures that are no layout's
     "classes_at_steps": lambda: classes_at_steps.draw(
         torch.rand(20, 10), torch.rand(20, 10) < 0.1, list(range(20)), ["a class with a very long name"] * 10
     ),
-    "phase": lambda: phase.draw([band("none"), band("phase", 0.25), band("amplitude", 0.25)], 0.1),
+    "phase": lambda: phase.draw([band("none"), band("phase", 0.25), band("amplitude", 0.25)], [True], 0.1),
     "kernels": lambda: kernels.draw(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
     "before_training": lambda: before_training.draw(
         [blocks("cka", network, b) for network in ("trained", "untrained") for b in range(6)], {"cka": "linear CKA"}

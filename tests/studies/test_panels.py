@@ -49,6 +49,7 @@ from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
 from mhprobe.studies.panels.phase import without
 from mhprobe.studies.panels.probing import Queries, probe
 from mhprobe.studies.panels.relations import answers, offset_words
+from mhprobe.studies.panels.rings import accuracies
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -377,6 +378,35 @@ def test_the_loss_landscape_is_the_loss_at_moved_weights_and_leaves_the_model_as
     assert found[0, 2].item() == pytest.approx(cross_entropy(images @ moved.T + model.bias, labels).item())
     assert found[1, 1].item() == pytest.approx(cross_entropy(model(images), labels).item())
     assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
+
+
+def test_damaged_rings_are_compared_image_by_image():
+    """Predictions that are given: drops are paired, from the whole images and from one damage to the other."""
+    labels = torch.zeros(40, dtype=torch.long)
+    wrong = {0: range(4), 1: range(12), 2: range(8, 20)}  # whole, and two ways to damage
+    shown = {way: torch.zeros(40, 2) for way in wrong}
+    for way, images in wrong.items():
+        shown[way][list(images), 1] = 1.0
+    batches = [
+        Batch(shown[0][part], labels[part], torch.arange(40)[part], torch.arange(40)[part] < 39)
+        for part in (slice(0, 15), slice(15, 40))
+    ]
+
+    def damaged(way):
+        return lambda batch: shown[way][batch.index]
+
+    model = type("Given", (), {"device": "cpu", "__call__": lambda self, images: images})()
+    material = SimpleNamespace(model=model, data=SimpleNamespace(batches=lambda *_, images: batches))
+    found = accuracies(material, [damaged(1), damaged(2)], images=40)
+    assert [row["accuracy"] for row in found.rows] == [35 / 39, 27 / 39, 27 / 39]
+    assert found.rows[0]["p"] == found.rows[0]["drop"] == "" and found.rows[1]["images"] == 39
+    assert found.rows[1]["drop"] == found.rows[2]["drop"] == 8 / 39
+    assert found.rows[1]["p"] == pytest.approx(2 / 2**8)  # 8 lost, none won
+    assert found.rows[2]["p"] == pytest.approx(2 * sum(math.comb(16, k) for k in range(5)) / 2**16)  # 12 lost, 4 won
+    assert [row["p_holm"] for row in found.rows[1:]] == pytest.approx([2 * 2 / 2**8, found.rows[2]["p"]])
+    assert found.rows[1]["drop_low"] > found.rows[2]["drop_low"]  # as many images less, but fewer that differ
+    each = found.drop(torch.tensor([1]), torch.tensor([2]))
+    assert each["drop"].item() == 0 and each["drop_low"].item() < 0 < each["drop_high"].item()
 
 
 def test_a_ring_loses_its_phases_or_its_amplitudes_and_nothing_else():

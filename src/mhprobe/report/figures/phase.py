@@ -9,13 +9,17 @@ from mhprobe.report.figures.style import Figure, canvas, colour, place
 
 CAPTION = (
     "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; bars are 95 % "
-    "intervals over images. Where the phase costs more than the amplitude, the network reads where things are. "
-    "Dashed: whole images. Dotted: guessing."
+    "intervals over images. Where the phase costs more than the amplitude, the network reads where things are; a star "
+    "stands above a band where the two differ significantly (paired, Holm over bands). Dashed: whole images. "
+    "Dotted: guessing."
 )
 
 
-def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
-    """rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high."""
+def draw(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: float) -> Figure:
+    """rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
+
+    differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
+    """
     with canvas((4.9, 2.8)) as figure:
         axes = place(figure, 0.55, 0.5, 2.75, 2.1)
         for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
@@ -27,6 +31,9 @@ def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
                 axes.vlines(middle, *ends, color=shade, linewidth=2, alpha=0.4)
             accuracy = [100 * row["accuracy"] for row in of]
             axes.plot(middles, accuracy, marker + "-", color=shade, markersize=4, label=f"without {damage}")
+        stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
+        for middle in stars:
+            axes.text(middle, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
         axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="whole images")
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
         axes.set_xlim(0, 1)

@@ -25,8 +25,8 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
     """Accuracy with noise in each of ``rings`` equal rings from frequency 0 to pi, and without.
 
     strength: standard deviation of the noise, in units of the normalised image. images: at most so many test images.
-    Table: low, high (the ring's ends, in units of pi), accuracy, accuracy_low, accuracy_high (95 %), p (McNemar,
-    against the clean images), images.
+    Table: low, high (the ring's ends, in units of pi), and the columns of ``rings.accuracies``; drops are against the
+    clean images.
     """
 
     def change(batch: Batch, ring: int) -> Tensor:
@@ -34,7 +34,7 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
 
     changes = [functools.partial(change, ring=ring) for ring in range(rings)]
     about = [{"low": "", "high": ""}, *(ends(ring, rings) for ring in range(rings))]
-    rows = [{**ring, **found} for ring, found in zip(about, accuracies(material, changes, images), strict=True)]
+    rows = [{**ring, **found} for ring, found in zip(about, accuracies(material, changes, images).rows, strict=True)]
     return {"noise": Result(from_rows(rows), figure.draw(rows, strength, material.chance), of=material.of(images))}
 
 

@@ -28,7 +28,8 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     """Accuracy without the phases, or without the amplitudes, of each of ``rings`` equal rings from 0 to pi.
 
     images: test images, at most. Frequency 0, the mean, is kept. Table: damage, low, high (the ring's ends, in units
-    of pi), accuracy, accuracy_low, accuracy_high (95 %), p (McNemar, against the whole images), images.
+    of pi), and the columns of ``rings.accuracies``; drops are against the whole images. Table ``difference``, a row per
+    ring: how much accuracy the phases cost beyond the amplitudes, as ``Accuracies.drop``, Holm over rings.
     """
     ways = [(damage, ring) for damage in DAMAGES for ring in range(rings)]
 
@@ -40,8 +41,18 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
         {"damage": "none", "low": "", "high": ""},
         *({"damage": damage, **ends(ring, rings)} for damage, ring in ways),
     ]
-    rows = [{**way, **found} for way, found in zip(about, accuracies(material, changes, images), strict=True)]
-    return {"phase": Result(from_rows(rows), figure.draw(rows, material.chance), of=material.of(images))}
+    found = accuracies(material, changes, images)
+    rows = [{**way, **row} for way, row in zip(about, found.rows, strict=True)]
+    phase = torch.arange(1, 1 + rings)
+    beyond = found.drop(before=phase + rings, after=phase)  # a drop from one to the other: both damage the same images
+    difference = [
+        {**ends(ring, rings), **{name: column[ring].item() for name, column in beyond.items()}} for ring in range(rings)
+    ]
+    marked = [row["p_holm"] < 0.05 for row in difference]
+    return {
+        "phase": Result(from_rows(rows), figure.draw(rows, marked, material.chance), of=material.of(images)),
+        "difference": Result(from_rows(difference)),
+    }
 
 
 def without(images: Tensor, index: Tensor, damage: str, ring: int, rings: int, seed: int) -> Tensor:

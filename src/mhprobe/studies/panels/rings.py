@@ -1,12 +1,12 @@
 """Rings of frequencies: accuracy on images of which something is changed in one ring at a time.
 
-Shapes: B images, F rings.
+Shapes: B images, C ways to show them (whole, and one for each change), F rings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,39 +14,56 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.measures.outcomes import outcomes
-from mhprobe.stats.significance import mcnemar, wilson
+from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
 from mhprobe.studies.panels.material import Material
 
 
-def accuracies(material: Material, changes: Sequence[Callable[[Batch], Tensor]], images: int) -> list[dict[str, Any]]:
-    """Rows of a table: for the first ``images`` test images whole, and after each of ``changes``.
+class Accuracies(NamedTuple):
+    """rows: of a table, the whole images first. joint: (C, C) images that two of them both get right; of images: ()."""
 
-    Columns: accuracy, accuracy_low, accuracy_high (95 %), p (McNemar, against the whole images), images.
+    rows: list[dict[str, Any]]
+    joint: Tensor
+    images: Tensor
+
+    def drop(self, before: Tensor, after: Tensor) -> dict[str, Tensor]:
+        """Accuracy before - after, of images whose numbers in ``rows`` these are, on the same test images.
+
+        drop with drop_low and drop_high (95 %, Newcombe), p (exact McNemar), p_holm: over those that are asked for.
+        """
+        both = self.joint[before, after]
+        lost, won = self.joint.diagonal()[before] - both, self.joint.diagonal()[after] - both
+        low, high = paired_difference(both, lost, won, self.images)
+        p = mcnemar(lost, won)
+        drop = (lost - won).double() / self.images
+        return {"drop": drop, "drop_low": low, "drop_high": high, "p": p, "p_holm": holm(p)}
+
+
+def accuracies(material: Material, changes: Sequence[Callable[[Batch], Tensor]], images: int) -> Accuracies:
+    """Of the first ``images`` test images whole, and after each of ``changes``.
+
+    Columns of the rows: accuracy, accuracy_low, accuracy_high (95 %, Wilson), images; and against the whole images, ""
+    for these, drop, drop_low, drop_high, p, p_holm as in ``Accuracies.drop``, Holm over all changes.
     """
     model, data = material.model, material.data
-    counts = torch.zeros(1 + len(changes), 3, dtype=torch.long, device=model.device)  # right, lost, won
+    every = 1 + len(changes)
+    joint = torch.zeros(every, every, dtype=torch.long, device=model.device)
     total = torch.zeros((), dtype=torch.long, device=model.device)
     with torch.inference_mode():
         for batch in data.batches("test", model.device, images=images):
-            whole = outcomes(model(batch.images), batch.labels)[0][batch.valid]
+            shown = [batch.images, *(change(batch) for change in changes)]
+            right = torch.stack([outcomes(model(each), batch.labels)[0][batch.valid] for each in shown]).double()
+            joint += (right @ right.mT).long()  # whole numbers far below 2^53
             total += batch.valid.sum()
-            counts[0, 0] += whole.sum()
-            for number, change in enumerate(changes, start=1):
-                right = outcomes(model(change(batch)), batch.labels)[0][batch.valid]
-                counts[number] += torch.stack([right.sum(), (whole & ~right).sum(), (right & ~whole).sum()])
-    counts, seen = ranks.sum(counts).cpu(), ranks.sum(total).cpu()
-    low, high = wilson(counts[:, 0], seen)
-    p = mcnemar(counts[:, 1], counts[:, 2])
-    return [
-        {
-            "accuracy": counts[number, 0].item() / seen.item(),
-            "accuracy_low": low[number].item(),
-            "accuracy_high": high[number].item(),
-            "p": p[number].item() if number else "",
-            "images": seen.item(),
-        }
-        for number in range(1 + len(changes))
-    ]
+    joint, seen = ranks.sum(joint).cpu(), ranks.sum(total).cpu()
+    right = joint.diagonal()
+    low, high = wilson(right, seen)
+    own = {"accuracy": right.double() / seen, "accuracy_low": low, "accuracy_high": high, "images": seen.expand(every)}
+    found = Accuracies([], joint, seen)
+    paired = found.drop(torch.zeros(len(changes), dtype=torch.long), torch.arange(1, every))
+    for number in range(every):
+        against = {name: column[number - 1].item() if number else "" for name, column in paired.items()}
+        found.rows.append({**{name: column[number].item() for name, column in own.items()}, **against})
+    return found
 
 
 def ends(ring: int, rings: int) -> dict[str, Any]:
