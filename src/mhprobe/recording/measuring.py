@@ -1,10 +1,14 @@
-"""Showing batches to measures: one recorded pass per batch, shared by all of them, on every rank alike."""
+"""Showing batches to measures: one recorded pass per batch, shared by all of them, on every rank alike.
+
+``recorded`` is for what a measure, which keeps sums, cannot be: what keeps a number of every image, or compares two
+passes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -86,6 +90,18 @@ def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, *
     return found
 
 
+def recorded(
+    model: nn.Module, batches: Iterable[Batch], needs: Collection[Need] = ()
+) -> Iterator[tuple[Batch, HeadBatch]]:
+    """Each batch with what the heads did on it; in several pieces where their attention would take much room.
+
+    needs: as of ``record``, whose UserErrors these are; none that wants labels.
+    """
+    for batch in batches:
+        for piece in _pieces(batch, gates_of(model).layout, needs):
+            yield piece, _look(model, piece.unlabelled, needs=needs)
+
+
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
     """What ``record`` has to deliver for all of them together."""
     return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
@@ -139,11 +155,8 @@ def _feed(
             if not (active := {key: each for key, each in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting)
-            for piece in _pieces(batch, gates_of(model).layout) if needs & {"attn", "attn_grad"} else [batch]:
-                images, labels, index, valid, _, objects = piece
-                look = functools.partial(
-                    record, model, images, labels, valid=valid, index=index, objects=objects, of=of, fills=fills
-                )
+            for piece in _pieces(batch, gates_of(model).layout, needs):
+                look = functools.partial(_look, model, piece, of=of, fills=fills)
                 try:
                     heads = look(needs=needs)
                 except UserError:
@@ -172,6 +185,11 @@ def _feed(
     return {key: error for key, error in shared.items() if key is not None}
 
 
+def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
+    images, labels, index, valid, _, objects = batch
+    return record(model, images, labels, valid=valid, index=index, objects=objects, **options)
+
+
 def _unfit(
     look: Callable[..., HeadBatch], measures: Mapping[str, Measure], selecting: bool
 ) -> dict[str | None, UserError]:
@@ -195,7 +213,10 @@ def pieces(count: int, layout: HeadLayout) -> list[slice]:
     return [slice(start, start + images) for start in range(0, max(1, count), max(1, images))]
 
 
-def _pieces(batch: Batch, layout: HeadLayout) -> Iterator[Batch]:
+def _pieces(batch: Batch, layout: HeadLayout, needs: Collection[Need]) -> Iterator[Batch]:
+    if not {"attn", "attn_grad"} & set(needs):
+        yield batch
+        return
     for these in pieces(len(batch.valid), layout):
         parts: Any = (None if part is None else part[these] for part in batch)
         yield Batch(*parts)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
-from mhprobe.recording.record import record
+from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import correspondence as figure
 from mhprobe.report.report import Result
@@ -30,17 +30,18 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     Table: itself (likeness on the other view), best_other (that of the most alike other head of its block),
     best_other_index, corresponds (1 where itself is larger), chance.
     """
-    layout, data, device = material.layout, material.data, material.model.device
+    layout, device = material.layout, material.model.device
     sums = [
         [torch.zeros(2 * site.channels, 2 * site.channels, dtype=torch.float64, device=device),
          torch.zeros(2 * site.channels, dtype=torch.float64, device=device)] for site in layout.sites
     ]  # fmt: skip
     rows = torch.zeros(len(layout.sites), dtype=torch.float64, device=device)
-    for batch in data.batches("test", device, images=images):
-        shown = (batch.images, batch.images.flip(-1))  # left to right
-        views = [record(material.model, images_of, needs=(), valid=batch.valid) for images_of in shown]
+    walk = material.walk(images)
+    flipped = (batch._replace(images=batch.images.flip(-1)) for batch in walk())  # left to right
+    walks = (recorded(material.model, batches) for batches in (walk(), flipped))
+    for (batch, heads), (_, mirrored) in zip(*walks, strict=True):
         for number, site in enumerate(layout.sites):
-            one, other = (patches(view.z[number][batch.valid], site) for view in views)
+            one, other = (patches(view.z[number][batch.valid], site) for view in (heads, mirrored))
             both = torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1).double()
             sums[number][0] += both.mT @ both
             sums[number][1] += both.sum(0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.places import Piece, attention, shares
-from mhprobe.recording.record import record
+from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import offset_maps as figure
 from mhprobe.report.report import Result
@@ -26,10 +26,9 @@ from mhprobe.studies.panels.material import Material
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
     """A map per head. images: test images, at most. Table: head, block, down, right, mass, even (mean attention)."""
-    layout, data, device = material.layout, material.data, material.model.device
+    layout, device = material.layout, material.model.device
     mass, queries = (torch.zeros(layout.num_heads, *_size(layout), dtype=torch.float64, device=device) for _ in "ab")
-    for batch in data.batches("test", device, images=images):
-        heads = record(material.model, batch.images, needs={"attn"}, valid=batch.valid)
+    for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
         for piece in attention("covering range", layout, heads):
             span = layout.span(piece.number)
             for total, part in zip((mass, queries), around_the_favourite(piece, _size(layout)), strict=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
-from mhprobe.recording.record import record
+from mhprobe.recording.measuring import recorded
 from mhprobe.report.figures import fft_images as figure
 from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
@@ -29,13 +29,13 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     Table: block, place (before or after attention), images, and the mean ln amplitude of the inner and the outer half
     of the frequencies, relative to frequency 0.
     """
-    model, data, layout = material.model, material.data, material.layout
+    model, layout = material.model, material.layout
     sites = list({site.block: site for site in layout.sites}.values())
     sums = [torch.zeros(2, *site.token_grid, dtype=torch.float64, device=model.device) for site in sites]
     seen = torch.zeros((), dtype=torch.long, device=model.device)
     shown: list[Tensor] | None = None
-    for batch in data.batches("test", model.device, images=images):
-        streams = record(model, batch.images, needs={"stream"}).need("stream", "fft_images")
+    for batch, heads in recorded(model, material.walk(images)(), {"stream"}):
+        streams = heads.need("stream", "fft_images")
         around = [(streams[site.block].before, streams[site.block].middle) for site in sites]
         maps = [
             torch.stack([grid_of(part[batch.valid], site) for part in pair])

@@ -4,6 +4,8 @@ Heat: the share of a map's mass on its hottest tenth of patches. AUC: the chance
 hotter than a wrongly classified one, 0.5 for no relation, with Hanley & McNeil's 95 % interval (1982, Radiology
 143:29) and the Mann-Whitney p.
 
+A walk of its own: a kind of map records its images itself.
+
 Shapes: B images, h x w patches.
 """
 

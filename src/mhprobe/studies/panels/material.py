@@ -58,9 +58,9 @@ class Material:
         """For ``Result.of``: at most so many of a split."""
         return counted(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
-    def walk(self, images: int | None = None) -> Walk:
-        """Over the test images, or the first so many of them."""
-        return functools.partial(self.data.batches, "test", self.model.device, images=images)
+    def walk(self, images: int | None = None, split: str = "test") -> Walk:
+        """Over the images of a split, or the first so many of them."""
+        return functools.partial(self.data.batches, split, self.model.device, images=images)
 
 
 Panel = Callable[[Material], Mapping[str, Result]]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.recording.record import record
+from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
 from mhprobe.report.report import Result
@@ -97,8 +97,8 @@ def collect(material: Material, model: nn.Module, split: str, images: int, centr
     across = torch.arange(patches) % grid[1]
     offsets = (torch.arange(patches) - torch.arange(patches)[:, None]) * 2 * grid[1] + across - across[:, None]
     parts: list[Queries] = []
-    for batch in material.data.batches(split, material.model.device, images=images):
-        attn = record(model, batch.images, needs={"attn"}, valid=batch.valid).need("attn", "probing")
+    for batch, heads in recorded(model, material.walk(images, split)(), {"attn"}):
+        attn = heads.need("attn", "probing")
         every = torch.cat([each[:, 0, :, prefix:, prefix:] for each in attn], 1).float().cpu() * patches
         shown = batch.images.cpu()
         facts, right = pair_facts(shown, grid), right_keys(shown, grid, centres)

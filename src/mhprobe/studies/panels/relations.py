@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
-from mhprobe.measures.places import Piece, attention
-from mhprobe.recording.record import record
+from mhprobe.measures.places import Piece, attention, places_of
+from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
 from mhprobe.report.report import Result
@@ -76,11 +76,10 @@ def summary(values: Tensor) -> dict[str, float]:
 
 def _scores(material: Material, split: str, images: int, centres: Tensor) -> Scores:
     """Over the images of a split, the same on every rank."""
-    device, layout = material.model.device, material.layout
+    layout, centres = material.layout, centres.to(material.model.device)
     most = max((2 * _extent(s)[0] - 1) * (2 * _extent(s)[1] - 1) for s in layout.sites)
     parts: list[Scores] = []
-    for batch in material.data.batches(split, device, images=images):
-        heads = record(material.model, batch.images, needs={"attn"}, valid=batch.valid)
+    for batch, heads in recorded(material.model, material.walk(images, split)(), {"attn"}):
         shape = (len(batch.images), len(layout.sites), most, len(RELATIONS))
         found = Scores(
             torch.full((shape[0], layout.num_heads, shape[3]), torch.nan),
@@ -89,7 +88,7 @@ def _scores(material: Material, split: str, images: int, centres: Tensor) -> Sco
         )
         for piece in attention("relations", layout, heads):
             pictures = batch.images[piece.images]
-            right = right_keys(pictures, piece.site.token_grid, centres.to(device))
+            right = right_keys(pictures, piece.site.token_grid, centres)
             rows = piece.images.cpu()
             for r, (of_heads, of_offsets, even) in enumerate(answers(piece, right)):
                 found.heads[rows, layout.span(piece.number), r] = of_heads.float().cpu()
@@ -110,7 +109,7 @@ def answers(piece: Piece, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tenso
     token = (places.token - piece.site.prefix_tokens).clamp(min=0)
     best_bWQH = piece.attn.masked_fill(~others[None, :, None], -1).argmax(-1).transpose(2, 3)
     offset_WQK, count = _offsets(piece.site, places.cell)
-    offset_WQK = offset_WQK * others  # others may be further apart than any window
+    offset_WQK = offset_WQK * others  # which may not be asked can be further apart
     for of_relation in right.unbind(1):
         true_bWQK = of_relation[:, token[:, :, None], token[:, None, :]] & others
         asked_bWQ = true_bWQK.any(-1)
@@ -124,8 +123,11 @@ def answers(piece: Piece, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tenso
 
 
 def _extent(site: HeadSite) -> tuple[int, int]:
-    """Rows and columns of what a query can see: its window, or the grid."""
-    return site.token_grid if site.windows is None else site.windows.size
+    """Rows and columns of what a query can see: its window, or the grid. A padded window that wraps around is wider."""
+    places = places_of(site, torch.device("cpu"))
+    apart = (places.cell[:, :, None] - places.cell[:, None, :]) * places.patch_pairs[..., None]
+    down, right = apart.flatten(0, 2).amax(0).tolist()
+    return down + 1, right + 1
 
 
 def _offsets(site: HeadSite, cell_WK2: Tensor) -> tuple[Tensor, int]:

@@ -3,6 +3,8 @@
 Beside them two maps that have seen no image: one that is hottest in the centre, where photographers put things, and
 one of random patches.
 
+A walk of its own: a kind of map records its images itself.
+
 Shapes: K maps, N images, R resamples, h x w patches.
 """
 

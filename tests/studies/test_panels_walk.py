@@ -1,0 +1,105 @@
+"""Panels look at images by the one loop that measures are fed by, and say the same however it cuts the batches."""
+
+from __future__ import annotations
+
+import ast
+from itertools import chain
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+import mhprobe
+from data_sets import Noise
+from mhprobe.data.base import ImageData
+from mhprobe.recording import measuring
+from mhprobe.recording.record import record
+from mhprobe.studies.panels import correspondence, covering, fft_images, probing, relations
+from mhprobe.studies.panels.material import Material
+from mhprobe.studies.panels.relations import offset_words
+from models import make_loud, tiny_swin, tiny_vit
+
+STUDIES = Path(mhprobe.__file__).parent / "studies"
+
+
+class Whole(L.LightningModule):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images):
+        return self.backbone(images)
+
+
+class Gated(Material):
+    def untrained(self):
+        twin = tiny_vit(1)
+        mhprobe.attach(twin)
+        return twin
+
+
+@pytest.fixture
+def material(request, tmp_path):
+    backbone = request.param()
+    make_loud(backbone, 0.2)
+    layout = mhprobe.attach(backbone).layout
+    noise = Noise((40, 21), 5, backbone.patch_embed.img_size[0])
+    data = ImageData(noise, 8, eval_batch_size=21, cache_dir=tmp_path, val_fraction=0.5)
+    data.prepare_data()
+    data.setup("test")
+    return Gated(layout, Whole(backbone).eval(), data)
+
+
+@pytest.mark.parametrize("material", [tiny_vit, tiny_swin], indirect=True)
+@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing, relations])
+def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monkeypatch):
+    """The Swin has padded windows that wrap around the image."""
+    if panel is probing and material.layout.sites[0].windows is not None:
+        pytest.skip("a probe over all heads needs the same patches for each")
+    seen, found = [], []
+
+    def watched(model, images, *rest, **named):
+        seen[-1].append(len(images))
+        return record(model, images, *rest, **named)
+
+    monkeypatch.setattr(measuring, "record", watched)
+    draw = getattr(panel, panel.__name__.rsplit(".")[-1])
+    for least in (4, 1000):
+        monkeypatch.setattr(measuring, "LEAST", least)
+        seen.append([])
+        (result,) = draw(material).values()
+        found.append(result.table)
+    needs_attention = panel in (covering, probing, relations)
+    assert (max(seen[0]) < max(seen[1])) == needs_attention and sum(seen[0]) == sum(seen[1])
+    assert found[0].columns == found[1].columns and len(found[0].rows) == len(found[1].rows) > 0
+    for some, whole in zip(*(chain(*table.rows) for table in found), strict=True):
+        number = isinstance(whole, float)
+        assert some == (pytest.approx(whole, rel=1e-4, abs=1e-4, nan_ok=True) if number else whole)  # float32
+
+
+@pytest.mark.parametrize("material", [tiny_swin], indirect=True)
+def test_offsets_of_a_window_that_wraps_around_have_numbers_of_their_own(material):
+    plain, shifted = material.layout.sites[:2]  # windows of 4 x 4 on a grid of 9 x 9
+    assert offset_words(3 * 7 + 3, plain) == "itself"
+    assert offset_words(0, shifted) == "8 up, 8 left"
+
+
+def loops_of_their_own(source: str) -> list[str]:
+    """Calls of ``record`` inside a loop or a comprehension."""
+    loops = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)
+    return [
+        ast.unparse(call)
+        for loop in ast.walk(ast.parse(source))
+        if isinstance(loop, loops)
+        for call in ast.walk(loop)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "record"
+    ]
+
+
+def test_no_study_records_batches_in_a_loop_of_its_own():
+    assert {str(path): found for path in STUDIES.rglob("*.py") if (found := loops_of_their_own(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize("line", ["for x in y:\n    z = record(m, x)", "z = [recording.record(m, x) for x in y]"])
+def test_a_planted_loop_is_found(line):
+    assert loops_of_their_own(f"{line}\nrecord(m, y)\nrecorded(m, y)") != []
