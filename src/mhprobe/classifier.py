@@ -12,6 +12,7 @@ from timm.optim.muon import Muon
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, family_of, gives_features
+from mhprobe.backbones.freezing import Frozen, freeze
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
@@ -34,7 +35,8 @@ class GatedClassifier(L.LightningModule):
         its own are multipliers, which are maximised.
     teacher: (B, 3, height, width) images -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then
         teacher_weight of the distance to them at ``temperature``, and the rest of it that to the labels.
-    frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), or all "weights".
+    frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or
+        parts of the backbone, see mhprobe.backbones.freezing.
     """
 
     def __init__(
@@ -55,16 +57,13 @@ class GatedClassifier(L.LightningModule):
         make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
         penalty: nn.Module | None = None,
         gate_lr: float = 1e-2,
-        frozen: Literal["nothing", "backbone", "weights"] = "nothing",
+        frozen: Frozen = "nothing",
     ) -> None:
         super().__init__()
         self.backbone = backbone.train()  # loaded weights come in eval mode, and Lightning leaves that as it finds it
         self.gates = attach(backbone, make=make_gates)
         self.penalty = penalty
-        if frozen != "nothing":
-            backbone.requires_grad_(False)
-        if frozen == "backbone":
-            family_of(backbone).classifier(backbone).requires_grad_(True)
+        freeze(backbone, frozen)
         if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
             raise UserError(f"gates.frozen: with frozen={frozen} and fixed gates nothing is left to train.")
         self.description = description

@@ -93,8 +93,18 @@ def test_gates_are_learned_from_weights_and_the_files_hold_what_was_tested(weigh
     assert metrics(masked)["test/loss"] != metrics(again)["test/loss"]
 
 
+ALL = {"embedding", "attention", "mlp", "classifier", "norms"}
+
+
 @pytest.mark.parametrize(
-    ("frozen", "moves"), [("nothing", {"blocks", "head"}), ("backbone", {"head"}), ("weights", set())]
+    ("frozen", "moves"),
+    [
+        ("nothing", ALL),
+        ("backbone", {"classifier"}),
+        ("weights", set()),
+        ("[embedding,mlp]", {"attention", "classifier", "norms"}),
+        ("[attention,classifier]", {"embedding", "mlp", "norms"}),
+    ],
 )
 def test_what_is_frozen_keeps_its_bits(frozen, moves, weights, tmp_path):
     before, _ = load_weights(weights)
@@ -103,12 +113,15 @@ def test_what_is_frozen_keeps_its_bits(frozen, moves, weights, tmp_path):
     )
     state = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["state_dict"]
     moved = {
-        key.split(".")[0]
+        next((part for word, part in NAMED.items() if word in key), "norms")
         for key, value in before.state_dict().items()
         if not torch.equal(state[f"backbone.{key}"], value)
     }
-    assert moved & {"blocks", "head"} == moves and (moves or not moved)
+    assert moved == moves
     assert (state["gates.log_alpha"] != 3.0).all()  # the gates move in any case
+
+
+NAMED = {".attn.": "attention", ".mlp.": "mlp", "head.": "classifier", "_token": "embedding", "_embed": "embedding"}
 
 
 def test_a_killed_run_ends_with_the_same_gates(weights, tmp_path):
@@ -155,7 +168,9 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
         "keeps no head": [f"gates.mask={empty}"],
         "model's 6 heads": [f"gates.mask={foreign}"],
         "nothing is left to train": ["gates=fixed", "gates.frozen=weights"],
-        "gates.frozen": ["gates.frozen=everything"],
+        "gates.frozen: Give nothing, backbone, weights, or a list": ["gates.frozen=everything"],
+        "attention, mlp, embedding, classifier, got ['mlp', 'wings']": ["gates.frozen=[mlp,wings]"],
+        "got []": ["gates.frozen=[]"],
         "wings": ["+gates.relaxation.wings=2"],
     }
     base = [part for part in GATES if not part.startswith(("gates.lr", "gates.penalty"))]

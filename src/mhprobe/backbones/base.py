@@ -175,7 +175,7 @@ class Family(ABC):
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
-        """The module whose output is the embedding of the patches: where relevance arrives."""
+        """The module whose output is the embedding of the patches: where relevance arrives. UserError without one."""
         return model.patch_embed
 
     @classmethod
@@ -202,8 +202,8 @@ class Family(ABC):
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
-        """What makes logits of features."""
-        return model.get_classifier()
+        """What makes logits of features; nothing in a model that only gives features."""
+        return getattr(model, "get_classifier", nn.Identity)()
 
     @classmethod
     def features_only(cls, model: Any) -> bool:

@@ -51,6 +51,10 @@ class Encoder(MultiHead):
         model.use_nested_tensor = False  # nested tensors go through torch's inference kernels only
 
     @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        raise UserError("a TransformerEncoder takes embedded tokens: what embeds them stands in front of it.")
+
+    @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
         raise UserError("a TransformerEncoder takes embedded tokens, not images; what makes them knows their size.")
 

@@ -17,11 +17,14 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
+
+Part = Literal["attention", "mlp", "embedding", "classifier"]  # of a network; what a head stands in is the first
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import FillName
+from mhprobe.heads import FillName, Part
 from mhprobe.recording.objective import Of
 from mhprobe.run.sections import settings
 
@@ -35,11 +36,19 @@ class Optim(_Section):
     temperature: Annotated[float, Field(gt=0)]
 
 
+def _parts(frozen: Any) -> Any:
+    """Of a union pydantic would say what each of its types misses."""
+    words, parts = ("nothing", "backbone", "weights"), get_args(Part)
+    if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
+        return frozen
+    raise PydanticCustomError("frozen", f"Give {', '.join(words)}, or a list of {', '.join(parts)}")
+
+
 class Gates(_Section):
     relaxation: dict[str, Any]
     penalty: dict[str, Any] | None
     lr: Annotated[float, Field(gt=0)]
-    frozen: Literal["nothing", "backbone", "weights"]
+    frozen: Annotated[Literal["nothing", "backbone", "weights"] | list[Part], BeforeValidator(_parts)]
     keep: int | None
     threshold: Annotated[float, Field(gt=0, lt=1)] | Literal["likelier"]
     mask: str | None

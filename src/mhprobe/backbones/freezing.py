@@ -1,0 +1,102 @@
+"""Parts of a network that can stay as they are while the rest, or its gates, is trained.
+
+No module is named here. Attention is what seams say, classifier and embedding what the family says, and the MLPs are
+what blocks hold beside their attention. Voita et al., 2019, let all parts move; what a part does for the heads that go
+is seen when it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.base import Family
+from mhprobe.errors import UserError
+from mhprobe.heads import Part
+
+Frozen = Literal["nothing", "backbone", "weights"] | Sequence[Part]
+
+
+def freeze(model: nn.Module, frozen: Frozen) -> None:
+    """Nothing of what is named is trained from now on.
+
+    frozen: "nothing", the "backbone" (all but its classifier), all "weights", or parts, see ``part_of``. UserError
+    where the model's family cannot tell a part from the rest.
+    """
+    if not isinstance(frozen, str):
+        held = [parameter for part in frozen for parameter in part_of(model, part)]  # all of them, or an error
+        for parameter in held:
+            parameter.requires_grad_(False)
+    elif frozen != "nothing":
+        model.requires_grad_(False)
+        if frozen == "backbone":
+            for parameter in _classifier(family_of(model), model):
+                parameter.requires_grad_(True)
+
+
+def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
+    """Parameters of a part of a model that has gates; none of them is in another part. UserError if it has none.
+
+    attention: of all sites, with their projections. mlp: the matrices of blocks beside their attention, with their
+    biases. embedding: what embeds patches, with the class token and embeddings of positions where these are the model's
+    own. classifier: what makes logits of features. Norms, layer scales and what merges patches are in no part.
+    """
+    family = family_of(model)
+    found = list(_PARTS[part](family, model))
+    if not found:
+        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](family, model)))
+        raise UserError(
+            f"gates.frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family.title}) from the "
+            f"rest. It can freeze {known}; frozen=weights freezes all but the gates."
+        )
+    return found
+
+
+def _attention(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
+    for site in layout_of(model).sites:
+        seam = family.seam(model, site)
+        inside = {id(parameter): parameter for parameter in (*seam.attention.parameters(), *seam.output.parameters())}
+        yield from inside.values()  # W_O is not always inside
+
+
+def _mlp(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
+    attention = {id(parameter) for parameter in _attention(family, model)}
+    for block in family.blocks(model):
+        for module in model.get_submodule(block.name).modules():
+            own = list(module.parameters(recurse=False))
+            if any(parameter.ndim > 1 for parameter in own):
+                yield from (parameter for parameter in own if id(parameter) not in attention)
+
+
+def _embedding(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
+    try:
+        stem = family.stem(model)
+    except UserError:  # nobody knows what makes tokens here
+        return
+    yield from stem.parameters()
+    inside = {id(parameter) for parameter in stem.parameters()}
+    names = [name for name, module in model.named_modules() if module is stem]
+    names += [block.name for block in family.blocks(model)]
+    for around in sorted({name for each in names for name in _around(each)}):
+        for parameter in model.get_submodule(around).parameters(recurse=False):
+            if id(parameter) not in inside:
+                yield parameter
+
+
+def _around(name: str) -> Iterator[str]:
+    """The names of all modules that hold this one; the model's own is ""."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _classifier(family: type[Family], model: nn.Module) -> Iterable[nn.Parameter]:
+    found: Any = family.classifier(model)
+    heads = found if isinstance(found, tuple | list) else (found,)  # distilled models have two
+    return [parameter for head in heads for parameter in head.parameters()]
+
+
+_PARTS = {"attention": _attention, "mlp": _mlp, "embedding": _embedding, "classifier": _classifier}

@@ -1,0 +1,93 @@
+"""What can be frozen of every family: parts that are apart, or one line that says which part nobody can tell.
+
+The families are those of tests/models.py and tests/located.py, all of them.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+import mhprobe
+from located import LOCATED
+from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.freezing import part_of
+from mhprobe.classifier import GatedClassifier
+from mhprobe.heads import Part
+from models import TWINS, tiny_swin, tiny_vit
+
+MODELS = {**TWINS, **LOCATED}
+QUICK = {"vit", "swin", "encoder", "xcit", "sam"}
+every = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+
+
+def gated(build):
+    model = build()
+    mhprobe.attach(model)
+    return model
+
+
+def parts(model) -> dict[str, set[str]]:
+    """By part the names of its parameters; those that the family cannot tell are left out."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {}
+    for part in get_args(Part):
+        try:
+            found[part] = {names[id(parameter)] for parameter in part_of(model, part)}
+        except mhprobe.UserError as error:
+            assert family_of(model).title in str(error) and f"the {part} of" in str(error)
+    return found
+
+
+@every
+def test_parts_are_apart_and_attention_is_known_everywhere(name):
+    model = gated(MODELS[name])
+    found = parts(model)
+    together = [parameter for part in found.values() for parameter in part]
+    assert len(together) == len(set(together))  # none is in two
+    family, blocks = family_of(model), layout_of(model).blocks
+    outputs = {id(family.seam(model, site).output.weight) for site in layout_of(model).sites}
+    own = {key for key, parameter in model.named_parameters() if id(parameter) in outputs}
+    assert own and own <= found["attention"]
+    assert ("mlp" in found) == bool(blocks)
+    assert name in {"encoder", "encoder_behind"} or ("embedding" in found) == bool(blocks)
+    for block in blocks:
+        inside = {key for key in found["mlp"] if key.startswith(f"{block.name}.")}
+        assert len(inside) >= 2, block.name  # an MLP has two layers at the least
+
+
+@every
+def test_a_frozen_part_is_not_trained_and_the_rest_is(name):
+    """Or the classifier is not made at all, and the model is left as it was."""
+    model = gated(MODELS[name])
+    known = parts(model)
+    trainable = {key for key, each in model.named_parameters() if each.requires_grad}
+    for part in get_args(Part):
+        if part in known:
+            module = GatedClassifier(model, {}, frozen=[part])
+            assert {key for key, each in module.backbone.named_parameters() if each.requires_grad} == (
+                trainable - known[part]
+            )
+            for key in known[part]:
+                model.get_parameter(key).requires_grad_(key in trainable)
+        else:
+            with pytest.raises(mhprobe.UserError, match=f"cannot tell the {part} .* can freeze {', '.join(known)};"):
+                GatedClassifier(model, {}, frozen=["attention", part])
+            assert {key for key, each in model.named_parameters() if each.requires_grad} == trainable
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
+def test_parts_of_timms_vit_and_swin_are_those_of_their_names(build):
+    model = gated(build)
+    expected = {
+        "attention": {key for key, _ in model.named_parameters() if ".attn." in key},
+        "mlp": {key for key, _ in model.named_parameters() if ".mlp." in key},
+        "embedding": {
+            key for key, _ in model.named_parameters() if key.startswith(("patch_embed", "pos_embed", "cls_token"))
+        },
+        "classifier": {key for key, _ in model.named_parameters() if key.startswith("head.")},
+    }
+    assert parts(model) == expected
