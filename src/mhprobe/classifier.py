@@ -73,6 +73,7 @@ class GatedClassifier(L.LightningModule):
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
         self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature
         self.results: dict[str, float] = {}  # the last epoch's numbers in full precision; what is logged is float32
+        self.right = torch.zeros(0, dtype=torch.bool)  # (N,) the test images that were classified rightly
         self.loss = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     @property
@@ -140,6 +141,8 @@ class GatedClassifier(L.LightningModule):
         result = self.tally.compute()  # the same on every rank
         exact = {f"{split}/{name}": float(result[name]) for name in ("accuracy", "loss")}
         self.results.update(exact)
+        if split == "test":
+            self.right = result["right"].cpu()
         self.log_dict(exact, prog_bar=True)
 
     def configure_optimizers(self) -> Any:

@@ -61,12 +61,12 @@ def test_ranks_add_up(logits, labels):
     for own, share in ((first, range(0, N, 2)), (second, range(1, N, 2))):
         part = batch(labels, list(share))
         own.update(part, logits[part.index])
-    for name in ("correct", "loss", "seen"):  # what torchmetrics does between ranks, for states that are sums
+    for name in ("right", "loss", "seen"):  # what torchmetrics does between ranks, for states that are sums
         assert second._reductions[name] is torch.sum or second._reductions[name].__name__ == "dim_zero_sum"
         setattr(first, name, getattr(first, name) + getattr(second, name))
     alone = fed(Tally(N), logits, labels, N, list(range(N))).compute()
     together = first.compute()
-    assert torch.equal(together["correct"], alone["correct"])
+    assert torch.equal(together["right"], alone["right"])
     torch.testing.assert_close(together["loss"], alone["loss"], rtol=1e-12, atol=0)  # float64, two orders of adding
 
 

@@ -185,6 +185,11 @@ class ImageData(L.LightningDataModule):
         return self._digest(("train", "val"))
 
     @property
+    def test_fingerprint(self) -> str:
+        """The same of the test images alone: runs that share it were tested on the same images."""
+        return self._digest(("test",))
+
+    @property
     def set_aside(self) -> str | None:
         """The same of the images that are set aside for promises; None where there are none."""
         return self._digest(("calibration",)) if "calibration" in self.splits else None

@@ -18,6 +18,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.masking.trace import t_interval
+from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
 from mhprobe.report.html import atlas, curves, words
@@ -27,6 +28,7 @@ from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.agreement import agreement
 
+FEW = 6  # pairs of runs: four runs have as many
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 
 
@@ -44,7 +46,9 @@ class One(NamedTuple):
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
-    """The results ``runs``, ``groups``, ``grid``, ``curves``, ``agreement``. over: settings by the end of their names.
+    """The results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``.
+
+    over: settings by the end of their names.
 
     folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
     """
@@ -52,20 +56,24 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     if len(found) < 2:
         raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
     ones = told_apart(found, over)
-    results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones)}
+    paired = outcomes.pairs([one.run.folder for one in ones], [one.name for one in ones])
+    results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones), "paired": Result(from_rows(paired))}
     results |= {"curves": _curves(ones), "agreement": _agreement(ones)}
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
-    """What the groups' accuracies are, a line each, for a terminal."""
+    """What the groups' accuracies are, a line each, for a terminal; of few runs also how they differ, pair by pair."""
     table = results["groups"].table if "groups" in results else None
     said = []
     for row in table.rows if table is not None else ():
         group, runs, mean, _, low, high, half = row
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
         said.append(f"{group}: test accuracy {100 * mean:.2f} %{over}, over images of a run +- {100 * half:.2f}")
-    return said
+    paired = results["paired"].table
+    assert paired is not None
+    pairs = [dict(zip(paired.columns, row, strict=True)) for row in paired.rows]
+    return said + [outcomes.said(pair) for pair in pairs] if len(pairs) <= FEW else said
 
 
 def about(folders: Sequence[Path]) -> tuple[str, str]:

@@ -33,6 +33,7 @@ from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName, HeadLayout
+from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.units import make_units
@@ -217,6 +218,9 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
         # "test/accuracy" is by labels, wherever it is read
         named = {key.replace("accuracy", "agreement") if own else key: value for key, value in model.results.items()}
         report.add_metrics({**named, "test/images": data.sizes["test"]})
+        if len(model.right) and not own:  # who labels the images itself is right about all of them
+            positions = torch.from_numpy(data.splits["test"].positions)
+            outcomes.write(report.folder, model.right, positions, data.test_fingerprint)
 
 
 def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:

@@ -29,14 +29,14 @@ class Tally(Metric):
     """
 
     full_state_update = False
-    correct: Tensor  # () valid images whose largest logit is the label's
+    right: Tensor  # (N,) how often each image was counted as right: its largest logit is the label's
     loss: Tensor  # () float64 sum of cross-entropy over valid images
     seen: Tensor  # (N,) how often each image of the split was counted
 
     def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.check_images, self.score = check_images, score or Labels()
-        self.add_state("correct", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("right", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
@@ -44,24 +44,25 @@ class Tally(Metric):
         """Count one batch's (B, C) logits."""
         index = batch.index[batch.valid]
         right, loss = self.score(logits[None, batch.valid], index, batch.labels[batch.valid])
-        self.correct += right.sum()
+        self.right.index_add_(0, index, right[0].long())
         self.loss += loss.sum()
         self.seen.index_add_(0, index, torch.ones_like(index))
 
     def compute(self) -> dict[str, Tensor]:
-        """Scalars: ``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``."""
+        """``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``; ``right``, (N,)."""
         if self.check_images and not bool((self.seen == 1).all()):
             missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
             raise RuntimeError(
                 f"evaluation saw {len(self.seen) - missed} of {len(self.seen)} images, {repeated} of them more than "
                 f"once: the numbers would be wrong. The sampler does not cover the split exactly."
             )
-        images = self.seen.sum()
+        images, correct = self.seen.sum(), self.right.sum()
         return {
-            "accuracy": self.correct.double() / images,
+            "accuracy": correct.double() / images,
             "loss": self.loss / images,
-            "correct": self.correct,
+            "correct": correct,
             "images": images,
+            "right": self.right > 0,
         }
 
 

@@ -1,7 +1,7 @@
 """Runs side by side, each against the first: accuracy, masking curves, and which heads changed.
 
-Every difference has a 95 % interval that takes the runs as independent. Of runs that were tested on
-the same images, the true one is narrower.
+Accuracies of runs that were tested on the same images are compared image by image. Every other difference has a 95 %
+interval that takes the runs as independent.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
+from mhprobe.report import outcomes
 from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.folder import Run, column, read_run, settings
 from mhprobe.report.html.page import facts, render
@@ -29,7 +30,9 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
+    paired = outcomes.pairs([run.folder for run in runs], names)
     tables = [
+        *_table("accuracies on the same images", [pair for pair in paired if not pair["untested"]]),
         *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
         *_table("heads that changed", _head_rows(names, heads, measures)),
         *_table("heads that went", _kept_rows(runs, names, heads)),
@@ -41,7 +44,7 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=[*_accuracies(runs, names), *_changed(names, measures)],
+        words=[*_accuracies(runs, names, paired), *_changed(names, measures)],
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
@@ -65,7 +68,7 @@ def unique_names(runs: Sequence[Run]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{i + 1}: {name}" for i, name in enumerate(names)]
 
 
-def _accuracies(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]) -> list[str]:
     known = {name: found for run, name in zip(runs, names, strict=True) if (found := words.accuracy(run))}
     said = [
         f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, {images} images)."
@@ -73,7 +76,11 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     ]
     if names[0] in known:
         first = known[names[0]]
+        to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
         for name in [name for name in known if name != names[0]]:
+            said.append(outcomes.said(to_first[name]))
+            if not to_first[name]["untested"]:
+                continue
             gap, low, high = (100 * value for value in difference(first[:3], known[name][:3]))
             more = "" if known[name][3] == first[3] else " They were tested on different numbers of images."
             verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0"

@@ -1,0 +1,67 @@
+"""Runs against each other on the same test images: exact McNemar, and Newcombe's interval of the difference.
+
+Networks that were tested on other images, or whose runs did not write which images were right, have no such test.
+
+Shapes: N test images.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mhprobe.io.outcomes import Outcomes, read
+from mhprobe.stats.significance import holm, mcnemar, paired_difference
+
+NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
+
+
+def pairs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for every two runs, in their order, with a test of those that saw the same test images.
+
+    run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
+    only b gets right. p: exact McNemar; p_holm: over all pairs that were tested. images: how many. untested: why there
+    is no test, "" where there is one.
+    """
+    found = [read(folder) for folder in folders]
+    rows = []
+    for (a, first), (b, second) in itertools.combinations(zip(names, found, strict=True), 2):
+        row: dict[str, Any] = {"run_a": a, "run_b": b, **NONE, "untested": ""}
+        silent = [name for name, each in ((a, first), (b, second)) if each is None]
+        if first is None or second is None:
+            row["untested"] = f"{' and '.join(silent)} did not write which test images were right"
+        elif first.images != second.images:
+            row["untested"] = "they were tested on different images"
+        else:
+            row |= _compared(first, second)
+        rows.append(row)
+    tested = [row for row in rows if not row["untested"]]
+    adjusted = holm(torch.tensor([row["p"] for row in tested], dtype=torch.float64)).tolist()
+    for row, p in zip(tested, adjusted, strict=True):
+        row["p_holm"] = p
+    return rows
+
+
+def _compared(a: Outcomes, b: Outcomes) -> dict[str, Any]:
+    counts = [(x & y).sum()[None] for x, y in ((a.right, b.right), (a.right, ~b.right), (~a.right, b.right))]
+    both, lost, won = counts
+    low, high = paired_difference(both, lost, won, torch.tensor([len(a.right)]))  # of a - b
+    return {
+        **{"difference": (won - lost).item() / len(a.right), "low": -high.item(), "high": -low.item()},
+        **{"lost": lost.item(), "won": won.item(), "p": mcnemar(lost, won).item(), "images": len(a.right)},
+    }
+
+
+def said(row: Mapping[str, Any]) -> str:
+    """A pair of runs in a sentence."""
+    if row["untested"]:
+        return f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
+    gap, low, high = (100 * row[name] for name in ("difference", "low", "high"))
+    return (
+        f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
+        f"p = {row['p_holm']:.2g} (McNemar, Holm) on the same {row['images']:,} images."
+    )
