@@ -139,7 +139,11 @@ def test_the_others_clip_nothing(layout):
         {"low": k / 3, "high": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
         for k in range(3)
     ]
-    assert_nothing_is_clipped(noise.draw([bands[0], *bands], 0.5, 0.1))
+    made = noise.draw([bands[0], *bands], 0.5, 0.1)
+    assert_nothing_is_clipped(made)
+    (container,) = made.axes[0].containers  # every point shows its interval
+    (whiskers,) = container.lines[2]
+    assert [[y for _, y in ends] for ends in whiskers.get_segments()] == [pytest.approx([40, 60])] * 3
     maps = [torch.rand(2, 4, 4) for _ in range(3)]
     assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps))
     points = [

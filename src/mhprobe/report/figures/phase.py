@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mhprobe.report.figures.noise import accuracies
 from mhprobe.report.figures.style import Figure, canvas, colour, place
 
 CAPTION = (
@@ -26,11 +27,7 @@ def draw(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: floa
             of = [row for row in rows if row["damage"] == damage]
             shade, marker = colour(number)
             middles = [(row["low"] + row["high"]) / 2 + 0.012 * (number - 0.5) for row in of]  # bars side by side
-            for middle, row in zip(middles, of, strict=True):
-                ends = 100 * row["accuracy_low"], 100 * row["accuracy_high"]
-                axes.vlines(middle, *ends, color=shade, linewidth=2, alpha=0.4)
-            accuracy = [100 * row["accuracy"] for row in of]
-            axes.plot(middles, accuracy, marker + "-", color=shade, markersize=4, label=f"without {damage}")
+            accuracies(axes, middles, of, marker + "-", shade, f"without {damage}")
         stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
         for middle in stars:
             axes.text(middle, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
