@@ -47,3 +47,25 @@ def test_every_file_says_what_it_is():
     assert [
         str(path.relative_to(PACKAGE)) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))
     ] == []
+
+
+def losses_of_their_own(package: Path) -> list[str]:
+    """Files that call torch's cross-entropy."""
+    names = ("cross_entropy", "nll_loss")
+    trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
+    return [
+        str(path.relative_to(package))
+        for path, tree in trees.items()
+        if any((getattr(node, "attr", None) or getattr(node, "id", None)) in names for node in ast.walk(tree))
+    ]
+
+
+def test_a_loss_is_one_function_in_float64_and_its_slope_another():
+    """measures/outcomes.py writes the one out; the other is taken in the model's precision."""
+    assert losses_of_their_own(PACKAGE) == ["recording/objective.py"]
+
+
+def test_a_planted_loss_is_found(tmp_path):
+    (tmp_path / "planted.py").write_text("from torch.nn import functional as F\nx = F.cross_entropy(y, z)")
+    (tmp_path / "another.py").write_text("from torch.nn.functional import cross_entropy\nx = cross_entropy(y, z)")
+    assert losses_of_their_own(tmp_path) == ["another.py", "planted.py"]

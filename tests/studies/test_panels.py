@@ -380,6 +380,16 @@ def test_the_loss_landscape_is_the_loss_at_moved_weights_and_leaves_the_model_as
     assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
 
 
+def test_a_loss_near_nothing_is_not_rounded_to_nothing():
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(25 * torch.eye(2))
+        model.bias.zero_()
+    still = direction(model, 0)
+    found = losses(model, torch.eye(2), torch.arange(2), [0.0], [still, still])
+    assert found.item() == pytest.approx(math.log1p(math.exp(-25)), rel=1e-6)  # float32 would say 0
+
+
 def test_damaged_rings_are_compared_image_by_image():
     """Predictions that are given: drops are paired, from the whole images and from one damage to the other."""
     labels = torch.zeros(40, dtype=torch.long)

@@ -19,6 +19,7 @@ from mhprobe.backbones import attach
 from mhprobe.backbones.blank import Blank
 from mhprobe.headbench import world
 from mhprobe.headbench.world import CLASSES, FEATURES, GRID, NOISE, PATCH, World
+from mhprobe.measures.outcomes import outcomes
 
 NAMES = (
     *(f"texture{k}" for k in range(CLASSES)),
@@ -155,7 +156,7 @@ class Canvas(Blank):
 
     def loss(self, without: Sequence[tuple[int, int]] = (), seen: World | None = None) -> float:
         seen = self.seen if seen is None else seen
-        return float(nn.functional.cross_entropy(self.logits(seen.images, without), seen.labels))
+        return float(outcomes(self.logits(seen.images, without), seen.labels)[1].mean())
 
     # making
 

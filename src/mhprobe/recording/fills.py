@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
@@ -33,6 +32,7 @@ from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.hashing import image_numbers, mixed
+from mhprobe.measures.outcomes import outcomes
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import in_raster_order
 from mhprobe.recording.state import inspecting, usable
@@ -228,10 +228,10 @@ def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:
             values[torch.arange(len(off)), off] = 0
             with gates.side_by_side(values, fill=Fill(tuple(constants))):
                 logits = logits_of(model(torch.cat([images] * len(off))))
-            losses = F.cross_entropy(logits, labels.repeat(len(off)), reduction="none").unflatten(0, (len(off), -1))
+            _, losses = outcomes(logits.unflatten(0, (len(off), -1)), labels)
             for slope, found in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
                 slope += found
-            loss_A[off] += losses.detach().double().sum(1)
+            loss_A[off] += losses.detach().sum(1)
     images_seen = ranks.sum(torch.tensor(float(len(some.images)), dtype=torch.float64, device=device))
     for constant, slope in zip(constants, slopes, strict=True):
         constant.grad = ranks.sum(slope) / images_seen.to(slope)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.gates.base import HeadGates, gates_of
-from mhprobe.heads import wide
+from mhprobe.recording.objective import objective
 from mhprobe.recording.state import inspecting
 
 BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
@@ -140,7 +140,7 @@ def _slope(model: nn.Module, values: Tensor, images: Tensor, labels: Tensor) -> 
     """(A,) float64 of the mean loss along the gates: over the images of all ranks, each of which counts once."""
     sums = torch.zeros(len(values) + 1, dtype=torch.float64, device=values.device)
     if len(images):
-        loss = nn.functional.cross_entropy(wide(model(images)), labels, reduction="sum")
+        loss = objective(model(images), labels, "loss").sum()
         sums[:-1] = torch.autograd.grad(loss, [values])[0]
         sums[-1] = len(images)
     ranks.sum(sums)

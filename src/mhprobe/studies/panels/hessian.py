@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 
-from mhprobe.heads import wide
+from mhprobe.recording.objective import objective
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import sharpness as figure
 from mhprobe.report.report import Result
@@ -71,7 +70,7 @@ def eigenvalues(
         for weight in weights:
             weight.requires_grad_(True)
         try:
-            loss = cross_entropy(wide(model(images)), labels)
+            loss = objective(model(images), labels, "loss").mean()
             slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
             known = [(w, s) for w, s in zip(weights, slopes, strict=True) if s is not None]
             used, slope = [w for w, _ in known], torch.cat([s.flatten() for _, s in known])

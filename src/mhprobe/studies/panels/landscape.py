@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from mhprobe.heads import wide
+from mhprobe.measures.outcomes import outcomes
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import landscape as figure
 from mhprobe.report.report import Result
@@ -78,7 +77,7 @@ def losses(
             for i, j in itertools.product(range(len(places)), repeat=2):
                 for weight, start, a, b in zip(weights, before, *along, strict=True):
                     weight.data.copy_(start + places[i] * a + places[j] * b)
-                found.append(cross_entropy(wide(model(images)), labels).item())
+                found.append(outcomes(model(images), labels)[1].mean().item())
         finally:
             for weight, start in zip(weights, before, strict=True):
                 weight.data.copy_(start)
