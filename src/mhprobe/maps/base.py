@@ -38,7 +38,7 @@ def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
 
 
 def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
-    """The numbers of the sites in residual block ``block``; negative counts from the end."""
+    """The numbers of the sites in residual block ``block``; negative counts from the end. UserError for no block."""
     count = 1 + max(site.block for site in layout.sites)
     if not -count <= block < count:
         raise UserError(f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}.")

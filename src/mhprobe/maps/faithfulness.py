@@ -52,7 +52,7 @@ def faithfulness(
     baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
     gone. steps: how many equal shares patches go in. features: whether they, and no logits, come out of the model.
     Maps of one size share their random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders
-    times as many for each size.
+    times as many for each size. UserError for an unknown baseline, and for no steps or no random orders.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:

@@ -50,6 +50,7 @@ class Rollout(MapKind):
 
 
 def check(fusion: str, discard: float, kind: str) -> None:
+    """UserError for an unknown fusion, or a share to discard that is none."""
     one_of(kind, "fusion", fusion, Fusion)
     if not 0 <= discard < 1:
         raise UserError(f"{kind}: discard is a share from 0 to below 1, got {discard}.")

@@ -38,6 +38,7 @@ class GateImportance(Measure):
     power: 1 for the absolute value; 2 for its square, which per image is the Fisher information (see Fisher).
     normalize: "none"; "layer_l2" divides each layer by its l2 norm (Michel), which favours layers with few heads:
         equal heads score 1/sqrt(H); "layer_l2_sqrtH" multiplies by sqrt(H) and so removes that bias.
+    UserError for options that are none of these.
 
     Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
         value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over

@@ -46,6 +46,7 @@ class JSDistance(Measure):
     clusters: how many clusters each group of compared heads is cut into, at most.
     permutations, seed: relabellings behind p, and what they are drawn from.
     null_images: how many images are paired with each other for the null; 0 leaves it out. Their attention is kept.
+    UserError for counts that are too small, and for heads that do not attend among the same tokens.
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
     null (A, A): the same two heads on each other's images; below it heads are more alike than that. null_draws

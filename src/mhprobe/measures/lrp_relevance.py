@@ -33,6 +33,7 @@ class LRPRelevance(Measure):
     target: "top1" explains the largest logit, "label" the label's, "norm" the length of features that are no logits.
     gamma: by how much linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose
         relevance explodes in deep networks. epsilon: keeps denominators away from 0.
+    UserError for rules that are none of these, and from ``update`` for a batch without this relevance.
 
     Columns, (A,), the last four equal for all heads of a layer:
         value: share of the layer's relevance, in [0, 1], the heads of a layer add up to 1; larger is more relevant.

@@ -32,6 +32,7 @@ class NoOp(Measure):
         tokens of high norm. Kinds that are pooled outvote each other: ordinary patches above 2 standard deviations are
         many, and hide what the class token does. threshold: from how many standard deviations above the image's mean
         norm a token is of high norm, as for token_kinds.
+    UserError for an unknown kind, and a threshold that is not above 0.
 
     Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
     elsewhere (a no-op), NaN where a model has no special keys; null: 1, no difference; attention: mean share of

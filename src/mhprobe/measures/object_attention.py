@@ -45,7 +45,7 @@ _CHUNK = 2**25  # pairs of patches looked at together
 
 
 class ObjectAttention(Measure):
-    """Share of patches whose most attended patch lies on an object.
+    """Share of patches whose most attended patch lies on an object. UserError for a batch without masks of objects.
 
     Columns, (A,) shares in [0, 1], larger means more often:
         value: over images the mean share of query patches whose argmax key is on an object; low, high: its 95 % normal

@@ -237,7 +237,7 @@ class PairMeasure(Measure):
 
 
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
-    """Site numbers, grouped by what is compared with what."""
+    """Site numbers, grouped by what is compared with what. UserError for pairs that are none of the choices."""
     one_of(name, "pairs", pairs, Pairs)
     key = {
         "layer": lambda s: s,

@@ -114,7 +114,7 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
 
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
-    """(B, W, H, Q, K) of one site, as recorded; an error where it is missing or does not fit the site's places.
+    """(B, W, H, Q, K) of one site, as recorded; UserError where it is missing or does not fit the site's places.
 
     texts: as for ``attention``; (B, 1, H, T, T) of them.
     """

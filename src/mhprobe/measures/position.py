@@ -29,7 +29,7 @@ class Position(Measure):
     """Share of all patch queries whose largest weight is at the head's favourite offset.
 
     threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
-        this share of queries.
+        this share of queries. UserError for shares that are none.
 
     Columns, (A,): value in [0, 1], larger is more positional; dy, dx the offset in tokens, key minus query (dx = -1:
     the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share among the
