@@ -21,17 +21,21 @@ from models import images_for, labels_for, tiny_swin, tiny_vit
 PACKAGE = Path(mhprobe.__file__).parent
 # what attention modules and their blocks call their parts, in timm, torch and transformers
 PARTS = (
-    *("proj", "qkv", "q_proj", "k_proj", "v_proj", "in_proj", "in_proj_weight", "in_proj_bias", "out_proj", "q_bias"),
-    *("attn_drop", "proj_drop", "fused_attn", "attn_dim", "q_norm", "k_norm", "relative_position_bias_table"),
-    *("ls1", "ls2", "gamma_1", "gamma1", "layer_scale1", "patch_embed", "num_attention_heads", "attention_probs"),
+    *("proj", "qkv", "q_proj", "k_proj", "v_proj", "in_proj", "in_proj_weight", "in_proj_bias", "out_proj", "c_proj"),
+    *("q_bias", "k_bias", "v_bias", "attn_drop", "proj_drop", "fused_attn", "attn_dim", "q_norm", "k_norm", "rope"),
+    *("relative_position_bias_table", "relative_position_index", "rel_pos", "logit_scale", "cpb_mlp", "attn_mask"),
+    *("ls", "ls1", "ls2", "gamma_1", "gamma_2", "gamma1", "gamma2", "layer_scale1", "layer_scale2", "layerscale"),
+    *("patch_embed", "pos_embed", "cls_token", "reg_token", "drop_path1", "drop_path2", "num_attention_heads"),
+    *("attention_probs", "is_causal", "shift_size"),
 )
 WORD = re.compile(rf"(?<!\w)({'|'.join(PARTS)})(?!\w)")
 # an option of mhprobe.backbones.build, by its name in a weights file
 OPTIONS = {("weights/description.py", "fused_attn")}
+ELSEWHERE = {("report", "ls")}  # matplotlib's style of a line
 
 
 def parts_named(package: Path) -> list[str]:
-    """Every attribute and every text (no docstring) outside backbones/ that names a part of an attention module."""
+    """Every attribute, keyword and text (no docstring) outside backbones/ that names a part of an attention module."""
     found = []
     for path in sorted(package.rglob("*.py")):
         where = path.relative_to(package)
@@ -40,13 +44,14 @@ def parts_named(package: Path) -> list[str]:
         tree = ast.parse(path.read_text())
         said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                words = {node.attr} & set(PARTS)
+            if isinstance(node, (ast.Attribute, ast.keyword)):
+                words = {node.attr if isinstance(node, ast.Attribute) else node.arg} & set(PARTS)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
                 words = set(WORD.findall(node.value))
             else:
                 continue
-            found += [f"{where}:{node.lineno} {word}" for word in words if (str(where), word) not in OPTIONS]
+            words -= {word for place, word in OPTIONS | ELSEWHERE if place in (str(where), where.parts[0])}
+            found += [f"{where}:{node.lineno} {word}" for word in words]
     return found
 
 
@@ -55,14 +60,24 @@ def test_only_families_name_the_parts_of_attention():
 
 
 @pytest.mark.parametrize(
-    "line", ["x = model.blocks[0].attn.qkv", "x = f'{name}.proj'", "x = getattr(block, 'ls1')", "m.fused_attn = False"]
+    "line",
+    [
+        *(
+            "x = block.attn.{}",
+            "m.{} = False",
+            "x = f'{{name}}.{}'",
+            "x = getattr(block, '{}')",
+            "x = build(m, {}=None)",
+        ),
+        *("x = dict({}=1)", "setattr(block, '{}', x)", "x = weights['blocks.0.attn.{}.weight']", "del m.{}"),
+    ],
 )
 def test_a_planted_part_is_found(tmp_path, line):
-    (tmp_path / "recording").mkdir()
-    (tmp_path / "recording" / "planted.py").write_text(f'"""The qkv of proj."""\n{line}\n')
-    (tmp_path / "backbones").mkdir()
-    (tmp_path / "backbones" / "fine.py").write_text("x = m.attn.qkv")
-    assert len(parts_named(tmp_path)) == 1
+    for part in PARTS:
+        for room in ("recording", "backbones"):
+            (tmp_path / part / room).mkdir(parents=True)
+            (tmp_path / part / room / "planted.py").write_text(f'"""The {part}."""\n{line.format(part)}\n')
+        assert parts_named(tmp_path / part) == [f"recording/planted.py:2 {part}"]
 
 
 class Mixed(nn.MultiheadAttention):
