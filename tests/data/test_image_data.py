@@ -187,8 +187,20 @@ def test_the_first_images_are_the_same_stored_transformed_and_in_batches(tmp_pat
     made = noise(tmp_path, batch_size=4)
     stored, first = made.stored("test", range(6)), made.first("test", 6)
     assert stored.images.dtype is torch.uint8 and stored.valid.all() and torch.equal(stored.index, torch.arange(6))
-    walked = torch.cat([batch.images[batch.valid] for batch in made.batches("test", images=6)])
+    walked = torch.cat([batch.images[batch.valid] for batch in made.batches("test", images=torch.arange(6))])
     assert torch.equal(first.images, walked) and torch.equal(first.labels, stored.labels)
     positions = torch.arange(6)
     assert torch.equal(torch.cat([batch.index for batch in made.batches("test", images=positions)]), positions)
     assert len(made.first("test", 10**6).images) == made.sizes["test"]
+
+
+def test_so_many_images_are_taken_evenly_from_a_split(tmp_path):
+    """Archives of class folders are in their classes' order: the first 1,000 test images of CIFAR-10 are airplanes."""
+    made = noise(tmp_path, batch_size=4)
+    even = [2, 7, 12, 18, 23, 28]  # the middles of six parts of 31
+    batches = list(made.batches("test", images=6))
+    assert torch.cat([batch.index[batch.valid] for batch in batches]).tolist() == even
+    some = made.some("test", 6)
+    assert torch.equal(some.images, torch.cat([batch.images[batch.valid] for batch in batches]))
+    assert torch.equal(some.labels, made.stored("test", even).labels)
+    assert [at for batch in made.batches("test", images=100) for at in batch.index.tolist()] == list(range(31))

@@ -18,6 +18,7 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.backbones.conv_stem import conv_stem
 from mhprobe.backbones.patches import patch_embedding
 from mhprobe.data.batch import Batch
+from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.heads import HeadLayout, HeadSite
@@ -41,7 +42,7 @@ from mhprobe.studies.panels.hessian import eigenvalues
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.kinds_of_layers import kinds
 from mhprobe.studies.panels.landscape import direction, losses
-from mhprobe.studies.panels.maps import judged, spread
+from mhprobe.studies.panels.maps import judged
 from mhprobe.studies.panels.masked import phases
 from mhprobe.studies.panels.measured import measured
 from mhprobe.studies.panels.noise import ring_noise
@@ -507,7 +508,7 @@ def test_a_map_of_what_is_read_beats_random_orders_over_many_images_and_its_oppo
 
 
 def test_images_spread_over_a_split_are_of_several_classes():
-    assert spread(3, 900) == [150, 450, 750] and spread(5, 2) == [0, 1] and spread(1, 1) == [0]
+    assert evenly(3, 900) == [150, 450, 750] and evenly(5, 2) == [0, 1] and evenly(1, 1) == [0]
 
 
 def test_the_kernels_of_a_head_are_the_patterns_that_it_reads():

@@ -26,7 +26,7 @@ from mhprobe.data.cache import Cache, open_cache
 from mhprobe.data.draws import fold
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
-from mhprobe.data.split import stratified
+from mhprobe.data.split import evenly, stratified
 from mhprobe.errors import UserError
 
 SPLITS = ("train", "val", "test")
@@ -251,9 +251,10 @@ class ImageData(L.LightningDataModule):
     ) -> Iterator[Batch]:
         """This rank's evaluation batches of a split, on ``device``.
 
-        images: positions in the split; or a number, for the first so many at most; or None for all.
+        images: positions in the split; or a number, for so many at most, evenly from all of it: a split that is in
+        the order of its classes begins with images of one; or None for all.
         """
-        positions = np.arange(len(self.splits[split]))[:images] if isinstance(images, int) else images
+        positions = np.array(evenly(images, len(self.splits[split]))) if isinstance(images, int) else images
         chosen = positions.numpy() if isinstance(positions, torch.Tensor) else positions
         # no workers: starting them for every walk costs more than the gathers they would hide
         for batch in self._eval_loader(split, num_workers=0, chosen=chosen):
@@ -266,7 +267,14 @@ class ImageData(L.LightningDataModule):
 
     def first(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
         """The first ``count`` images of a split, or all, as one batch for the model; on every rank the same."""
-        batch = self.transform(self.stored(split, range(min(count, self.sizes[split]))), train=False)
+        return self._one(split, range(min(count, self.sizes[split])), device)
+
+    def some(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
+        """The same of ``count`` images, evenly from all of the split."""
+        return self._one(split, evenly(count, self.sizes[split]), device)
+
+    def _one(self, split: str, positions: Sequence[int], device: torch.device | str) -> Batch:
+        batch = self.transform(self.stored(split, positions), train=False)
         return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
 
     def _eval_loader(self, split: str, num_workers: int, chosen: np.ndarray | None = None) -> Loader:

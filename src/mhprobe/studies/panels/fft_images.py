@@ -24,7 +24,7 @@ _FLOOR = 1e-6  # Park & Kim's
 
 
 def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
-    """Maps of the first test image, Fourier images over the first ``images`` of them.
+    """Maps of one test image, Fourier images over ``images`` of them, evenly from all.
 
     Table: block, place (before or after attention), images, and the mean ln amplitude of the inner and the outer half
     of the frequencies, relative to frequency 0.

@@ -30,7 +30,7 @@ from mhprobe.studies.panels.material import Material
 
 
 def heat(material: Material, images: int = 1000, kind: MapKind | None = None) -> dict[str, Result]:
-    """Heat of the first test images, compared by whether they are classified rightly.
+    """Heat of test images, compared by whether they are classified rightly.
 
     images: at most so many. kind: of the maps; None for rollout. UserError where all are right, or all wrong: there is
     nothing to compare. Table: images, right, wrong, median_right, median_wrong, auc, low, high, p.

@@ -35,7 +35,7 @@ def sharpness(
     """
     model, data, layout = material.model, material.data, material.layout
     # every rank looks at the same few images: there is nothing to share
-    batch = data.first("train", images, model.device)
+    batch = data.some("train", images, model.device)
     backbone: nn.Module = model.backbone  # type: ignore[assignment]
     parts = {"all": list(backbone.parameters())}
     if blocks:

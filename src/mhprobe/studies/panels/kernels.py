@@ -43,7 +43,7 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     """
     model, data = material.model, material.data
     embedding = patch_embedding(model.backbone)  # type: ignore[arg-type]
-    batch = data.first("test", images, model.device)
+    batch = data.some("test", images, model.device)
     slopes = slopes_of(embedding, batch.images)
     value = record(model, batch.images[:1], needs={"weights"}).need("weights", "kernels")[0].value.double().cpu()
     strength, patterns = strongest(value, slopes.mean, count)

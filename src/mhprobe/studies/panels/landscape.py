@@ -33,7 +33,7 @@ def landscape(
     norms of the filters. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
     """
     model, data = material.model, material.data
-    batch = data.first("train", images, model.device)
+    batch = data.some("train", images, model.device)
     backbone: nn.Module = model.backbone  # type: ignore[assignment]
     places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
     pairs = [[direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)] for draw in range(directions)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mhprobe import ranks
+from mhprobe.data.split import evenly
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.maps.faithfulness import faithfulness as judge
@@ -23,15 +24,9 @@ def overlays(
 ) -> dict[str, Result]:
     """images: positions in the test split, or how many evenly from all of it. options: of ``maps.faithfulness``."""
     backbone: Any = material.model.backbone
-    chosen = spread(images, material.data.sizes["test"]) if isinstance(images, int) else images
+    chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
     results, _ = gallery(backbone, material.data, chosen, kinds, seed=material.seed, **options)
     return results
-
-
-def spread(count: int, size: int) -> list[int]:
-    """Positions in the middles of ``count`` equal parts of a split: one that is sorted by class gives several."""
-    count = min(count, size)
-    return [size * (2 * part + 1) // (2 * count) for part in range(count)]
 
 
 def judged(material: Material, kinds: Mapping[str, MapKind], images: int = 200, **options: Any) -> dict[str, Result]:
@@ -42,7 +37,7 @@ def judged(material: Material, kinds: Mapping[str, MapKind], images: int = 200, 
     image by image; positive is better for both areas), low, high (its 95 % interval over images), images.
     """
     backbone: Any = material.model.backbone
-    chosen = torch.tensor(spread(images, material.data.sizes["test"]))
+    chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
     found: list[list[list[float]]] = []  # per image, per kind: four areas
     for batch in material.data.batches("test", material.model.device, images=chosen):
         made = [kind(backbone, batch.images, batch.labels) for kind in kinds.values()]

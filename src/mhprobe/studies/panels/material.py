@@ -59,7 +59,7 @@ class Material:
         return counted(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
     def walk(self, images: int | None = None, split: str = "test") -> Walk:
-        """Over the images of a split, or the first so many of them."""
+        """Over the images of a split, or so many of them, evenly from all."""
         return functools.partial(self.data.batches, split, self.model.device, images=images)
 
 

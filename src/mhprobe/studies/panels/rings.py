@@ -39,7 +39,7 @@ class Accuracies(NamedTuple):
 
 
 def accuracies(material: Material, changes: Sequence[Callable[[Batch], Tensor]], images: int) -> Accuracies:
-    """Of the first ``images`` test images whole, and after each of ``changes``.
+    """Of ``images`` test images, evenly from all, whole, and after each of ``changes``.
 
     Columns of the rows: accuracy, accuracy_low, accuracy_high (95 %, Wilson), images; and against the whole images, ""
     for these, drop, drop_low, drop_high, p, p_holm as in ``Accuracies.drop``, Holm over all changes.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
+from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.segmentation import SCORES, overlap, scores
@@ -25,7 +26,6 @@ from mhprobe.report import tables
 from mhprobe.report.figures import segmentation as figure
 from mhprobe.report.report import Result
 from mhprobe.stats.bootstrap import interval, resampled_means
-from mhprobe.studies.panels.maps import spread
 from mhprobe.studies.panels.material import Material
 
 CENTRE, RANDOM = "centre", "random"
@@ -42,7 +42,7 @@ def segmentation(
     where the data have no masks.
     """
     backbone: Any = material.model.backbone
-    chosen = torch.tensor(spread(images, material.data.sizes["test"]))
+    chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
     found: list[list[list[float]]] = []  # per image, per map, the parts of Overlap
     for batch in material.data.batches("test", material.model.device, images=chosen):
         mask = _mask(batch, number)
