@@ -69,3 +69,8 @@ def test_a_planted_loss_is_found(tmp_path):
     (tmp_path / "planted.py").write_text("from torch.nn import functional as F\nx = F.cross_entropy(y, z)")
     (tmp_path / "another.py").write_text("from torch.nn.functional import cross_entropy\nx = cross_entropy(y, z)")
     assert losses_of_their_own(tmp_path) == ["another.py", "planted.py"]
+
+
+def test_tables_have_one_reader():
+    readers = [path for path in FILES if "csv.reader" in path.read_text() or "DictReader" in path.read_text()]
+    assert [str(path.relative_to(PACKAGE)) for path in readers] == ["io/head_tables.py"]

@@ -298,7 +298,7 @@ def test_a_damaged_table_is_named_and_the_others_are_shown(tmp_path):
     (folder / "tables" / "svcca.csv").write_text("head_a,head_b,value\n1,2\n")
     (folder / "metrics.json").write_text("{")
     page = Page(write_report(folder).read_text())
-    assert "tables/svcca.csv: expected 3 cells in every row" in page.text and "metrics.json" in page.text
+    assert "tables/svcca.csv, row 1: 2 fields, expected 3" in page.text and "metrics.json" in page.text
     assert len(page.data["measures"]) == 2
 
 

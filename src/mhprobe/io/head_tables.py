@@ -34,9 +34,22 @@ class Heads(Protocol):
 
 def read_rows(path: str | Path, columns: Sequence[str], asker: str) -> list[dict[str, str]]:
     """The rows of a .csv that has ``columns`` at least. asker: the option that named the file, for messages."""
+    header, rows = read_cells(path, asker)
+    missing = [name for name in columns if name not in header]
+    if missing or not rows:
+        got = f"no column {', '.join(missing)}; it has {', '.join(header) or 'none'}" if missing else "no rows"
+        raise UserError(f"{asker}: {path} has {got}. Expected a .csv with {', '.join(columns)}.")
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise UserError(f"{asker}: {path} has the column {twice} twice, expected each once.")
+    return [dict(zip(header, line, strict=True)) for line in rows]
+
+
+def read_cells(path: str | Path, asker: str) -> tuple[list[str], list[list[str]]]:
+    """The header of any .csv and the rows below it, as text. UserError for a file that is damaged."""
     lines: list[list[str]] = []
     try:
-        with Path(path).open(newline="") as file:
+        with Path(path).open(newline="", encoding="utf-8") as file:
             lines.extend(line for line in csv.reader(file, strict=True) if line)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         where = f", row {max(1, len(lines))}" if isinstance(error, csv.Error) else ""
@@ -45,20 +58,13 @@ def read_rows(path: str | Path, columns: Sequence[str], asker: str) -> list[dict
             f"that a run wrote, <folder>/tables/<name>.csv."
         ) from error
     header, *rows = lines or [[]]
-    missing = [name for name in columns if name not in header]
-    if missing or not rows:
-        got = f"no column {', '.join(missing)}; it has {', '.join(header) or 'none'}" if missing else "no rows"
-        raise UserError(f"{asker}: {path} has {got}. Expected a .csv with {', '.join(columns)}.")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise UserError(f"{asker}: {path} has the column {twice} twice, expected each once.")
     for number, line in enumerate(rows, 1):
         if len(line) != len(header):
             raise UserError(
                 f"{asker}: {path}, row {number}: {len(line)} fields, expected {len(header)} as in the header. Was the "
                 f"file cut off or edited?"
             )
-    return [dict(zip(header, line, strict=True)) for line in rows]
+    return header, rows
 
 
 def read_heads(path: str | Path, columns: Sequence[str], layout: Heads, asker: str) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mhprobe.errors import UserError
-from mhprobe.io.head_tables import DIGEST
+from mhprobe.io.head_tables import DIGEST, read_cells
 from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table
 
@@ -63,8 +62,8 @@ def read_run(folder: Path) -> Run:
     for path in sorted((folder / "tables").glob("*.csv")):
         try:
             tables[path.stem] = read_table(path)
-        except (OSError, ValueError, csv.Error) as error:
-            unread.append(f"tables/{path.name}: {error}")
+        except UserError as error:
+            unread.append(str(error).removeprefix("report: ").replace(f"{folder}/", ""))
     config = _yaml(folder / "config" / "config.yaml", unread)
     try:
         overrides = typed(folder)
@@ -89,11 +88,11 @@ def read_run(folder: Path) -> Run:
 
 
 def read_table(path: Path) -> Table:
-    """A table as it was written: numbers as numbers, an empty cell or NaN as None; without the model's digest."""
-    with path.open(newline="", encoding="utf-8") as file:
-        columns, *rows = list(csv.reader(file)) or [[]]
-    if any(len(row) != len(columns) for row in rows):
-        raise ValueError(f"expected {len(columns)} cells in every row")
+    """A table as it was written: numbers as numbers, an empty cell or NaN as None; without the model's digest.
+
+    UserError for a file that is damaged.
+    """
+    columns, rows = read_cells(path, "report")
     shown = [at for at, name in enumerate(columns) if name != DIGEST]
     return Table([columns[at] for at in shown], [[_value(row[at]) for at in shown] for row in rows])
 
