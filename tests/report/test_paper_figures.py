@@ -31,6 +31,7 @@ from mhprobe.report.figures import (
     relation_scores,
     run_agreement,
     run_curves,
+    segmentation,
     slopes_by_layer,
     sorted_heads,
     surfaces,
@@ -233,3 +234,21 @@ def test_what_attention_changes_has_one_scale_for_all_blocks():
     figure = fft_images.draw([0, 1], torch.rand(2, 2, 4, 4), [torch.stack([before, each]) for each in (small, large)])
     limits = {axes.images[0].get_clim() for axes in figure.axes if axes.images[0].get_cmap().name == "RdBu_r"}
     assert limits == {(-2.0, 2.0)}
+
+
+@pytest.mark.parametrize("kinds", [("a",), ("rollout, mean of heads", "gradient rollout", "relevance")])
+def test_a_map_has_a_dot_per_score_and_one_without_an_image_is_grey(kinds):
+    names, scores = (*kinds, "centre", "random"), ("pixel accuracy", "mean IoU", "average precision")
+    rows = [
+        {"map": name, "score": score, "value": 0.3 + 0.1 * k, "low": 0.25 + 0.1 * k, "high": 0.36 + 0.1 * k}
+        for k, name in enumerate(names)
+        for score in scores
+    ]
+    figure = segmentation.draw(rows)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(scores)
+    for axes in figure.axes:
+        dots = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        assert [float(line.get_ydata()[0]) for line in dots] == list(range(len(names)))
+        assert [float(line.get_xdata()[0]) for line in dots] == [row["value"] for row in rows[:: len(scores)]]
+        assert [line.get_color() == "0.5" for line in dots] == [name in ("centre", "random") for name in names]
+    assert_nothing_is_clipped(figure)

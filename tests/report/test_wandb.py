@@ -308,8 +308,8 @@ def test_a_service_of_its_own_that_breaks_costs_a_line(tmp_path, monkeypatch, wh
     tiny = [*runs.known("probe", runs.TINY), "weights=random", "measure=[]", "logger=wandb", "hydra.run.dir=run"]
     result = runs.python(BREAKS.format(where=where, overrides=tiny), cwd=tmp_path)
     assert result.code == 0 and "broken" in result.out, result.err
-    [line] = [line for line in result.err.splitlines() if line.strip()]
-    assert line.startswith("W&B: ") and words in line
+    told = [line for line in result.err.splitlines() if line.strip()]
+    assert len(told) == 1 and told[0].startswith("W&B: ") and words in told[0], result.err
     assert (tmp_path / "run" / "metrics.json").exists()
 
 

@@ -202,7 +202,8 @@ def test_it_makes_its_figures_of_torchvisions_data_sets(paper, data, tmp_path, m
     mhprobe.study.run(cfg, tmp_path / "run")
     made = json.loads((tmp_path / "run" / "finished.json").read_text())
     wanted = {key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None}
-    assert wanted - set(made) <= {"figure_6"}  # so small a network has too few heads to cluster
+    missing = {"segmentation"} if data == "flowers" and paper == "rollout" else set()  # they have no masks
+    assert missing <= wanted - set(made) <= missing | {"figure_6"}  # so small a network has too few heads to cluster
     assert f"images of {data}." in (tmp_path / "run" / "figures.md").read_text()
 
 
