@@ -220,6 +220,17 @@ def _ranks_are_forks() -> None:
 
     api.elastic_launch = forked
 
+    context: Any = sys.modules["torch.multiprocessing.spawn"].ProcessContext  # under its name lies a function
+    join = context.join
+
+    def killed_first(self: Any, *args: Any) -> bool:
+        """Of ranks that fail within one look it names the first; real ranks are all named (launch._failed)."""
+        ends = {sentinel: self.processes[index].exitcode or 0 for sentinel, index in self.sentinels.items()}
+        self.sentinels = {sentinel: self.sentinels[sentinel] for sentinel in sorted(ends, key=lambda one: ends[one])}
+        return bool(join(self, *args))
+
+    context.join = killed_first
+
 
 def _rank(*words: str) -> None:
     sys.argv[1:] = words
