@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,9 +57,17 @@ TOTALS = [
 ]
 
 
+DRAWN = tempfile.TemporaryDirectory()  # most of the time goes into figures, which are the same for the same seed
+
+
 def make_run(folder: Path, seed: int = 0, heads: HeadLayout | None = None) -> Path:
     """A run with two measures of heads, one of pairs, effects on classes, curves and a history."""
-    heads = heads or layout()
+    return Path(shutil.copytree(_made(seed, heads or layout()), folder, dirs_exist_ok=True))
+
+
+@functools.cache
+def _made(seed: int, heads: HeadLayout) -> Path:
+    folder = Path(tempfile.mkdtemp(dir=DRAWN.name))
     report = Report(folder, heads)
     generator = torch.Generator().manual_seed(seed)
     value = torch.rand(heads.num_heads, generator=generator, dtype=torch.float64) + 0.5
