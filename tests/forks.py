@@ -129,6 +129,7 @@ def _is_there(process: int) -> bool:
 
 def _attend(client: socket.socket) -> None:
     """All that one process of the test run asks, one after the other."""
+    _leave_to_the_server_what_is_its_own()
     pipe = client.makefile("rw")
     for line in iter(pipe.readline, ""):
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -148,7 +149,6 @@ def _act(action: str, cwd: str, env: dict[str, str], told: list[Any]) -> None:
     os.chdir(cwd)
     os.environ.clear(), os.environ.update(env)
     signal.alarm(ALARM)
-    _forget_what_was_to_be_done_at_exit()
     module, _, name = action.partition(".")
     code = 0
     try:
@@ -165,11 +165,11 @@ def _act(action: str, cwd: str, env: dict[str, str], told: list[Any]) -> None:
     os._exit(code)  # tearing down all that was imported takes longer than most of what is asked
 
 
-def _forget_what_was_to_be_done_at_exit() -> None:
-    """By the server: a fork that did it would take the libraries' temporary folders away from the next one."""
+def _leave_to_the_server_what_is_its_own() -> None:
+    """A fork that cleaned up at its end, or at that of an object, would take libraries' folders away from the next."""
     atexit._clear()
-    for inherited in weakref.finalize._registry:
-        inherited.atexit = False
+    for inherited in list(weakref.finalize._registry):
+        inherited.detach()
     weakref.finalize._registered_with_atexit = False  # so that the fork's own are done
 
 
