@@ -128,6 +128,11 @@ def test_random_curves_take_their_options_and_repeat():
     rows = mhprobe.masking_curve(model, loader, units="head", order="random", repeats=3, seed=1, steps=2)
     assert {row["seed"] for row in rows} >= {"mean"} and len({row["seed"] for row in rows}) == 4
     assert rows == mhprobe.masking_curve(model, loader, units="head", order="random", repeats=3, seed=1, steps=2)
+    for row, mask in zip(rows, rows.masks, strict=True):  # a mean over paths has no heads to remove
+        assert (mask is None) == (row["seed"] == "mean")
+        assert mask is None or int(mask.sum()) == row["heads_masked"]
+    with pytest.raises(mhprobe.UserError, match="None"):
+        mhprobe.prune_heads(model, rows.masks[-1])
 
 
 def test_a_loader_that_shuffles_is_refused_where_images_are_compared_over_several_walks():

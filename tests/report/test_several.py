@@ -105,6 +105,13 @@ def test_an_interval_of_accuracies_ends_where_accuracies_do(tmp_path):
     assert 0 <= group["low"] < 0.9 and group["high"] == 1.0  # Student's t with one degree of freedom: +- .64
 
 
+def test_settings_that_ask_a_running_command_hide_no_others(tmp_path):
+    """As ``name`` of a study does: its networks were one group, with a mean over both."""
+    for number, weights in enumerate(("vit", "swin")):
+        seeded(tmp_path / "runs" / str(number), 0, 0.7 + number / 10, name="${mhprobe.nobody:}", network=weights)
+    assert [row["group"] for row in rows(several([tmp_path / "runs"])["groups"])] == ["network=vit", "network=swin"]
+
+
 def test_other_settings_can_be_summed_over(sweep):
     (group,) = rows(several([sweep], over=["seed", "lr"])["groups"])
     assert (group["group"], group["runs"]) == ("all runs", 6)

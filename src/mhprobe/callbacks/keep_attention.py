@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate
 
 from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
+from mhprobe.data.split import evenly
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
     """``folder/attention.safetensors``: a map per head, image and query. Never fails the run: None after a line.
 
-    model: with gates, on any device; left in eval mode. The images are the first of the test split.
+    model: with gates, on any device; left in eval mode. The images are taken evenly from the test split.
     """
     try:
         return _keep(folder, model.eval(), data)
@@ -58,14 +59,14 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     from safetensors.torch import save
 
     features = gives_features(model)
-    chosen = range(min(IMAGES, data.sizes["test"]))
-    batch = data.first("test", IMAGES, next(model.parameters()).device)
+    chosen = evenly(IMAGES, data.sizes["test"])
+    batch = data.some("test", IMAGES, next(model.parameters()).device)
     recorded = record(model, batch.images, needs={"attn"})
     attn = recorded.need("attn", "attention")
     taken = recorded.logits.argmax(1).tolist()
     titles = [
-        f"image {image}" + _classes(data.class_names, label, None if features else taken[image])
-        for image, label in zip(chosen, batch.labels.tolist(), strict=True)
+        f"image {image}" + _classes(data.class_names, label, None if features else found)
+        for image, label, found in zip(chosen, batch.labels.tolist(), taken, strict=True)
     ]
     arrays = {"pictures": _small(data.stored("test", chosen).images)}
     for number, site in enumerate(gates_of(model).layout.sites):

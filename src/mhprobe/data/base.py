@@ -265,16 +265,9 @@ class ImageData(L.LightningDataModule):
         """The images at these positions as one batch, as they are stored; on every rank the same."""
         return self.splits[split][Picks(np.asarray(positions), np.ones(len(positions), dtype=bool))]
 
-    def first(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
-        """The first ``count`` images of a split, or all, as one batch for the model; on every rank the same."""
-        return self._one(split, range(min(count, self.sizes[split])), device)
-
     def some(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
-        """The same of ``count`` images, evenly from all of the split."""
-        return self._one(split, evenly(count, self.sizes[split]), device)
-
-    def _one(self, split: str, positions: Sequence[int], device: torch.device | str) -> Batch:
-        batch = self.transform(self.stored(split, positions), train=False)
+        """``count`` images, evenly from all of a split, or all, as one batch for the model; on every rank the same."""
+        batch = self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False)
         return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
 
     def _eval_loader(self, split: str, num_workers: int, chosen: np.ndarray | None = None) -> Loader:
