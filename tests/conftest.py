@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: collections need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def quick_fonts() -> None:
-    warm.quick_fonts()
+def quick_pdfs() -> None:
+    warm.quick_pdfs()
+
+
+@pytest.fixture
+def whole_pdfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matplotlib.backends.backend_pdf.FigureCanvasPdf.print_pdf", warm.quick_pdfs())
 
 
 @pytest.fixture(scope="session")

@@ -142,7 +142,7 @@ class GatedClassifier(L.LightningModule):
         exact = {f"{split}/{name}": float(result[name]) for name in ("accuracy", "loss")}
         self.results.update(exact)
         if split == "test":
-            self.right = result["right"].cpu()
+            self.right = result["right"].cpu().reshape(-1)  # of one image torchmetrics makes a number
         self.log_dict(exact, prog_bar=True)
 
     def configure_optimizers(self) -> Any:

@@ -21,6 +21,7 @@ from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
 from mhprobe.report import twins
+from mhprobe.report.figures import style
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 pytestmark = [
@@ -65,8 +66,9 @@ def test_figures_of_columns_have_one_signature():
         assert all(each.kind is each.KEYWORD_ONLY and each.default is not each.empty for each in own), name
 
 
+@pytest.mark.usefixtures("whole_pdfs")
 @pytest.mark.parametrize("name", sorted(OF_COLUMNS))
-def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found):
+def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found, tmp_path):
     layout, measures = found
     drawn = 0
     for asking, columns in measures.values():
@@ -76,6 +78,8 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
         assert figure.axes
         assert_nothing_is_clipped(figure)
         drawn += 1
+        if drawn == 1:
+            style.save(figure, tmp_path / name)
         if drawn <= WITH_CONTROL:
             beside = {**columns, "random_init": columns["value"] / 2}
             assert_nothing_is_clipped(DRAWS[name](layout, beside, asking.label, asking.axes))

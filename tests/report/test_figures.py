@@ -10,7 +10,6 @@ import torch
 from matplotlib.image import AxesImage
 
 import mhprobe
-import warm
 from curves import curve
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from mhprobe.heads import HeadLayout, HeadSite
@@ -300,6 +299,7 @@ def test_single_points_are_drawn_with_their_interval():
     assert_nothing_is_clipped(figure)
 
 
+@pytest.mark.usefixtures("whole_pdfs")
 def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
         return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
@@ -311,16 +311,17 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
 
 
+@pytest.mark.usefixtures("whole_pdfs")
 def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
-    """They refuse outlines of letters (Type 3), which other tests write because that takes half the time."""
+    """They refuse outlines of letters (Type 3)."""
 
     def fonts() -> bytes:
         figure = per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
         return style.save(figure, tmp_path / "a")[1].read_bytes()
 
-    assert b"/Type3" in fonts()
-    monkeypatch.setitem(style.STYLE, "pdf.fonttype", warm.quick_fonts())
     assert b"/Type3" not in fonts() and b"/CIDFontType2" in fonts()
+    monkeypatch.setitem(style.STYLE, "pdf.fonttype", 3)
+    assert b"/Type3" in fonts()
 
 
 def test_a_figures_file_says_what_made_it(tmp_path):

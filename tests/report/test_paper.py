@@ -23,6 +23,7 @@ def ranked(layout):
     return {"value": value, "low": value - 0.1, "high": value + 0.1}
 
 
+@pytest.mark.usefixtures("whole_pdfs")
 def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     layout = LAYOUTS["one head"]
     report = Report(tmp_path, layout, style="paper")
