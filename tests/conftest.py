@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of this folder itself first: notebooks, the bench and the site take long, and would be waited for."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
-
-
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: collections need not look through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
