@@ -342,5 +342,7 @@ class CurveRows(list[dict[str, Any]]):
     @property
     def masks(self) -> list[Tensor | None]:
         """Per row (A,) bool, the heads that are off there: what ``prune_heads`` takes. None for a mean over paths."""
-        heads = [None if row["seed"] == "mean" else [int(head) for head in row["masked"].split()] for row in self]
-        return [None if each is None else self.layout.mask(each) for each in heads]
+        return [
+            None if row["seed"] == "mean" else self.layout.mask([int(head) for head in row["masked"].split()])
+            for row in self
+        ]

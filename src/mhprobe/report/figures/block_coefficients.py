@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures.coefficients import Pairs, draw_pairs
+from mhprobe.report.figures.coefficients import Pairs, draw_pairs, pair_lines
 from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, canvas, place
 
 CAPTION = (
@@ -60,10 +60,7 @@ def draw(
 def _panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], furthest: int) -> None:
     for i, a in enumerate(numbers):
         for j, b in enumerate(numbers[i + 1 :], i + 1):
-            for column, line, width in (("rho", "-", 0.9), ("null_rho", ":", 0.7)):  # chance of this very pair
-                rho = columns[column][a, b]
-                rho = rho[rho.isfinite()]
-                axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=_shade(j - i, furthest), linewidth=width)
+            pair_lines(axes, columns, (a, b), _shade(j - i, furthest), widths=(0.9, 0.7))
 
 
 def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,16 +81,28 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
                     f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
                 )
             shade, _ = colour(number)
-            for column, line in (("rho", "-"), ("null_rho", ":")):
-                rho = columns[column][tuple(pair)]
-                rho = rho[rho.isfinite()]
-                name = " and\n".join(titles[each] for each in pair) if column == "rho" else None
-                axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=shade, linewidth=1, label=name)
+            pair_lines(axes, columns, pair, shade, label=" and\n".join(titles[each] for each in pair))
         axes.plot([], [], ":", color="0.4", label="chance, of the same pair")
         axes.set(ylim=(0, 1.02), yticks=[0, 0.5, 1], xlabel="coefficient", ylabel="correlation")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
     return figure
+
+
+def pair_lines(
+    axes: Axes,
+    columns: Mapping[str, Tensor],
+    pair: Sequence[int],
+    shade: Any,
+    widths: tuple[float, float] = (1, 1),
+    label: str | None = None,
+) -> None:
+    """A pair's "rho" as a line, and dotted its "null_rho", chance of this very pair. widths: of both, in points."""
+    for (column, line), width in zip((("rho", "-"), ("null_rho", ":")), widths, strict=True):
+        rho = columns[column][tuple(pair)]
+        rho = rho[rho.isfinite()]
+        name = label if column == "rho" else None
+        axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=shade, linewidth=width, label=name)
 
 
 def _compared(pair: object, rho_NNR: Tensor) -> bool:

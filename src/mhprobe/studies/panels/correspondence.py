@@ -10,6 +10,7 @@ Shapes: B images, T patches, H heads of one site, D head width.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
          torch.zeros(2 * site.channels, dtype=torch.float64, device=device)] for site in layout.sites
     ]  # fmt: skip
     rows = torch.zeros(len(layout.sites), dtype=torch.float64, device=device)
-    walk = material.walk(images)
-    flipped = (batch._replace(images=batch.images.flip(-1)) for batch in walk())  # left to right
-    walks = (recorded(material.model, batches) for batches in (walk(), flipped))
+    batches, again = itertools.tee(material.walk(images)())
+    flipped = (batch._replace(images=batch.images.flip(-1)) for batch in again)  # left to right
+    walks = (recorded(material.model, each) for each in (batches, flipped))
     for (batch, heads), (_, mirrored) in zip(*walks, strict=True):
         for number, site in enumerate(layout.sites):
             one, other = (patches(view.z[number][batch.valid], site) for view in (heads, mirrored))

@@ -9,6 +9,7 @@ O offsets.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -122,6 +123,7 @@ def answers(piece: Piece, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tenso
         yield hit_bH, hit_bO / asked_b[:, None], even_b
 
 
+@functools.lru_cache(maxsize=256)
 def _extent(site: HeadSite) -> tuple[int, int]:
     """Rows and columns of what a query can see: its window, or the grid. A padded window that wraps around is wider."""
     places = places_of(site, torch.device("cpu"))
