@@ -1,4 +1,4 @@
-"""Masking curves with numbers that a test chooses."""
+"""Masking curves, and masked heads, with numbers that a test chooses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from mhprobe.masking.base import Path
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.masking.trace import Curve, Points, Trace
 
 
@@ -33,3 +34,7 @@ def curve(
         found = None if p is None else torch.tensor(p, dtype=torch.float64)
         traces.append(Trace(path, tuple(range(count)), torch.zeros(count, 1, dtype=torch.bool), points, found))
     return Curve(name, split, search, chosen_on, False, tuple(traces))
+
+
+def masked_head(name: str, phase: str, like: Likeness | None, share: float) -> MaskedHead:
+    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, 0.01, share, share, share > 0.5, inert=False)

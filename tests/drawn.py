@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+from typing import Any
 
 import pytest
+from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
@@ -40,3 +42,7 @@ def assert_axes_do_not_overlap(figure) -> None:
     for i, a in enumerate(boxes):
         for b in boxes[i + 1 :]:
             assert a.x1 <= b.x0 or b.x1 <= a.x0 or a.y1 <= b.y0 or b.y1 <= a.y0
+
+
+def images(figure) -> list[Any]:
+    return [image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)]

@@ -16,3 +16,14 @@ def layout_of(*heads: int, stages: Sequence[int] | None = None, head_dim: int = 
             for i, (count, stage) in enumerate(zip(heads, of, strict=True))
         )
     )
+
+
+LAYOUTS = {  # of networks that figures are drawn of
+    "vit": layout_of(*[12] * 6),
+    "vit_base": layout_of(*[12] * 12),
+    "digits": layout_of(*[6] * 4),
+    "swin": layout_of(3, 3, 6, 6, 12, 12, 12, 12, stages=[0, 0, 1, 1, 2, 2, 2, 2]),
+    "swin_base": layout_of(*[4] * 2, *[8] * 2, *[16] * 18, *[32] * 2, stages=[0] * 2 + [1] * 2 + [2] * 18 + [3] * 2),
+    "one layer": layout_of(4),
+    "one head": layout_of(1),
+}

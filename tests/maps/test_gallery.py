@@ -8,6 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import runs
+from drawn import assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
@@ -15,7 +16,6 @@ from mhprobe.maps.gallery import gallery, opened
 from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
-from report.test_figures import assert_nothing_is_clipped
 
 FEW = ("faithfulness.steps=2", "faithfulness.random_orders=1")
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from attention import batch_of, even, looking, random_maps, run, stream_of, swin_layout, vit_layout
+from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped, images
+from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.js_distance import JSDistance
@@ -14,7 +16,6 @@ from mhprobe.measures.position import Position
 from mhprobe.measures.token_kinds import TokenKinds
 from mhprobe.report import twins
 from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
-from report.test_figures import LAYOUTS, assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 
 SMALL = {
     "vit": vit_layout(heads=12, layers=6),

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
-from mhprobe.heads import HeadLayout, HeadSite
+from layouts import LAYOUTS as USUAL
+from layouts import layout_of
+from mhprobe.heads import HeadLayout
 from mhprobe.report.comparisons import Point, agreement_of, two_data_sets
 from mhprobe.report.comparisons import history as history_of
 from mhprobe.report.figures import agreement as agreement_figure
@@ -15,12 +17,7 @@ from mhprobe.report.report import Report
 from mhprobe.stats.agreement import agreement, pearson
 from runs import rows
 
-
-def layout_of(heads: list[int]) -> HeadLayout:
-    return HeadLayout(tuple(HeadSite(f"s{i}", 0, i, count, 4) for i, count in enumerate(heads)))
-
-
-LAYOUTS = {"vit": layout_of([12] * 6), "swin": layout_of([3, 3, 6, 6, 12, 12]), "large": layout_of([16] * 24)}
+LAYOUTS = {"vit": USUAL["vit"], "swin": USUAL["swin"], "large": layout_of(*[16] * 24)}
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 
 

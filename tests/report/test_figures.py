@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.image import AxesImage
 
 import mhprobe
-from curves import curve
-from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
-from mhprobe.heads import HeadLayout, HeadSite
+from curves import curve, masked_head
+from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped, images
+from layouts import LAYOUTS
+from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Scored
-from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
+from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.masking.trace import Curve
 from mhprobe.report.figures import curves, distances, maskable, pairwise, per_head, settling, style
 from mhprobe.report.html.facts import origin
@@ -26,27 +26,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-def layout_of(heads: list[int], stages: list[int] | None = None) -> HeadLayout:
-    stages = stages or [0] * len(heads)
-    return HeadLayout(
-        tuple(HeadSite(f"s{i}", stage, i, count, 4) for i, (count, stage) in enumerate(zip(heads, stages, strict=True)))
-    )
-
-
-LAYOUTS = {
-    "vit": layout_of([12] * 6),
-    "vit_base": layout_of([12] * 12),
-    "digits": layout_of([6] * 4),
-    "swin": layout_of([3, 3, 6, 6, 12, 12, 12, 12], [0, 0, 1, 1, 2, 2, 2, 2]),
-    "swin_base": layout_of([4] * 2 + [8] * 2 + [16] * 18 + [32] * 2, [0] * 2 + [1] * 2 + [2] * 18 + [3] * 2),
-    "one layer": layout_of([4]),
-    "one head": layout_of([1]),
-}
 PANELS = {"vit": 1, "vit_base": 1, "digits": 1, "swin": 3, "swin_base": 4, "one layer": 1, "one head": 1}
-
-
-def images(figure) -> list[Any]:
-    return [image for axes in figure.axes for image in axes.get_images() if isinstance(image, AxesImage)]
 
 
 def pairs_within_layers(layout: HeadLayout) -> dict[str, torch.Tensor]:
@@ -227,10 +207,6 @@ def test_a_short_search_fills_the_axes_and_single_points_show_where_they_lie():
     assert "chance" not in axes.get_legend_handles_labels()[1]
     (axes,) = curves.draw(some_curves(144, ["head_max"], points=1), 144, chance=0.1).axes
     assert axes.get_xlim()[1] > 144 and axes.get_ylim()[0] < 0
-
-
-def masked_head(name: str, phase: str, like: Likeness | None, share: float) -> MaskedHead:
-    return MaskedHead(name, "test", 0, 1, phase, {"svcca": like}, 0.01, share, share, share > 0.5, inert=False)
 
 
 def test_maskable_draws_every_head_of_every_curve_in_its_phase():

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from drawn import assert_nothing_is_clipped
+from layouts import LAYOUTS
 from mhprobe.report.figures import causal, gate_history, retained, survival, voita
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
-from report.test_figures import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())

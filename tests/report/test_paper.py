@@ -8,14 +8,14 @@ import torch
 from matplotlib.text import Text
 from PIL import Image
 
+from curves import masked_head
 from drawn import assert_nothing_is_clipped
+from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import maskable, per_head, runs, special_keys, speed
 from mhprobe.report.figures.style import save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 from mhprobe.report.report import Report
-from report.test_figures import masked_head
-from report.test_similarity import LAYOUTS
 
 
 def ranked(layout):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawn import assert_nothing_is_clipped
 from mhprobe.heads import Block, HeadLayout, HeadSite
 from mhprobe.report.figures import depth_variance, spectrum
-from report.test_figures import assert_nothing_is_clipped
 
 LAYOUTS = {"vit": ([12] * 12, [0] * 12), "swin": ([3, 3, 6, 6, 12, 12], [0, 0, 1, 1, 2, 2]), "one": ([2], [0])}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from drawn import assert_nothing_is_clipped
+from layouts import LAYOUTS
 from mhprobe.report import twins
 from mhprobe.report.figures import kind_ratios
-from report.test_similarity import LAYOUTS
 
 
 def spectra(layout, size):
