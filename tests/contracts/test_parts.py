@@ -12,7 +12,7 @@ import pytest
 import mhprobe
 from located import LOCATED
 from mhprobe.backbones import family_of, layout_of
-from mhprobe.backbones.freezing import part_of
+from mhprobe.backbones.freezing import freeze, part_of
 from mhprobe.classifier import GatedClassifier
 from mhprobe.heads import Part
 from models import TWINS, tiny_swin, tiny_vit
@@ -43,11 +43,29 @@ def parts(model) -> dict[str, set[str]]:
 
 
 @every
-def test_parts_are_apart_and_attention_is_known_everywhere(name):
+def test_parts_are_apart_and_what_is_frozen_is_not_trained_and_the_rest_is(name):
+    """Or nothing is frozen at all, and the model is left as it was."""
     model = gated(MODELS[name])
     found = parts(model)
+    check_apart(name, model, found)
+    every = dict(model.named_parameters())
+    trainable = {key for key, each in every.items() if each.requires_grad}
+    for part in get_args(Part):
+        if part in found:
+            freeze(model, [part])
+            assert {key for key, each in every.items() if each.requires_grad} == trainable - found[part]
+            for key in found[part]:
+                every[key].requires_grad_(key in trainable)
+        else:
+            with pytest.raises(mhprobe.UserError, match=f"cannot tell the {part} .* can freeze {', '.join(found)};"):
+                freeze(model, ["attention", part])
+            assert {key for key, each in every.items() if each.requires_grad} == trainable
+
+
+def check_apart(name, model, found):
+    """None is in two parts; attention is known everywhere, with its outputs, and MLPs wherever blocks are."""
     together = [parameter for part in found.values() for parameter in part]
-    assert len(together) == len(set(together))  # none is in two
+    assert len(together) == len(set(together))
     family, blocks = family_of(model), layout_of(model).blocks
     outputs = {id(family.seam(model, site).output.weight) for site in layout_of(model).sites}
     own = {key for key, parameter in model.named_parameters() if id(parameter) in outputs}
@@ -59,24 +77,11 @@ def test_parts_are_apart_and_attention_is_known_everywhere(name):
         assert len(inside) >= 2, block.name  # an MLP has two layers at the least
 
 
-@every
-def test_a_frozen_part_is_not_trained_and_the_rest_is(name):
-    """Or the classifier is not made at all, and the model is left as it was."""
-    model = gated(MODELS[name])
-    known = parts(model)
-    trainable = {key for key, each in model.named_parameters() if each.requires_grad}
-    for part in get_args(Part):
-        if part in known:
-            module = GatedClassifier(model, {}, frozen=[part])
-            assert {key for key, each in module.backbone.named_parameters() if each.requires_grad} == (
-                trainable - known[part]
-            )
-            for key in known[part]:
-                model.get_parameter(key).requires_grad_(key in trainable)
-        else:
-            with pytest.raises(mhprobe.UserError, match=f"cannot tell the {part} .* can freeze {', '.join(known)};"):
-                GatedClassifier(model, {}, frozen=["attention", part])
-            assert {key for key, each in model.named_parameters() if each.requires_grad} == trainable
+def test_a_classifier_freezes_the_parts_that_it_is_told():
+    model = gated(tiny_swin)
+    module = GatedClassifier(model, {}, frozen=["mlp", "embedding"])
+    frozen = {key for key, each in module.backbone.named_parameters() if not each.requires_grad}
+    assert frozen == parts(model)["mlp"] | parts(model)["embedding"] != set()
 
 
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])

@@ -169,6 +169,18 @@ def test_commands_take_a_checkpoint_instead_of_weights(tmp_path):
         network(tmp_path, f"backbone.checkpoint={path}", "backbone.pretrained=true")
 
 
+@pytest.mark.parametrize("option", ["backbone.checkpoint", "+backbone.checkpoint_path"], ids=["ours", "timm's"])
+def test_the_control_has_learned_nothing_wherever_the_weights_came_from(tmp_path, option):
+    path = tmp_path / "w.pth"
+    ours, _ = network(tmp_path)
+    torch.save({key: value + 3 for key, value in ours.backbone.state_dict().items()}, path)
+    found, data = network(tmp_path, f"{option}={path}")
+    stored = torch.load(path)
+    twin = builders.random_twin(found, data, seed=0).state_dict()
+    assert all(torch.equal(value, stored[key]) for key, value in found.backbone.state_dict().items())
+    assert twin.keys() == stored.keys() and not any(torch.equal(value, stored[key]) for key, value in twin.items())
+
+
 # the experiment's own sizes, which are the folder's to say
 OURS = [f"~backbone.{key}" for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")]
 
