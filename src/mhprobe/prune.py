@@ -10,6 +10,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.backbones import attach
     from mhprobe.callbacks.keep_attention import keep_attention
+    from mhprobe.masking.base import LABELS
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
@@ -38,6 +39,8 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         kept=None if weights is None else gates_kept(weights),
         made=pruning.made_from(cfg, data, source, weights or {}),
     )
+    if found.scored == LABELS:
+        builders.keep_outcomes(folder, found.right[-1], data)
     attach(found.model)  # what looks at heads finds them by their gates
     keep_attention(folder, found.model, data)
     finish_report(folder, cfg["command"], model.gates.layout)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 import mhprobe
 from mhprobe.backbones import layout_of
@@ -82,6 +83,7 @@ def test_rounds_choose_anew_on_what_is_left(model):
     assert masked.flops > pruned.flops and masked.parameters > pruned.parameters
     assert all(row.low <= row.accuracy <= row.high and row.images == 23 for row in found.stages)
     assert layout_of(found.model).num_heads == 3 and layout_of(model).num_heads == 6
+    assert "points (95 % interval" in lines(found, [])[-1] and "(McNemar)" in lines(found, [])[-1]
     assert "dense 6 heads" in lines(found, [])[-1] and "tuned 3 heads" in lines(found, [])[-1]
     [few, enough] = (
         next(line for line in lines(found, [speed]) if "speed-up" in line)
@@ -89,6 +91,21 @@ def test_rounds_choose_anew_on_what_is_left(model):
     )
     assert "1.50 x (1.20 - 1.80)" in enough
     assert "inf" not in few and "no interval from fewer than 6 prune.speed_rounds" in few
+
+
+def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
+    found = prune(model, images_of(model), Given([0, 1, 3, 4]))
+    data = Data(model)
+    dense, *_, pruned = (
+        logits(network, data.images["test"]).argmax(1) == data.labels["test"] for network in (model, found.model)
+    )
+    lost, won = int((dense & ~pruned).sum()), int((~dense & pruned).sum())
+    assert lost + won > 0 and torch.equal(found.right[0], dense) and torch.equal(found.right[-1], pruned)
+    first, last = found.stages[0], found.stages[-1]
+    assert last.p == pytest.approx(binomtest(lost, lost + won).pvalue)
+    assert last.difference == pytest.approx((won - lost) / 23) == pytest.approx(last.accuracy - first.accuracy)
+    assert last.difference_low < last.difference < last.difference_high
+    assert (first.difference, first.p) == (0, 1) and first.difference_low < 0 < first.difference_high
 
 
 def speed_row(low, high):

@@ -18,6 +18,7 @@ from mhprobe.backbones import layout_of
 from mhprobe.report.html import atlas
 from mhprobe.report.html.attention import maps
 from mhprobe.report.html.folder import read_run
+from mhprobe.report.outcomes import pairs
 from mhprobe.run import builders
 from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning
@@ -211,6 +212,10 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert fine.code == 0, fine.err
     assert "dense 6 heads " in fine.out and "-> pruned 5 heads " in fine.out and "of 101 test images" in fine.out
     assert "saved: pruned.safetensors, pruned.json" in fine.out
+    folder = runs.newest(tmp_path)
+    (compared,) = pairs([trained.folder, folder], ["dense", "pruned"])  # both on the same images
+    *_, pruned = runs.rows(folder / "tables" / "pruning.csv")
+    assert (compared["difference"], compared["p"]) == (float(pruned["difference"]), float(pruned["p"]))
     many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)
     assert "one process" in many.answer
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from mhprobe.io.outcomes import Outcomes, read
-from mhprobe.stats.significance import holm, mcnemar, paired_difference
+from mhprobe.io.outcomes import read
+from mhprobe.stats.significance import holm, paired
 
 NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
 
@@ -37,23 +37,13 @@ def pairs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]
         elif first.images != second.images:
             row["untested"] = "they were tested on different images"
         else:
-            row |= _compared(first, second)
+            row |= {**paired(first.right, second.right)._asdict(), "images": len(first.right)}
         rows.append(row)
     tested = [row for row in rows if not row["untested"]]
     adjusted = holm(torch.tensor([row["p"] for row in tested], dtype=torch.float64)).tolist()
     for row, p in zip(tested, adjusted, strict=True):
         row["p_holm"] = p
     return rows
-
-
-def _compared(a: Outcomes, b: Outcomes) -> dict[str, Any]:
-    counts = [(x & y).sum()[None] for x, y in ((a.right, b.right), (a.right, ~b.right), (~a.right, b.right))]
-    both, lost, won = counts
-    low, high = paired_difference(both, lost, won, torch.tensor([len(a.right)]))  # of a - b
-    return {
-        **{"difference": (won - lost).item() / len(a.right), "low": -high.item(), "high": -low.item()},
-        **{"lost": lost.item(), "won": won.item(), "p": mcnemar(lost, won).item(), "images": len(a.right)},
-    }
 
 
 def said(row: Mapping[str, Any]) -> str:

@@ -218,9 +218,13 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
         # "test/accuracy" is by labels, wherever it is read
         named = {key.replace("accuracy", "agreement") if own else key: value for key, value in model.results.items()}
         report.add_metrics({**named, "test/images": data.sizes["test"]})
-        if len(model.right) and not own:  # who labels the images itself is right about all of them
-            positions = torch.from_numpy(data.splits["test"].positions)
-            outcomes.write(report.folder, model.right, positions, data.test_fingerprint)
+        keep_outcomes(report.folder, model.right, data)
+
+
+def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
+    """Which test images were right, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
+    if len(right) and not data.unlabelled:  # a network that labels the images itself is right about all of them
+        outcomes.write(folder, right, torch.from_numpy(data.splits["test"].positions), data.test_fingerprint)
 
 
 def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:

@@ -240,7 +240,8 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     ]
     said.append(
         f"dense {first.heads} heads {_accuracy(first)} -> {last.stage} {last.heads} heads {_accuracy(last)}, of "
-        f"{last.images} test images"
+        f"{last.images} test images: {100 * last.difference:+.2f} points (95 % interval "
+        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), p = {last.p:.2g} (McNemar)"
     )
     return said
 

@@ -5,10 +5,12 @@ rejective multiple test procedure". Benjamini & Hochberg, 1995, JRSS B 57:289, w
 entries are wrong, and not none. Interval of a paired difference: Newcombe, 1998, Statistics in Medicine 17:2635,
 method 10, built from Wilson's intervals of the two shares; it stays in [-1, 1] and has a width where nothing differs.
 
-Shapes: A tests, all arguments broadcast.
+Shapes: A tests, all arguments broadcast; N images.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +108,30 @@ def paired_difference(both_A: Tensor, lost_A: Tensor, won_A: Tensor, images: Ten
     up, down = before_high - before, after - after_low
     high = before - after + (up**2 - 2 * phi * up * down + down**2).clamp(min=0).sqrt()
     return low.clamp(min=-1), high.clamp(max=1)
+
+
+class Paired(NamedTuple):
+    """Two networks on the same images.
+
+    difference: share right after - share right before, above 0 where more are right after; low, high: its 95 %
+    interval (Newcombe). lost, won: images right before only, after only. p: exact McNemar.
+    """
+
+    difference: float
+    low: float
+    high: float
+    lost: int
+    won: int
+    p: float
+
+
+def paired(before_N: Tensor, after_N: Tensor) -> Paired:
+    """What (N,) bool, which images are right, say of the change from ``before`` to ``after``."""
+    counts = [(x & y).sum()[None] for x, y in ((before_N, after_N), (before_N, ~after_N), (~before_N, after_N))]
+    both, lost, won = counts
+    low, high = paired_difference(both, lost, won, torch.tensor([len(before_N)], device=both.device))  # of the loss
+    gained = int(won) - int(lost)
+    return Paired(gained / len(before_N), -float(high), -float(low), int(lost), int(won), float(mcnemar(lost, won)))
 
 
 def standard_error(total: Tensor, square: Tensor, count: Tensor) -> Tensor:

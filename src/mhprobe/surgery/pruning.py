@@ -1,6 +1,6 @@
 """The whole of a pruning: choose heads -> remove them -> check against the mask -> repair, tune -> the next round.
 
-Shapes: A heads of all sites of the network that was loaded.
+Shapes: A heads of all sites of the network that was loaded, N test images.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mhprobe.recording.replay import gate_values
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.scoring.score import Score, looked, score_for
 from mhprobe.scoring.tally import tally
-from mhprobe.stats.significance import wilson
+from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
 from mhprobe.surgery.on_path import OnPath, removed_after
@@ -67,6 +67,10 @@ class Stage(NamedTuple):
     low: float  # Wilson's 95 % interval
     high: float
     loss: float  # mean nats
+    difference: float  # accuracy minus the dense network's, on the same images
+    difference_low: float  # Newcombe's 95 % interval
+    difference_high: float
+    p: float  # exact McNemar against the dense network
     images: int
     parameters: int
     flops: int  # per image
@@ -77,7 +81,8 @@ class Stage(NamedTuple):
 class Pruned:
     """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
 
-    stages: in their order; the last is of ``model``. difference: the largest between masked and pruned logits.
+    stages: in their order; the last is of ``model``. right: (N,) bool per stage, which test images it has right.
+    difference: the largest between masked and pruned logits.
     rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
     promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
     """
@@ -85,6 +90,7 @@ class Pruned:
     model: nn.Module
     gone: Tensor
     stages: list[Stage] = field(default_factory=list)
+    right: list[Tensor] = field(default_factory=list)
     difference: float = 0.0
     rescaled: bool = False
     scored: Scored = LABELS
@@ -204,10 +210,10 @@ def prune(
     elif rounds > 1:
         raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
     images.show(model.to(images.device).eval())
-    score = functools.partial(_score, images)
     now, found, left = model, Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool)), 1.0
     found.scored = images.scores["test"].scored
-    found.stages.append(score("dense", 0, model))
+    score = functools.partial(_score, images, found)
+    score("dense", 0, model)
     for number in range(1, rounds + 1):
         fill = images.stands_in(now, fold)
         if isinstance(source, OnPath):
@@ -224,11 +230,11 @@ def prune(
         smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
-            found.stages.append(score("repaired", number, smaller))
+            score("repaired", number, smaller)
         if train is not None:
             smaller = train(smaller, kept_heads(layout, found.gone), number)
             remove_gates(smaller)  # those of the training, wherever they are now
-            found.stages.append(score("tuned", number, smaller))
+            score("tuned", number, smaller)
         attach(smaller)
         now = smaller
     remove_gates(now)
@@ -271,9 +277,8 @@ def _remove(
             drop_bias(reference, emptied)
         with gates_of(reference).fixed(values):
             found.difference = max(found.difference, _check(images, reference, pruned))
-            masked = _score(images, "masked", number, reference)
-    found.stages.append(masked._replace(heads=int((~choice.mask).sum())))
-    found.stages.append(_score(images, "pruned", number, pruned))
+            _score(images, found, "masked", number, reference, heads=int((~choice.mask).sum()))
+    _score(images, found, "pruned", number, pruned)
     if proj_bias == "drop":
         _freeze_bias(pruned, [site for site in layout.sites if site.name in emptied])
     return pruned
@@ -298,23 +303,32 @@ def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
 
 
 @torch.inference_mode()
-def _score(images: Images, stage: str, number: int, model: nn.Module) -> Stage:
+def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Module, heads: int | None = None) -> None:
+    """Another row of ``found``: ``model`` on the test images. heads: that are not masked."""
     model = model.to(images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
         walk, score = images.test(), images.scores["test"]
         result = tally(model, walk, count, lambda batch: done(int(batch.valid.sum())), score)
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
-    return Stage(
-        number,
-        stage,
-        layout_of(model).num_heads,
-        float(result["accuracy"]),
-        low,
-        high,
-        float(result["loss"]),
-        count,
-        count_parameters(model),
-        count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
-        score.scored.name,
+    found.right.append(result["right"].cpu())
+    change = paired(found.right[0], found.right[-1])
+    found.stages.append(
+        Stage(
+            number,
+            stage,
+            layout_of(model).num_heads if heads is None else heads,
+            float(result["accuracy"]),
+            low,
+            high,
+            float(result["loss"]),
+            change.difference,
+            change.low,
+            change.high,
+            change.p,
+            count,
+            count_parameters(model),
+            count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
+            score.scored.name,
+        )
     )
