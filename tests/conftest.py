@@ -22,13 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_pdfs() -> None:
-    warm.quick_pdfs()
+def quick_pictures() -> None:
+    warm.quick_pictures()
 
 
 @pytest.fixture
-def whole_pdfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("matplotlib.backends.backend_pdf.FigureCanvasPdf.print_pdf", warm.quick_pdfs())
+def whole_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, whole in warm.quick_pictures().items():
+        monkeypatch.setattr(name, whole)
 
 
 @pytest.fixture(scope="session")

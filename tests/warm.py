@@ -19,7 +19,7 @@ LIBRARIES = ("sklearn.datasets", "torchvision.transforms.v2", "matplotlib.backen
 def up() -> None:
     """Import everything, compose a configuration, draw a figure. What was made until now is left to no collector."""
     quiet()
-    quick_pdfs()
+    quick_pictures()
     for name in modules():
         importlib.import_module(name)
     _compose()
@@ -29,22 +29,32 @@ def up() -> None:
 
 
 @functools.cache
-def quick_pdfs() -> Callable[..., None]:
-    """Each PDF is a blank page of its figure's size: drawing all a second time takes a third of the time of a figure.
+def quick_pictures() -> dict[str, Callable[..., None]]:
+    """Each PNG and PDF is a blank page of its figure's size: drawing text takes most of the time of a figure.
 
-    Gives what draws them whole; tests of figures do (fixture ``whole_pdfs``).
+    Gives what draws them whole, by where it belongs; tests of figures put it back (fixture ``whole_pictures``).
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+    drawing = {}
+    for canvas, name in ((FigureCanvasAgg, "print_png"), (FigureCanvasPdf, "print_pdf")):
+        whole = getattr(canvas, name)
+        drawing[f"{canvas.__module__}.{canvas.__name__}.{name}"] = whole
+        setattr(canvas, name, _blank(canvas, whole))
+    return drawing
+
+
+def _blank(canvas: type[Any], whole: Callable[..., None]) -> Callable[..., None]:
     from matplotlib.figure import Figure
 
-    whole: Callable[..., None] = FigureCanvasPdf.print_pdf
-
     @functools.wraps(whole)  # by its signature matplotlib decides what it passes
-    def blank(self: FigureCanvasPdf, filename: Any, **options: Any) -> None:
-        whole(FigureCanvasPdf(Figure(figsize=self.figure.get_size_inches())), filename, **options)
+    def blank(self: Any, *args: Any, **options: Any) -> None:
+        measured = "draw" in vars(self.figure)  # matplotlib wants a renderer, and has put one of its own there
+        page = self if measured else canvas(Figure(figsize=self.figure.get_size_inches(), dpi=self.figure.dpi))
+        whole(page, *args, **options)
 
-    FigureCanvasPdf.print_pdf = blank
-    return whole
+    return blank
 
 
 def modules() -> list[str]:

@@ -66,7 +66,7 @@ def test_figures_of_columns_have_one_signature():
         assert all(each.kind is each.KEYWORD_ONLY and each.default is not each.empty for each in own), name
 
 
-@pytest.mark.usefixtures("whole_pdfs")
+@pytest.mark.usefixtures("whole_pictures")
 @pytest.mark.parametrize("name", sorted(OF_COLUMNS))
 def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found, tmp_path):
     layout, measures = found

@@ -275,7 +275,7 @@ def test_single_points_are_drawn_with_their_interval():
     assert_nothing_is_clipped(figure)
 
 
-@pytest.mark.usefixtures("whole_pdfs")
+@pytest.mark.usefixtures("whole_pictures")
 def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
         return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
@@ -287,7 +287,7 @@ def test_saved_figures_are_whole_and_reproducible(tmp_path):
     assert [path.read_bytes() for path in again] == [png.read_bytes(), pdf.read_bytes()]
 
 
-@pytest.mark.usefixtures("whole_pdfs")
+@pytest.mark.usefixtures("whole_pictures")
 def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
     """They refuse outlines of letters (Type 3)."""
 

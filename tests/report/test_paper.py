@@ -23,7 +23,7 @@ def ranked(layout):
     return {"value": value, "low": value - 0.1, "high": value + 0.1}
 
 
-@pytest.mark.usefixtures("whole_pdfs")
+@pytest.mark.usefixtures("whole_pictures")
 def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     layout = LAYOUTS["one head"]
     report = Report(tmp_path, layout, style="paper")
@@ -106,6 +106,7 @@ def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
         assert image.width == pytest.approx(300 * ONE, abs=1)
 
 
+@pytest.mark.usefixtures("whole_pictures")
 @pytest.mark.parametrize("paper", [True, False])
 def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
     heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]

@@ -265,6 +265,7 @@ def test_figures_without_a_telling_name_are_known_by_their_tables(a_run):
     assert found == {"gate_importance": "per_head", "svcca": "pairwise", "masking_curves": "curves", "unheard_of": None}
 
 
+@pytest.mark.usefixtures("whole_pictures")
 def test_a_large_run_stays_under_8_megabytes(tmp_path):
     heads = HeadLayout(tuple(HeadSite(f"blocks.{b}.attn", 0, b, 12, 64) for b in range(12)))
     folder = tmp_path / "large"
@@ -351,6 +352,7 @@ def test_the_folder_of_a_sweep_stands_for_its_jobs(tmp_path, a_run):
     assert jobs(a_run) == [a_run] and jobs(tmp_path / "nothing") == [tmp_path / "nothing"]
 
 
+@pytest.mark.usefixtures("whole_pictures")
 def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
     folder = make_run(tmp_path / "large", heads=layout(12, 12))
     noise = np.random.default_rng(0)

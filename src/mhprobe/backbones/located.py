@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -158,7 +159,7 @@ class Located(Family):
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
-        return any(path_of(kind) == getattr(cls, "model", "") for kind in type(model).__mro__)
+        return getattr(cls, "model", "") in _paths(type(model))
 
     @classmethod
     def kind(cls, attention: nn.Module) -> Kind | None:
@@ -268,6 +269,12 @@ class Located(Family):
 
 def path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@functools.cache
+def _paths(kind: type) -> frozenset[str]:
+    """Of a class and all that it is derived from: every family asks it of every module."""
+    return frozenset(path_of(each) for each in kind.__mro__)
 
 
 def _point(family: type[Located], model: nn.Module, name: str) -> str:
