@@ -37,13 +37,16 @@ def run(given: argparse.Namespace) -> None:
     from mhprobe.headbench.bench import bench
     from mhprobe.headbench.entries import entries
     from mhprobe.report.figures import headbench as figure
+    from mhprobe.report.html.facts import origin_of_script
     from mhprobe.report.report import Report, Result
     from mhprobe.report.tables import Table
 
     makes = entries(given.measures, given.enter)
+    report = Report(given.out, style=given.style)
+    report.origin = origin_of_script("headbench")
     rows = bench(makes, given.families, range(given.seeds), given.images, say=lambda line: print(line, flush=True))
     table = Table(list(rows[0]._fields), [list(row) for row in rows])
-    for path in Report(given.out, style=given.style).add("headbench", Result(table, figure.draw(rows))):
+    for path in report.add("headbench", Result(table, figure.draw(rows))):
         print(path)
 
 

@@ -1,0 +1,52 @@
+"""The picture of a report that README opens with: python tools/page_picture.py <run>/report.html docs/figures/report_page.png
+
+Four heads are off and the head with the largest importance is open. Needs Chromium and playwright (the extra "test").
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from playwright.sync_api import Page, sync_playwright
+
+WIDTH, HEIGHT = 1240, 1500  # pixels; what is known of a head is as high as the window at most
+
+
+def picture(page: Page, home: Path) -> bytes:
+    """The grid of heads down to the masking curve, as a PNG. home: where the command was typed; it is not shown."""
+    page.evaluate("step => { step.value = 1; step.dispatchEvent(new Event('input')); }", page.query_selector("#step"))
+    values = json.loads(page.text_content("#data") or "")["measures"]
+    (importance,) = (each["columns"]["value"] for each in values if each["key"] == "gate_importance")
+    page.click(f'#grid [data-id="{importance.index(max(importance))}"]')
+    page.locator("#chosen-command code, #chosen-command pre").first.evaluate(
+        "(code, home) => { code.textContent = code.textContent.replace(home, ''); }", f"{home}/"
+    )
+    top, bottom = (page.locator(where).bounding_box() for where in ("#colour", "#curve"))
+    assert top is not None and bottom is not None
+    height = bottom["y"] + bottom["height"] - top["y"] + 24
+    return page.screenshot(full_page=True, clip={"x": 0, "y": top["y"] - 16, "width": WIDTH, "height": height})
+
+
+def main(report: Path, to: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        page.goto(report.resolve().as_uri())
+        taken = Image.open(io.BytesIO(picture(page, report.resolve().parents[3])))
+        chromium.close()
+    made = PngInfo()
+    with Image.open(report.parent / "figures" / "gate_importance.png") as figure:  # of the same run
+        for key in ("Software", "Comment", "Source"):
+            made.add_text(key, figure.text[key])
+    taken.convert("RGB").quantize(256).save(to, pnginfo=made, optimize=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
