@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import runs
 from mhprobe.run import sections
@@ -116,3 +118,23 @@ def place(command: str) -> Path:
     """The file that ``python -m mhprobe.<command>`` runs."""
     path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+FIGURES = sorted((ROOT / "docs" / "figures").glob("*.png"))
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.stem)
+def test_a_figure_says_what_made_it_and_stands_on_a_page(figure):
+    with Image.open(figure) as image:
+        said = image.text
+    assert said["Source"].startswith("python -m mhprobe."), said
+    assert any(f"figures/{figure.name}" in page.read_text() for page in PAGES)
+    word, commit = said["Comment"].split()
+    assert word == "commit" and re.fullmatch("[0-9a-f]{12}", commit), said  # not -dirty
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no checkout with its history")
+    assert git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0, f"{commit} was never landed"

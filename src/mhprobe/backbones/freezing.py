@@ -8,16 +8,16 @@ is seen when it may not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Family
 from mhprobe.errors import UserError
-from mhprobe.heads import Part
+from mhprobe.heads import Part, Scope
 
-Frozen = Literal["nothing", "backbone", "weights"] | Sequence[Part]
+Frozen = Scope | Sequence[Part]
 
 
 def freeze(model: nn.Module, frozen: Frozen) -> None:

@@ -16,4 +16,5 @@ from mhprobe.heads.layout import Block as Block
 from mhprobe.heads.layout import HeadLayout as HeadLayout
 from mhprobe.heads.layout import HeadSite as HeadSite
 from mhprobe.heads.layout import Part as Part
+from mhprobe.heads.layout import Scope as Scope
 from mhprobe.heads.layout import Windows as Windows

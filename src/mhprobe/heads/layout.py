@@ -25,6 +25,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 
 Part = Literal["attention", "mlp", "embedding", "classifier"]  # of a network; what a head stands in is the first
+Scope = Literal["nothing", "backbone", "weights"]  # of what is not trained; a backbone is without its classifier
 
 
 @dataclass(frozen=True)

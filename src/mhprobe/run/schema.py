@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import FillName, Part
+from mhprobe.heads import FillName, Part, Scope
 from mhprobe.recording.objective import Of
 from mhprobe.run.sections import settings
 
@@ -38,7 +38,7 @@ class Optim(_Section):
 
 def _parts(frozen: Any) -> Any:
     """Of a union pydantic would say what each of its types misses."""
-    words, parts = ("nothing", "backbone", "weights"), get_args(Part)
+    words, parts = get_args(Scope), get_args(Part)
     if frozen in words or (isinstance(frozen, list) and frozen and all(part in parts for part in frozen)):
         return frozen
     raise PydanticCustomError("frozen", f"Give {', '.join(words)}, or a list of {', '.join(parts)}")
@@ -48,7 +48,7 @@ class Gates(_Section):
     relaxation: dict[str, Any]
     penalty: dict[str, Any] | None
     lr: Annotated[float, Field(gt=0)]
-    frozen: Annotated[Literal["nothing", "backbone", "weights"] | list[Part], BeforeValidator(_parts)]
+    frozen: Annotated[Scope | list[Part], BeforeValidator(_parts)]
     keep: int | None
     threshold: Annotated[float, Field(gt=0, lt=1)] | Literal["likelier"]
     mask: str | None
