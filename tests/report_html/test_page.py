@@ -235,13 +235,16 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     if scored.lost:
         report.add("masking_distances", Result(label=scored.lost))
     stage = {"stage": "dense", "accuracy": 0.9, "low": 0.8, "high": 0.95, "parameters": 7, "score": name}
-    stages = [stage, {**stage, "stage": "pruned", "accuracy": 0.85}]
+    stage |= {"difference": 0.0, "difference_low": -0.01, "difference_high": 0.01, "p": 1.0}
+    change = {"difference": -0.05, "difference_low": -0.081, "difference_high": -0.02, "p": 0.0013}
+    stages = [stage, {**stage, **change, "stage": "pruned", "accuracy": 0.85}]
     report.add("pruning", Result(table(stages), label=scored.right))
     promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
     report.add_metrics({f"prune/promise/{key}": value for key, value in promised.items()})
     run = read_run(folder)
     said = " ".join(words.result(run, atlas.heads(run), []))
     assert f"Test {scored.right} goes from 90.0 % (80.0 to 95.0) to 85.0 %" in said
+    assert "(-5.0 points, 95 % -8.1 to -2.0, p = 0.0013, on the same images), parameters from 7 to 7." in said
     assert f"within one point of {scored.right}, chosen on validation images" in said
     assert f"that new images lose at most 2 points of {scored.right} (50 calibration images" in said
     page = Page(write_report(folder).read_text(encoding="utf-8"))
