@@ -159,7 +159,7 @@ class Located(Family):
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
-        return getattr(cls, "model", "") in _paths(type(model))
+        return getattr(cls, "model", "") in _paths(type(model))  # type: ignore[arg-type]  # mypy doubts its hash
 
     @classmethod
     def kind(cls, attention: nn.Module) -> Kind | None:
