@@ -1,6 +1,7 @@
-"""The picture of a report that README opens with: python tools/page_picture.py <run>/report.html docs/figures/report_page.png
+"""The picture of a report that README opens with.
 
-Four heads are off and the head with the largest importance is open. Needs Chromium and playwright (the extra "test").
+python tools/page_picture.py <run>/report.html docs/figures/report_page.png
+Four heads are off and the head of the largest importance is open. Needs Chromium, and playwright (the extra "test").
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ def main(report: Path, to: Path) -> None:
         chromium = started.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         page = chromium.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         page.goto(report.resolve().as_uri())
-        taken = Image.open(io.BytesIO(picture(page, report.resolve().parents[3])))
+        home = report.resolve().parents[3]  # of outputs/<experiment>/<run>
+        taken = Image.open(io.BytesIO(picture(page, home)))
         chromium.close()
     made = PngInfo()
     with Image.open(report.parent / "figures" / "gate_importance.png") as figure:  # of the same run
-        for key in ("Software", "Comment", "Source"):
-            made.add_text(key, figure.text[key])
+        for key, value in figure.text.items():
+            made.add_text(key, value)
     taken.convert("RGB").quantize(256).save(to, pnginfo=made, optimize=True)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mhprobe.report.html import finish_report, write_comparison
 from mhprobe.report.report import Report
@@ -261,3 +264,14 @@ def test_without_scripts_words_and_figures_are_there(browser, address):
     assert "2 of 12 heads can be masked" in page.inner_text("#result")
     assert page.locator("#figures img").count() == len(list((Path(address[7:]).parent / "figures").glob("*.png")))
     context.close()
+
+
+def test_the_picture_in_the_readme_is_taken_by_a_script(tmp_path):
+    """In a process of its own: playwright runs one loop in a process, and it is taken."""
+    folder = make_run(tmp_path / "outputs" / "digits_vit" / "now", heads=layout(2, 6))
+    report = finish_report(folder, "train", layout(2, 6))
+    script = Path(__file__).parents[2] / "tools" / "page_picture.py"
+    subprocess.run([sys.executable, script, report, tmp_path / "page.png"], check=True, timeout=120)
+    with Image.open(tmp_path / "page.png") as taken, Image.open(folder / "figures" / "gate_importance.png") as figure:
+        assert taken.width == 1240 and taken.height > 600 and taken.text == figure.text
+        assert len(taken.convert("RGB").getcolors(1 << 20)) > 50  # not a blank page
