@@ -165,7 +165,7 @@ def _change(row: Mapping[str, Any]) -> str:
     if "p" not in row:
         return ""
     gap, low, high = (100 * row[name] for name in ("difference", "difference_low", "difference_high"))
-    return f" ({gap:+.1f} points, 95 % {low:+.1f} to {high:+.1f}, p = {row['p']:.2g}, on the same images)"
+    return f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {row['p']:.2g})"
 
 
 def _speed(run: Run) -> list[str]:
