@@ -108,6 +108,12 @@ def test_every_stage_is_compared_with_the_dense_network_image_by_image(model):
     assert (first.difference, first.p) == (0, 1) and first.difference_low < 0 < first.difference_high
 
 
+def test_one_test_image_is_enough(model, monkeypatch):
+    monkeypatch.setitem(SIZES, "test", 1)
+    found = prune(model, images_of(model), Given([0]))
+    assert [len(right) for right in found.right] == [1, 1, 1] and found.stages[-1].p == 1
+
+
 def speed_row(low, high):
     speed = {"speedup": 1.5, "speedup_low": low, "speedup_high": high, "predicted": 1.4}
     return {"batch": 64, "removed": MINE, **speed}

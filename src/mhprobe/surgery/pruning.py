@@ -311,7 +311,7 @@ def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Mod
         walk, score = images.test(), images.scores["test"]
         result = tally(model, walk, count, lambda batch: done(int(batch.valid.sum())), score)
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
-    found.right.append(result["right"].cpu())
+    found.right.append(result["right"].cpu().reshape(-1))  # of one image torchmetrics makes a number
     change = paired(found.right[0], found.right[-1])
     found.stages.append(
         Stage(
