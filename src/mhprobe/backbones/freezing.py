@@ -7,7 +7,7 @@ is seen when it may not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Family
 from mhprobe.errors import UserError
-from mhprobe.heads import Part, Scope
+from mhprobe.heads import HeadSite, Part, Scope
 
 Frozen = Scope | Sequence[Part]
 
@@ -27,13 +27,14 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
     where the model's family cannot tell a part from the rest.
     """
     if not isinstance(frozen, str):
-        held = [parameter for part in frozen for parameter in part_of(model, part)]  # all of them, or an error
+        sites = layout_of(model).sites
+        held = [parameter for part in frozen for parameter in _found(model, part, sites)]  # all of them, or an error
         for parameter in held:
             parameter.requires_grad_(False)
     elif frozen != "nothing":
         model.requires_grad_(False)
         if frozen == "backbone":
-            for parameter in _classifier(family_of(model), model):
+            for parameter in _classifier(family_of(model), model, ()):
                 parameter.requires_grad_(True)
 
 
@@ -44,10 +45,14 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     biases. embedding: what embeds patches, with the class token and embeddings of positions where these are the model's
     own. classifier: what makes logits of features. Norms, layer scales and what merges patches are in no part.
     """
+    return _found(model, part, layout_of(model).sites)
+
+
+def _found(model: nn.Module, part: Part, sites: Sequence[HeadSite]) -> list[nn.Parameter]:
     family = family_of(model)
-    found = list(_PARTS[part](family, model))
+    found = list(_PARTS[part](family, model, sites))
     if not found:
-        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](family, model)))
+        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](family, model, sites)))
         raise UserError(
             f"gates.frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family.title}) from the "
             f"rest. It can freeze {known}; frozen=weights freezes all but the gates."
@@ -55,15 +60,15 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     return found
 
 
-def _attention(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
-    for site in layout_of(model).sites:
+def _attention(family: type[Family], model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[nn.Parameter]:
+    for site in sites:
         seam = family.seam(model, site)
         inside = {id(parameter): parameter for parameter in (*seam.attention.parameters(), *seam.output.parameters())}
         yield from inside.values()  # W_O is not always inside
 
 
-def _mlp(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
-    attention = {id(parameter) for parameter in _attention(family, model)}
+def _mlp(family: type[Family], model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[nn.Parameter]:
+    attention = {id(parameter) for parameter in _attention(family, model, sites)}
     for block in family.blocks(model):
         for module in model.get_submodule(block.name).modules():
             own = list(module.parameters(recurse=False))
@@ -71,7 +76,7 @@ def _mlp(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
                 yield from (parameter for parameter in own if id(parameter) not in attention)
 
 
-def _embedding(family: type[Family], model: nn.Module) -> Iterator[nn.Parameter]:
+def _embedding(family: type[Family], model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[nn.Parameter]:
     try:
         stem = family.stem(model)
     except UserError:  # nobody knows what makes tokens here
@@ -93,10 +98,11 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def _classifier(family: type[Family], model: nn.Module) -> Iterable[nn.Parameter]:
+def _classifier(family: type[Family], model: nn.Module, sites: Sequence[HeadSite]) -> Iterator[nn.Parameter]:
     found: Any = family.classifier(model)
     heads = found if isinstance(found, tuple | list) else (found,)  # distilled models have two
-    return [parameter for head in heads for parameter in head.parameters()]
+    for head in heads:
+        yield from head.parameters()
 
 
 _PARTS = {"attention": _attention, "mlp": _mlp, "embedding": _embedding, "classifier": _classifier}

@@ -25,9 +25,10 @@ from mhprobe.report.paper import DPI, LEAST, fit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase, SubFigure
+    from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 else:
-    Axes = Figure = FigureBase = SubFigure = Any  # matplotlib is slow to import: whoever draws does so
+    Axes = Figure = FigureBase = SubFigure = Text = Bbox = Any  # matplotlib is slow to import: whoever draws does so
 
 STYLE: Any = {
     "font.size": 8,
@@ -81,9 +82,11 @@ def save(
         if paper:
             box = fit(figure)  # the small print comes below what has its last size: legends shrink less than axes
         if about:
-            lowest = min(0.0, figure.get_tightbbox().y0 / figure.get_figheight())  # a legend may hang below
-            figure.text(0.99, lowest, about, ha="right", va="top", fontsize=LEAST if paper else 5.5, color="0.45")
-            box = fit(figure) if paper else _around_all(figure)  # "tight" would draw all of it again for each file
+            above = figure.get_tightbbox()
+            lowest = min(0.0, above.y0 / figure.get_figheight())  # a legend may hang below
+            size = LEAST if paper else 5.5
+            small = figure.text(0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45")
+            box = fit(figure) if paper else _around(figure, above, small)  # "tight" would look at all of it again
     paths = []
     for suffix, metadata in ((".png", _named(origin, _PNG)), (".pdf", {**_named(origin, _PDF), "CreationDate": None})):
         data = io.BytesIO()
@@ -93,11 +96,13 @@ def save(
     return paths
 
 
-def _around_all(figure: Figure) -> Bbox:
-    """What there is to print, in inches, with a margin."""
+def _around(figure: Figure, above: Bbox, small: Text) -> Bbox:
+    """What there is to print, in inches, with a margin: the figure, and the small print below it."""
     from matplotlib import rcParams
+    from matplotlib.transforms import Bbox
 
-    return figure.get_tightbbox().padded(rcParams["savefig.pad_inches"])
+    below = small.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+    return Bbox.union([above, below]).padded(rcParams["savefig.pad_inches"])
 
 
 _PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
