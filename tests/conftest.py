@@ -22,8 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_pictures() -> None:
+def quick() -> None:
     warm.quick_pictures()
+    warm.quick_configurations()
 
 
 @pytest.fixture

@@ -40,8 +40,7 @@ COLUMNS = {
 def shrunk(name: str, folder: Path, cifar: Path) -> dict[str, Any]:
     """The experiment with a tiny backbone, one epoch and few images; everything else is its own."""
     plain = runs.composed("train", f"+experiment={name}", hydra=True)
-    choices = plain.hydra.runtime.choices
-    overrides = [f"++backbone.{setting}" for setting in SMALL[choices.backbone]]
+    overrides = [f"++backbone.{setting}" for setting in SMALL[plain.hydra.runtime.choices.backbone]]
     overrides += ["backbone.pretrained=false", "trainer.accelerator=cpu", "trainer.max_epochs=1"]
     overrides += [
         "data.batch_size=16",

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 import runs
 from mhprobe.io import stopping
@@ -28,10 +27,7 @@ MORE = {
     "maps": ("images=[0,1]",),
     "study": ("+paper=clark", "figures=[2]"),
 }
-# who only fetches shows no image to a network
-WALKS = [
-    name for name in commands() if "optim" in sections(name) or "weights" in OmegaConf.missing_keys(runs.composed(name))
-]
+WALKS = [name for name in commands() if "to" not in sections(name)]  # who only fetches shows no image to a network
 SIGNALS = {signal.SIGINT: ("interrupted; ", 130), signal.SIGTERM: ("stopped (SIGTERM); ", 143)}
 
 

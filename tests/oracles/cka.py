@@ -14,10 +14,13 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
 
 
 def similarity(x: np.ndarray, y: np.ndarray) -> float:
-    n = len(x)
-    centre = np.eye(n) - np.ones((n, n)) / n
-    k, l = centre @ (x @ x.T) @ centre, centre @ (y @ y.T) @ centre
+    k, l = centred(x @ x.T), centred(y @ y.T)
     return float(np.sum(k * l) / np.sqrt(np.sum(k * k) * np.sum(l * l)))
+
+
+def centred(kernel: np.ndarray) -> np.ndarray:
+    """H K H with H = I - 11'/n, written out: rows and columns add up to 0."""
+    return kernel - kernel.mean(0) - kernel.mean(1, keepdims=True) + kernel.mean()
 
 
 def debiased(x: np.ndarray, y: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor, nn
@@ -14,8 +15,6 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
     means = []
     for site in sites_of(model, images, sites):
         for h in range(site.heads):
-            rows = [
-                stats.entropy(image[h, t, keys].numpy()) for image in site.maps for t, keys in enumerate(site.support)
-            ]
-            means.append(sum(rows) / len(rows))
+            rows = [stats.entropy(site.maps[:, h, t, keys].numpy(), axis=-1) for t, keys in enumerate(site.support)]
+            means.append(np.mean(rows))
     return torch.tensor(means, dtype=torch.float64)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles.attention import dense, norms
-from oracles.token_kinds import kinds
+from oracles.token_kinds import kinds, level
 
 
 def special_of(model: nn.Module) -> str:
@@ -21,10 +21,11 @@ def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[st
         site = dense(model, images, name, slope)
         special, other = [], []
         for n in range(len(images)):
+            high = level(site, norm[n], threshold=3.0)
             for t, keys in enumerate(site.support):
                 for k in keys:
                     size = site.maps[n, :, t, k].abs()
-                    (special if special_of(model) in kinds(site, t, k, norm[n], threshold=3.0) else other).append(size)
+                    (special if special_of(model) in kinds(site, t, k, norm[n], high) else other).append(size)
         whole = torch.stack(other).mean(0)
         ratios.append(torch.stack(special).mean(0) / whole if special else torch.full_like(whole, torch.nan))
     return torch.cat(ratios)

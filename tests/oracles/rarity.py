@@ -54,7 +54,7 @@ def lloyd(points: np.ndarray, codes: int) -> np.ndarray:
     start = np.argmin(((points - points.mean(0)) ** 2).sum(1))
     centres = [points[start]]
     while len(centres) < codes:
-        gaps = [min(((point - centre) ** 2).sum() for centre in centres) for point in points]
+        gaps = [((np.stack(centres) - point) ** 2).sum(1).min() for point in points]
         centres.append(points[int(np.argmax(gaps))])
     centres = np.stack(centres)
     assigned = None

@@ -26,26 +26,32 @@ def shares(
     for site, norm in zip(sites_of(model, images, sites), norms(model, images, sites), strict=True):
         total = defaultdict(lambda site=site: torch.zeros(site.heads, dtype=torch.float64))
         for n in range(len(images)):
+            high = level(site, norm[n], threshold)
             for t in site.patches:
                 keys = site.support[t]
                 row = site.maps[n, :, t, keys]
                 row = torch.ones_like(row) if even else row
                 row = row / row.sum(-1, keepdim=True)
                 for place, k in enumerate(keys):
-                    for kind in kinds(site, t, k, norm[n], threshold):
+                    for kind in kinds(site, t, k, norm[n], high):
                         total[kind] += row[:, place]
         for kind in KINDS:
             means[kind].append(total[kind] / len(images) / len(site.patches))
     return {kind: torch.cat(each) for kind, each in means.items()}
 
 
-def kinds(site: Site, query: int, key: int, norm: Tensor, threshold: float) -> set[str]:
-    """Everything that ``key`` is to ``query``. norm: (T,) of this image."""
+def level(site: Site, norm: Tensor, threshold: float) -> float:
+    """Above which a norm is high. norm: (T,) of one image."""
+    patch = norm[site.patches]
+    return float(patch.mean() + threshold * patch.std(correction=0))
+
+
+def kinds(site: Site, query: int, key: int, norm: Tensor, high: float) -> set[str]:
+    """Everything that ``key`` is to ``query``. norm: (T,) of this image; high: above which it is high."""
     if site.cells[key] is None:
         return {"cls" if site.has_class and key == 0 else "registers"} | ({"self"} if key == query else set())
-    patch = norm[site.patches]
     found = {"self"} if key == query else set()
-    if norm[key] > patch.mean() + threshold * patch.std(correction=0):
+    if norm[key] > high:
         found.add("high_norm")
     y, x = site.cells[key]
     if y in (0, site.grid[0] - 1) or x in (0, site.grid[1] - 1):

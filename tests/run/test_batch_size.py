@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -16,6 +18,14 @@ def parts(tmp_path_factory):
     cfg = runs.config("train", tmp_path_factory.mktemp("auto"), "measure=[]", "masking=none", "data.batch_size=auto")
     data = builders.data(cfg)
     return cfg, data, builders.classifier(cfg, data)
+
+
+@pytest.fixture(autouse=True)
+def old_objects():
+    """Memory is collected before each try: without those of all libraries, which take half a second to look through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
