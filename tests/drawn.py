@@ -17,7 +17,6 @@ _ON_PAPER: set[str] = set()  # tests whose first figure was held against a print
 
 def assert_nothing_is_clipped(figure) -> None:
     """Neither on the screen nor, for the first figure of a test, on paper."""
-    figure.draw_without_rendering()  # places the text
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]
