@@ -11,6 +11,8 @@ from mhprobe.stats.survival import LABELS, Survivors
 # a function has its colour in every figure
 LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#999999", "#DDDDDD"), strict=True))
 
+ONE_COLUMN = 14  # lines of a legend
+
 CAPTION = (
     "Which heads pruning keeps, by stage, block or function: the share of each group's heads that is left, by the "
     "number of heads kept. A pruning that took heads at random would keep the same share of every group: the dotted "
@@ -19,16 +21,20 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Survivors]) -> Figure:
-    """A panel per division (those with several groups, and label); a line per group over heads kept, up to all.
+    """A panel per division (those with several groups, and label), two in a row; a line per group, up to all heads.
 
     Runs that keep equally many heads are points of their own; the line is through their mean.
     """
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
-    wide, tall, left, gap, bottom, top = 2.3, 2.3, 0.55, 1.75, 0.5, 0.3
-    with canvas((left + len(divisions) * (wide + gap), bottom + tall + top)) as figure:
+    wide, tall, left, bottom, top = 2.3, 2.3, 0.55, 0.5, 0.3
+    gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
+    across, down = min(2, len(divisions)), -(-len(divisions) // 2)
+    with canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
         for number, by in enumerate(divisions):
-            axes = place(figure, left + number * (wide + gap), bottom, wide, tall)
+            row, column = divmod(number, 2)
+            up = (down - 1 - row) * (bottom + tall + top) + bottom
+            axes = place(figure, left + column * (wide + gap), up, wide, tall)
             _lines(axes, [row for row in rows if row.by == by], by)
     return figure
 
@@ -43,8 +49,8 @@ def _lines(axes: Axes, rows: Sequence[Survivors], by: str) -> None:
     heads = sum(size.values())
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     for number, group in enumerate(groups):
-        # groups that have an order get shades that have one
-        shade = LABEL_SHADES[group] if by == "label" else colormaps["viridis"](number / max(1, len(groups) - 1))
+        # groups that have an order get shades that have one, up to a yellow that can still be seen
+        shade = LABEL_SHADES[group] if by == "label" else colormaps["viridis"](0.9 * number / max(1, len(groups) - 1))
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
             shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
@@ -61,4 +67,4 @@ def _lines(axes: Axes, rows: Sequence[Survivors], by: str) -> None:
     axes.set_ylabel("heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), borderaxespad=0.3, handlelength=1.0,
-                ncols=1 + (len(groups) > 14))  # fmt: skip
+                ncols=1 + (len(groups) > ONE_COLUMN))  # fmt: skip
