@@ -13,7 +13,7 @@ from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import maskable, per_head, runs, special_keys, speed
-from mhprobe.report.figures.style import save
+from mhprobe.report.figures.style import canvas, save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 from mhprobe.report.report import Report
 
@@ -49,6 +49,19 @@ def test_a_figure_that_fits_is_not_touched_and_a_wide_one_keeps_its_text_readabl
     fit(wide)
     sizes = [text.get_fontsize() for text in wide.findobj(Text) if text.get_text()]
     assert min(sizes) == LEAST and wide.get_figwidth() < TWO + 0.3
+
+
+@pytest.mark.usefixtures("whole_pictures")
+@pytest.mark.parametrize("paper", [False, True])
+def test_text_is_measured_as_wide_as_it_is_printed(tmp_path, paper):
+    """With fewer dots it is some percent narrower, and long names were cut."""
+    with canvas((1, 1)) as figure:
+        figure.text(0, 0.5, "num_heads=3, " * 9, fontsize=7)
+    figure.set_dpi(100)
+    png, _ = save(figure, tmp_path / "runs", about="small print", paper=paper)
+    with Image.open(png) as image:
+        ink = np.asarray(image.convert("L")) < 250
+    assert ink.any() and not (ink[0].any() or ink[-1].any() or ink[:, 0].any() or ink[:, -1].any())
 
 
 def test_screen_is_what_it_was(tmp_path):

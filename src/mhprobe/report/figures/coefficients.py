@@ -53,7 +53,7 @@ def draw(
     last = int(reached.max()) + 1 if len(reached) else 1
     step = 5 * math.ceil(last / 20) if last > 6 else 1
     labels = ("coefficient", "correlation")
-    with layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.2) as (figure, panels):
+    with layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
             span = layout.span(number)
             lines = _panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])

@@ -38,7 +38,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
     names = {name: text + _a_step(shown, name, over) for name, text in _names(shown).items()}
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
-    with canvas((6.1, tall)) as figure:
+    with canvas((6.3, tall)) as figure:
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
         _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
         for curve in shown:

@@ -23,7 +23,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     deep, per_row = panel_grid(count)
     wide, tall, gap, left, bottom = 1.25, 1.15, 0.4, 0.6, 0.5
     # at the top a line for the legend
-    with canvas((max(3.8, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55)) as figure:
+    with canvas((max(4.0, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55)) as figure:
         for number in range(count):
             row, column = divmod(number, per_row)
             y = bottom + (deep - 1 - row) * (tall + 0.62)

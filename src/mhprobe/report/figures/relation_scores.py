@@ -21,7 +21,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     step = max(0.5, 0.16 * len(ways))
     named = any(row["who"] for row in rows)
     left, wide, tall = 1.15, 3.2, step * len(relations)
-    with canvas((left + wide + (2.9 if named else 1.9), tall + 0.75)) as figure:
+    with canvas((left + wide + (3.0 if named else 2.0), tall + 0.75)) as figure:
         axes = place(figure, left, 0.5, wide, tall)
         for row in rows:
             number = ways.index(row["way"])

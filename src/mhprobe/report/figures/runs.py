@@ -27,7 +27,7 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     lines = max(label.count("\n") for label in labels) + 1
     step = max(0.34, 0.13 * (most + 1), 0.13 * (lines + 1))
     tall = step * len(names) + 0.1
-    left = 0.3 + 0.062 * max(len(line) for label in labels for line in label.split("\n"))
+    left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
     spread = {} if groups is None else {row[0]: dict(zip(groups.columns, row, strict=True)) for row in groups.rows}
     with canvas((left + 3.4, tall + 0.85)) as figure:
         axes = place(figure, left, 0.5, 3.2, tall)

@@ -19,7 +19,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
-    with canvas((8.0, 3.1)) as figure:
+    with canvas((8.3, 3.1)) as figure:
         gain = place(figure, 0.55, 0.5, 2.5, 2.3)
         rate = place(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):
