@@ -17,7 +17,7 @@ def run(size: Size) -> Iterator[Ratio]:
     yield compare(
         'python -m mhprobe.train --help / python -c "import torch, lightning, timm"',
         lambda: call("-m", "mhprobe.train", "--help"),
-        lambda: call("-c", "import torch, lightning, timm"),
+        lambda: call("-c", f"import {size.pick('torch', 'torch, lightning, timm')}"),
         rounds=size.rounds(7),
         limit="<= 1.5",
     )
