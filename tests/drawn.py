@@ -10,6 +10,7 @@ import pytest
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
 
+from mhprobe.report.figures.style import SCREEN
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 
 _ON_PAPER: set[str] = set()  # tests whose first figure was held against a printed page: one each is enough
@@ -17,6 +18,7 @@ _ON_PAPER: set[str] = set()  # tests whose first figure was held against a print
 
 def assert_nothing_is_clipped(figure) -> None:
     """Neither on the screen nor, for the first figure of a test, on paper."""
+    figure.set_dpi(SCREEN)  # as it is printed
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, (box.extents, width, height)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]

@@ -124,7 +124,7 @@ def canvas(size: tuple[float, float]) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
-        yield _room.get() or Figure(figsize=size, dpi=SCREEN)  # type: ignore[misc]
+        yield _room.get() or Figure(figsize=size)  # type: ignore[misc]
 
 
 _room: contextvars.ContextVar[SubFigure | None] = contextvars.ContextVar("room", default=None)
