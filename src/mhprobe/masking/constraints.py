@@ -45,7 +45,7 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
     floor, target = limits.min_heads_per_layer, limits.target
     if floor < 0:
         raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {floor}.")
-    units = dataclasses.replace(units, limits=limits)
+    units = dataclasses.replace(units, limits=limits if floor or target is not None else None)
     nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
     if not limits.reached(nothing) and not units.candidates([]):
         raise UserError(

@@ -46,8 +46,6 @@ class Limits:
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:
         """(M,) bool: which of the (M, A) masks ``after`` may follow the (A,) mask ``off``."""
-        if self.min_heads_per_layer == 0:
-            return torch.ones(len(after), dtype=torch.bool)
         left_ML = _heads_left(self.layout, after)
         return ((left_ML >= self.min_heads_per_layer) | (left_ML == _heads_left(self.layout, off))).all(-1)
 
