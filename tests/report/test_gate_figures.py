@@ -8,6 +8,7 @@ import torch
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.report.figures import causal, gate_history, retained, survival, voita
+from mhprobe.report.figures.style import save
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
 
@@ -47,6 +48,12 @@ def test_survivors_are_a_line_per_group_up_to_the_whole_model(layout):
         assert line.get_xdata() == pytest.approx(sorted(shares), abs=0.02 * layout.num_heads)
         assert line.get_ydata().tolist() == pytest.approx([shares[heads] for heads in sorted(shares)])
     assert_nothing_is_clipped(figure)
+
+
+def test_survivors_of_a_single_block_leave_a_page_without_panels(tmp_path):
+    """Nothing there can be compared; the sweep goes on."""
+    figure = survival.draw(survivors("0", [1, 0, 1], {"stage": ["stage 0"] * 3, "block": ["block 0"] * 3}))
+    assert not figure.axes and save(figure, tmp_path / "survivors", about="cifar10")
 
 
 def test_runs_that_keep_equally_many_heads_are_points_around_their_mean():

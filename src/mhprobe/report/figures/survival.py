@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -29,10 +30,11 @@ def draw(rows: Sequence[Survivors]) -> Figure:
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
     wide, tall, left, bottom, top = 2.3, 2.3, 0.55, 0.5, 0.3
     gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
-    across, down = min(2, len(divisions)), -(-len(divisions) // 2)
+    across = min(2, len(divisions))
+    down = max(1, math.ceil(len(divisions) / 2))  # of a single block nothing is drawn
     with canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
         for number, by in enumerate(divisions):
-            row, column = divmod(number, 2)
+            row, column = divmod(number, across)
             up = (down - 1 - row) * (bottom + tall + top) + bottom
             axes = place(figure, left + column * (wide + gap), up, wide, tall)
             _lines(axes, [row for row in rows if row.by == by], by)
