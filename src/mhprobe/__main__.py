@@ -1,7 +1,8 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
 ``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
-says ``python -m <its name>: what it does``. ``eval "$(mhprobe --install-completion)"`` lets bash complete them.
+says ``python -m <its name>: what it does``. ``mhprobe measure=svcca`` says what that choice is. ``eval "$(mhprobe
+--install-completion)"`` lets bash complete commands and settings.
 """
 
 from __future__ import annotations
@@ -40,15 +41,30 @@ def main() -> None:
             completion.SCRIPT if name == "--install-completion" else "\n".join(completion.offers(rest[0], known, DEMO))
         )
         return
+    if "=" in name:
+        print(_about(name))
+        return
     shown = {**known, "demo": f"what `{' '.join(DEMO)}` does: train, test, probe and mask a small ViT on digits"}
     print("mhprobe: what does each attention head do, and which heads can go?\n", file=sys.stdout)
     for each, what in shown.items():
         print(f"  mhprobe {each:<16} {what}")
     print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same.")
+    print("mhprobe GROUP=OPTION says what it is and which options it has, e.g. mhprobe measure=svcca.")
     print('eval "$(mhprobe --install-completion)" lets bash complete commands and settings.')
     if name not in ("--help", "-h"):
         print(f"mhprobe: there is no command {name!r}; there are {', '.join(shown)}.", file=sys.stderr)
         sys.exit(2)
+
+
+def _about(word: str) -> str:
+    from mhprobe.errors import UserError
+    from mhprobe.run.about import about
+    from mhprobe.run.cli import fail
+
+    try:
+        return about(word)
+    except UserError as error:
+        fail(str(error))
 
 
 if __name__ == "__main__":

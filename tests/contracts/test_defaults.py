@@ -1,11 +1,10 @@
-"""A default is written once, in a yaml; where Hydra has to know a key, a member's yaml repeats its constructor's."""
+"""A default is written once: in the constructor; a yaml states what has none there, or is another; so does the schema."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -14,57 +13,105 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 import runs
-from mhprobe.run import schema, sections
+from mhprobe.run import defaults, schema, sections
 from mhprobe.run.sections import CONF
 
 
-def members() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Each yaml that has a member's own name, e.g. measure/svcca.yaml for SVCCA, and what stands in it."""
-    for path in sorted(CONF.rglob("*.yaml")):
-        stated = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        if isinstance(stated, dict) and plain(str(stated.get("_target_", "")).rpartition(".")[2]) == plain(path.stem):
-            yield path, stated
+def parts(stated: Any) -> Iterator[dict[str, Any]]:
+    """All parts with a ``_target_`` of ours in what a yaml states."""
+    if isinstance(stated, dict) and str(stated.get("_target_", "")).startswith(defaults.OURS):
+        yield stated
+    for inner in stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ():
+        yield from parts(inner)
 
 
-def plain(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())
+def repeated(part: dict[str, Any]) -> set[str]:
+    """The options that a part states although its constructor has the same default."""
+    known = defaults.options(part["_target_"])
+    return {
+        key for key, value in part.items() if key in known and (type(value), value) == (type(known[key]), known[key])
+    }
 
 
-def differing(stated: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Option -> (what the yaml says, what the constructor says), where both say something else."""
-    parameters = inspect.signature(get_object(stated["_target_"])).parameters
-    found = {}
-    for key, value in stated.items():
-        default = parameters[key].default if key in parameters else None
-        default = list(default) if isinstance(default, tuple) else default
-        if default not in (None, inspect.Parameter.empty, value) and not isinstance(value, dict):
-            found[key] = (value, default)
-    return found
+STATED = {
+    str(path.relative_to(CONF)): list(parts(OmegaConf.to_container(OmegaConf.load(path), resolve=False)))
+    for path in sorted(CONF.rglob("*.yaml"))
+}
+TARGETS = sorted({part["_target_"] for stated in STATED.values() for part in stated})
 
 
-MEMBERS = {str(path.relative_to(CONF)): stated for path, stated in members()}
+@pytest.mark.parametrize("name", [name for name, stated in STATED.items() if stated])
+def test_a_yaml_does_not_repeat_a_default(name):
+    assert [part for part in STATED[name] if repeated(part)] == []
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_a_default_that_is_stated_twice_is_the_same_or_its_line_says_why(name):
-    lines = (CONF / name).read_text().splitlines()
-    reasons = {line.split(":")[0].strip() for line in lines if "  #" in line}
-    assert differing(MEMBERS[name]).keys() <= reasons
-
-
-def test_members_are_found_and_a_default_that_drifted_is_seen():
+def test_a_default_that_is_repeated_is_seen():
     """Negative control."""
-    assert len(MEMBERS) > 30
-    drifted = [
-        differing({**stated, key: "drifted"})
-        for stated in MEMBERS.values()
-        for key, value in stated.items()
-        if key != "_target_" and value is not None
-    ]
-    assert sum(map(bool, drifted)) > 30
+    for target in TARGETS:
+        for option, value in defaults.options(target).items():
+            assert repeated({"_target_": target, option: value}) == {option}
+            assert repeated({"_target_": target, option: "another"}) == set()
 
 
-def defaults(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+def in_python(made: Any) -> dict[str, Any]:
+    """Option -> default, by the signature of what is imported; those that are made on demand have none."""
+    found = {
+        name: list(each.default) if isinstance(each.default, tuple) else each.default
+        for name, each in inspect.signature(made).parameters.items()
+        if each.default is not inspect.Parameter.empty
+    }
+    return {name: value for name, value in found.items() if repr(value) != "<factory>"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_constructor_is_read_as_python_reads_it(target):
+    made = get_object(target)
+    read = dict(defaults.options(target))
+    assert {name: read.pop(name, "not read") for name in in_python(made)} == in_python(made)
+    above = [vars(base)["__init__"] for base in inspect.getmro(made)[1:] if "__init__" in vars(base)] if read else []
+    inherited = [pair for base in above for pair in in_python(base).items()]
+    assert all(pair in inherited for pair in read.items())
+
+
+def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_itself():
+    """Negative control of the test before."""
+    assert any(set(defaults.options(target)) - set(in_python(get_object(target))) for target in TARGETS)
+    fisher = defaults.options("mhprobe.measures.fisher.Fisher")
+    assert "normalize" in fisher and not {"power", "abs_at"} & fisher.keys()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_docstring_says_what_every_option_is(target):
+    said = "\n".join(text for _, text in defaults.docstrings(target))
+    assert [option for option in defaults.options(target) if not re.search(rf"\b{option}\b", said)] == []
+
+
+def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_line_adds():
+    assert "variance" not in OmegaConf.load(CONF / "measure/svcca.yaml")
+    added = "+masking.curves.mine={units: head, order: {_target_: mhprobe.masking.beam.Beam}}"
+    cfg = runs.composed("mask", "masking=orders", "masking.join.similar.svcca.variance=0.5", added)
+    assert cfg.masking.join.similar.svcca.variance == 0.5
+    assert cfg.masking.join.similar.svcca.folds == in_python(get_object("mhprobe.measures.svcca.PairMeasure"))["folds"]
+    assert cfg.masking.curves.mine.order.width == in_python(get_object("mhprobe.masking.beam.Beam"))["width"]
+
+
+def test_a_part_that_is_replaced_keeps_nothing_of_the_one_before():
+    cfg = runs.composed("train", "gates=hard_concrete")
+    assert "low" in cfg.gates.relaxation
+    assert set(cfg.gates.relaxation) - {"_target_", "_partial_"} == set(
+        defaults.options("mhprobe.gates.hard_concrete.HardConcreteGates")
+    )
+
+
+def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
+    cfg = OmegaConf.create({"a": {"_target_": "mhprobe.nowhere.X"}, "b": {"_target_": "torch.nn.Linear"}, "c": ["d"]})
+    before = OmegaConf.to_container(cfg)
+    defaults.fill(cfg)
+    assert OmegaConf.to_container(cfg) == before
+    assert defaults.options("mhprobe.measures.svcca.Nothing") == {}
+
+
+def of_schema(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """Each default of the schema, and whether a configuration states a value of its own for it."""
     for key, field in model.model_fields.items():
         if not field.is_required():
@@ -79,14 +126,14 @@ def defaults(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[s
 
 def defaults_of(kind: Any, stated: Any) -> Iterator[tuple[str, bool]]:
     if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(stated, dict):
-        yield from defaults(kind, stated)
+        yield from of_schema(kind, stated)
 
 
 def twice(model: type[BaseModel]) -> set[str]:
     """Defaults of the schema that no command's configuration leaves to it."""
     found: dict[str, list[bool]] = {}
     for command in sections.commands():
-        for name, stated in defaults(model, OmegaConf.to_container(runs.composed(command), resolve=False)):
+        for name, stated in of_schema(model, OmegaConf.to_container(runs.composed(command), resolve=False)):
             found.setdefault(name, []).append(stated)
     return {name for name, stated in found.items() if all(stated)}
 

@@ -146,6 +146,7 @@ def build(
 ) -> nn.Module:
     """A new model: ``timm.create_model`` with clear errors, unless a family says that the name is its own.
 
+    name: of timm, or of a family. pretrained: download its weights. num_classes: 0 leaves the classifier out.
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.

@@ -48,9 +48,11 @@ class ImageData(L.LightningDataModule):
         the user (the yaml hands it on to the source).
     batch_size, eval_batch_size: images per process; the latter defaults to the former.
     val_fraction: share of the source's train images, of every class alike, that is kept for validation.
-    calibration_fraction: share of the validation images, of every class alike, that is set aside: the split
-        "calibration", which there is only then.
-    seed: of the split, the order and the augmentation.
+    calibration_fraction: share of the validation images, of every class alike, that is set aside, also from
+        training, for promises: the split "calibration", which there is only then.
+    num_workers: processes that load; a batch is one gather from a memory map: workers cost more than they hide.
+    seed: of the split, the order and the augmentation. augment: what training does to images, None for nothing.
+    cache_dir: where decoded images are kept.
     limit_train, limit_val, limit_test, limit_calibration: keep only so many images of a split (stratified), for quick
         runs.
     spec: set before use to what the model expects; by default the stored size, scaled to [-1, 1].

@@ -49,12 +49,13 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {f.__name__: f for f in (blu
 
 
 class Corrupted:
-    """source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; each test image gets one, drawn.
+    """source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test image gets one.
 
     severity: 1 (slight) to 5. seed: of which image gets which kind, and of the noise.
     """
 
-    def __init__(self, source: Source, kinds: Sequence[str] = tuple(KINDS), severity: int = 3, seed: int = 0) -> None:
+    def __init__(self, source: Source, kinds: Sequence[str] | None = None, severity: int = 3, seed: int = 0) -> None:
+        kinds = list(KINDS) if kinds is None else kinds
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown or not kinds:
             raise UserError(f"data.source.kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")

@@ -30,7 +30,8 @@ _CHUNK = 64  # images per task of the pool: small ones cost less to decode than 
 class ImageFolder:
     """Any data set of class folders.
 
-    root: folder or archive. stored_size: pixels of the square that is kept of each image.
+    root: folder or archive. stored_size: pixels of the square that is kept of each image; the device resizes it to what
+    the model expects.
     """
 
     name = "image_folder"

@@ -21,7 +21,10 @@ SHAPES = ("disc", "square", "triangle", "ring")
 
 
 class Scenes:
-    """size: pixels of a side. train, test: scenes per split. objects: at most so many in a scene, at least one."""
+    """size: pixels of a side. train, test: scenes per split. objects: at most so many in a scene, at least one.
+
+    seed: of all that is drawn.
+    """
 
     name = "scenes"
 

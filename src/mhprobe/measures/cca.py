@@ -32,7 +32,7 @@ class CCA(PairMeasure):
     pairs: which heads are compared, see PairMeasure.
     mean: over "all" correlations, or over the "leading" ones, whose sum first reaches 98 % of the total (google/svcca).
         The latter hides how many correlations are small: value and null both come out larger.
-    null, null_draws, seed, folds: of the chance level, see PairMeasure.
+    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
     UserError for options that are none of these.
 
     Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), and the rest.

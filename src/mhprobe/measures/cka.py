@@ -35,8 +35,8 @@ class CKA(PairMeasure):
 
     pairs: which heads are compared, see PairMeasure.
     debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows.
-    null, null_draws, seed, folds: of the chance level, see PairMeasure. Here null=rows is exact: the mean over
-        permutations of one head's rows, tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased.
+    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure. Here null=rows is exact: the mean
+        over permutations of one head's rows, tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased.
 
     Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A): the same two heads on each
     other's images, debiased by what independent rows would give. The rest, UserError and warnings as in PairMeasure;

@@ -34,6 +34,7 @@ class Interaction(Measure):
     heads: flat indices; all pairs among them. pairs: [a, b] pairs of flat indices, exactly these. With neither, all
         pairs among the ``top_k`` heads that gate importance on the selection images calls the ``which`` important
         ("most" or "least"). The first ``top_k`` heads where no selection images were shown.
+        They take top_k (top_k + 1) / 2 masked forward passes.
     UserError for both, for fewer than two heads, and for a pair that is none.
 
     Columns, (A, A) and NaN outside the pairs looked at, in nats:

@@ -25,7 +25,7 @@ class Procrustes(PairMeasure):
     which ignores their size.
 
     pairs: which heads are compared, see PairMeasure.
-    null, null_draws, seed, folds: of the chance level, see PairMeasure.
+    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
 
     Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same two heads on each
     other's images, or, with null=rows, independent heads that keep their spectra: whitened cross-covariances drawn from

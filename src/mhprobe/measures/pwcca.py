@@ -25,7 +25,7 @@ class PWCCA(PairMeasure):
     """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
 
     pairs: which heads are compared, see PairMeasure.
-    null, null_draws, seed, folds: of the chance level, see PairMeasure.
+    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
 
     Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
     weighs by those of b (a table lists each pair once); null (A, A): value on each other's images. With null=rows it is

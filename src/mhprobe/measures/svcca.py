@@ -26,7 +26,7 @@ class SVCCA(PairMeasure):
 
     pairs: which heads are compared, see PairMeasure.
     variance: share of each head's variance that the used directions explain.
-    null, null_draws, seed, folds: of the chance level, see PairMeasure.
+    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
 
     Columns: value (A, A) in [0, 1]: sum(rho) / min(used dims), 1 for a head with itself, 0 for a dead head; read it
     against null (A, A): the same two heads on each other's images; dims (A,) used directions; rho (A, A, R) the

@@ -32,9 +32,12 @@ CURVE_AXIS = "masking/heads_masked"  # shared by all curves and runs, so that W&
 class RunLogger(WandbLogger):
     """Lightning's W&B logger, plus what a Report has to show. Only rank 0 has a run.
 
-    folder: of the run; ``folder/wandb`` holds W&B's files. group: of the runs of one study or sweep; by default the
-    folder's parent, which is the experiment's, or the sweep's. job_type: e.g. train or mask, to filter by.
-    model_aliases: upload the run's weights as artifacts under these names, e.g. [best]; None uploads none.
+    folder: of the run; ``folder/wandb`` holds W&B's files. project, entity, tags: of the run. group: of the runs of one
+    study or sweep; by default the folder's parent, which is the experiment's, or the sweep's. job_type: e.g. train or
+    mask, to filter by; by default the command's name.
+    model_aliases: upload the run's weights (model.safetensors, pruned.safetensors) as artifacts under these names, e.g.
+    [best]; None uploads none. init_timeout: seconds until a silent server is given up; finish_timeout: that sending the
+    rest may take at the end.
     """
 
     def __init__(

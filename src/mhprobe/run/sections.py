@@ -17,12 +17,15 @@ from typing import cast
 
 import hydra._internal.hydra as machinery
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
+from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
+from mhprobe.run.defaults import fill
 from mhprobe.run.jobs import claim
 
 PACKAGE = Path(__file__).parents[1]
@@ -46,7 +49,7 @@ def settings(command: str) -> set[str]:
     """Those of its file and of the files that it begins with: always there, while of a group nothing may be chosen."""
     file = _file(command)
     found = {str(key) for key in file if key not in ("defaults", "hydra")}
-    return found.union(*(settings(base) for base in _begins_with(file)))
+    return found.union(*(settings(base) for base in begins_with(file)))
 
 
 class OwnSections(ConfigLoaderImpl):
@@ -69,9 +72,15 @@ class OwnSections(ConfigLoaderImpl):
         with open_dict(cfg):
             for section in set(cfg) - own - {"hydra"}:
                 del cfg[section]
+        fill(cfg)  # what the command line added
         _check_installed(cfg)
         if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
             cfg.hydra.mode = RunMode.MULTIRUN  # who names a launcher or a sweeper means a sweep, also without -m
+        return cfg
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        cfg = super()._compose_config_from_defaults_list(defaults, repo)
+        fill(cfg)  # before the command line overrides what is there
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -180,7 +189,7 @@ def options(group: str) -> list[str]:
 def _chosen(command: str) -> Iterator[str]:
     """Groups in the defaults of a command's file, and of those that it begins with."""
     file = _file(command)
-    for base in _begins_with(file):
+    for base in begins_with(file):
         yield from _chosen(base)
     for entry in file.get("defaults", []):
         for group, choice in {} if isinstance(entry, str) else entry.items():
@@ -195,6 +204,6 @@ def _file(command: str) -> DictConfig:
     return cast(DictConfig, OmegaConf.load(CONF / f"{command}.yaml"))
 
 
-def _begins_with(file: DictConfig) -> list[str]:
+def begins_with(file: DictConfig) -> list[str]:
     """The files that another one begins with: plain names in its defaults."""
     return [entry.strip("/") for entry in file.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]

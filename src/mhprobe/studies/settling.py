@@ -27,14 +27,14 @@ from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.lowest import lowest
 
-SHARES = tuple(tenths / 10 for tenths in range(1, 10))
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 class Settling(L.Callback):
     """Scores the heads on the validation images after every n-th training epoch, and masks the lowest of them.
 
-    measure: makes a per-head measure, larger meaning more important. shares: of all heads, in (0, 1]; rounded to whole
-    heads. What earlier epochs gave is kept in the checkpoint, so a resumed run draws all of them.
+    measure: makes a per-head measure, larger meaning more important. every_n_epochs: how often. shares: of all heads,
+    in (0, 1]; rounded to whole heads. What earlier epochs gave is kept in the checkpoint: a resumed run draws all.
 
     ``tables/settling.csv``: epoch, share, heads_masked, accuracy, loss, chance; ``tables/settling_agreement.csv``:
     epoch_a, epoch_b, spearman; ``figures/settling.png``. All rewritten each time.

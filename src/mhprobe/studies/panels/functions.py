@@ -19,7 +19,10 @@ from mhprobe.studies.panels.material import Material
 
 
 def functions(material: Material, rare: float = 2.0, on_object: float = 1.5) -> dict[str, Result]:
-    """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads."""
+    """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads.
+
+    rare, on_object: from how many times chance a head attends to rare patches, to the object.
+    """
     layout = material.layout
     columns = {
         f"{name}.{column}": values.double().tolist()

@@ -19,8 +19,9 @@ from mhprobe.studies.panels.material import Material
 def densities(
     material: Material, log_alphas: Sequence[float] = (-2.0, 0.0, 2.0), gates: str | None = None
 ) -> dict[str, Result]:
-    """The hard-concrete distribution at a few log alphas; gates: tables/gates.csv of a run that learned them.
+    """The hard-concrete distribution at a few log alphas, and where learned gates are on it.
 
+    log_alphas: where it is drawn. gates: tables/gates.csv of a run that learned them, None for none.
     Table: log_alpha, zero, one (the probabilities of the ends). UserError for a table of another model's heads.
     """
     distribution = HardConcrete()

@@ -14,7 +14,10 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def speed(
     material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
 ) -> dict[str, Result]:
-    """Images per second, dense against masked against pruned evenly in every layer. Arguments: of ``speed_table``."""
+    """Images per second, dense against masked against pruned evenly in every layer.
+
+    batches: sizes. rounds: timings of each; seconds: about how long one takes; see ``speed_table``.
+    """
     if not material.first:  # other processes of the same machine would be timed with it
         return {}
     rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""What a choice of the command line is: ``mhprobe measure=svcca`` says what it does and which options it has.
+
+The answer is the yaml's own first lines, its options with their defaults as they are typed, and what the docstrings of
+the classes behind it say of them. Nothing is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mhprobe.errors import UserError
+from mhprobe.run import defaults
+from mhprobe.run.sections import CONF, begins_with, options
+
+
+def about(word: str) -> str:
+    """The answer to ``group=option``. UserError for a group or an option that there is not."""
+    group, _, option = word.partition("=")
+    groups = sorted({str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"})
+    if group not in groups:
+        raise UserError(f"{word}: there is no group {group}; there are {', '.join(groups)}.")
+    file = CONF / group / f"{option}.yaml"
+    if not file.is_file():
+        raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
+    chosen = _whole(file)
+    defaults.fill(chosen)
+    typed = [f"  {key}={value}" for key, value in _typed(_place(file), OmegaConf.to_container(chosen, resolve=False))]
+    return "\n\n".join(["\n".join(_first_lines(file)), *(["\n".join(typed)] if typed else []), *_explained(chosen)])
+
+
+def _whole(file: Path) -> DictConfig:
+    """A file on top of those of its group that it begins with."""
+    own = OmegaConf.load(file)
+    assert isinstance(own, DictConfig)
+    bases = [path for name in begins_with(own) if (path := file.with_name(f"{name}.yaml")).is_file()]
+    whole = OmegaConf.merge(*(_whole(path) for path in bases), {k: v for k, v in own.items_ex(resolve=False)})
+    assert isinstance(whole, DictConfig)
+    whole.pop("defaults", None)
+    return whole
+
+
+def _place(file: Path) -> str:
+    """Where its keys are: what it says itself (``# @package``), else its group."""
+    said = re.match(r"# @package (\S+)", file.read_text())
+    group = str(file.parent.relative_to(CONF)).replace("/", ".")
+    return (said[1] if said else group).removeprefix("_global_")
+
+
+def _first_lines(file: Path) -> Iterator[str]:
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            return
+        if "@package" not in line:
+            yield line.removeprefix("#").strip()
+
+
+def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(part, dict):
+        yield place, "null" if part is None else str(part).lower() if isinstance(part, bool) else part
+        return
+    for key, value in sorted(part.items(), key=lambda pair: isinstance(pair[1], dict)):
+        if not str(key).startswith("_"):
+            yield from _typed(f"{place}.{key}".lstrip("."), value)
+
+
+def _explained(part: Any) -> Iterator[str]:
+    """The docstrings of all that ``part`` is made of, each once, up to their examples."""
+    targets = dict.fromkeys(target for _, target in _targets("", OmegaConf.to_container(part, resolve=False)))
+    for name, text in dict.fromkeys(pair for target in targets for pair in defaults.docstrings(target)):
+        yield f"{name}\n" + "\n".join(
+            f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines()
+        )
+
+
+def _targets(key: str, part: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(part, dict):
+        for inner, value in part.items():
+            yield from _targets(str(inner), value)
+    elif key == "_target_" and isinstance(part, str):
+        yield key, part

@@ -1,0 +1,54 @@
+"""``mhprobe GROUP=OPTION`` says what a choice is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mhprobe.errors import UserError
+from mhprobe.run import defaults, sections
+from mhprobe.run.about import about
+
+CHOICES = [
+    f"{path.parent.relative_to(sections.CONF)}={path.stem}"
+    for path in sorted(sections.CONF.rglob("*.yaml"))
+    if path.parent not in (sections.CONF, sections.CONF / "shared")
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_says_what_it_is(choice):
+    first, *_ = about(choice).splitlines()
+    assert len(first) > 10 and not first.startswith("#")
+
+
+def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained():
+    said = about("measure=svcca")
+    for option, value in defaults.options("mhprobe.measures.svcca.SVCCA").items():
+        assert f"\n  measure.svcca.{option}={value}\n" in said
+    assert "permutations" in said  # of the base class, whose options these are too
+    assert ">>>" not in said and "_target_" not in said
+
+
+def test_a_file_that_begins_with_another_has_its_options_and_no_others():
+    said = about("gates=hard_concrete")
+    assert "gates.relaxation.beta=" in said and "gates.threshold=" in said
+    assert "gates.relaxation.learnable" not in said  # of the relaxation that it replaces
+
+
+@pytest.mark.parametrize(("choice", "there_are"), [("measures=svcca", "measure"), ("measure=svca", "svcca")])
+def test_what_there_is_not_is_answered_with_what_there_is(choice, there_are):
+    with pytest.raises(UserError, match=rf"{choice}: .*\b{there_are}\b"):
+        about(choice)
+
+
+def test_the_command_answers_and_refuses_in_one_line():
+    def said(word: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "mhprobe", word], capture_output=True, text=True)
+
+    assert "measure.svcca.variance=" in said("measure=svcca").stdout
+    refused = said("measure=svca")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("mhprobe: measure=svca: ") and refused.stderr.count("\n") == 1
