@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test types tests docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
-	$(BIN)/python -m mhprobe.train +experiment=digits_vit
+	$(BIN)/python -m mhprobe demo
 
 test: .venv/installed-test
 	@$(MAKE) --no-print-directory -j 2 types tests

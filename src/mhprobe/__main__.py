@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-DEMO = ("train", "+experiment=digits_vit")
+DEMO = ("train", "+experiment=digits_vit", "+callback=early_stopping")
 
 
 def commands() -> dict[str, str]:
