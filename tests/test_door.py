@@ -24,7 +24,7 @@ def test_every_command_is_listed_with_what_it_does(capsys, monkeypatch):
     [
         (["train", "seed=1"], ["-m", "mhprobe.train", "seed=1"]),
         (["studies.causal", "--help"], ["-m", "mhprobe.studies.causal", "--help"]),
-        (["demo", "seed=1"], ["-m", "mhprobe.train", "+experiment=digits_vit", "seed=1"]),
+        (["demo", "seed=1"], ["-m", "mhprobe.train", *door.DEMO[1:], "seed=1"]),
     ],
 )
 def test_a_command_is_opened_with_all_that_was_said(argv, opened, monkeypatch):

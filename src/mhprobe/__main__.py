@@ -37,15 +37,16 @@ def main() -> None:
     if name in ("--install-completion", "--complete"):
         from mhprobe.run import completion
 
-        print(
-            completion.SCRIPT if name == "--install-completion" else "\n".join(completion.offers(rest[0], known, DEMO))
-        )
+        asked = name == "--complete"
+        print("\n".join(completion.offers(rest[0], known, DEMO)) if asked else completion.SCRIPT)
         return
     if "=" in name:
-        print(_about(name))
+        from mhprobe.run.about import tell
+
+        tell(name)
         return
-    shown = {**known, "demo": f"what `{' '.join(DEMO)}` does: train, test, probe and mask a small ViT on digits"}
-    print("mhprobe: what does each attention head do, and which heads can go?\n", file=sys.stdout)
+    shown = {**known, "demo": f"`{' '.join(DEMO)}`: train, test, probe and mask a small ViT on digits"}
+    print("mhprobe: what does each attention head do, and which heads can go?\n")
     for each, what in shown.items():
         print(f"  mhprobe {each:<16} {what}")
     print("\nmhprobe COMMAND --help says more; python -m mhprobe.COMMAND is the same.")
@@ -54,17 +55,6 @@ def main() -> None:
     if name not in ("--help", "-h"):
         print(f"mhprobe: there is no command {name!r}; there are {', '.join(shown)}.", file=sys.stderr)
         sys.exit(2)
-
-
-def _about(word: str) -> str:
-    from mhprobe.errors import UserError
-    from mhprobe.run.about import about
-    from mhprobe.run.cli import fail
-
-    try:
-        return about(word)
-    except UserError as error:
-        fail(str(error))
 
 
 if __name__ == "__main__":

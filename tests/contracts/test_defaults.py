@@ -1,4 +1,4 @@
-"""A default is written once: in the constructor; a yaml states what has none there, or is another; so does the schema."""
+"""A default is written once: in the constructor, or in a yaml where there is none; the schema has no other."""
 
 from __future__ import annotations
 

@@ -15,7 +15,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
 from mhprobe.run import defaults
+from mhprobe.run.cli import fail
 from mhprobe.run.sections import CONF, begins_with, options
+
+
+def tell(word: str) -> None:
+    """Print the answer, or one line that says what there is; exit code 2 then."""
+    try:
+        print(about(word))
+    except UserError as error:
+        fail(str(error))
 
 
 def about(word: str) -> str:
