@@ -1,8 +1,7 @@
 """python -m mhprobe, and the script mhprobe: a door to the commands.
 
 ``mhprobe train ...`` is ``python -m mhprobe.train ...``. Alone it lists the commands: every module whose first line
-says ``python -m <its name>: what it does``. ``mhprobe measure=svcca`` says what that choice is. ``eval "$(mhprobe
---install-completion)"`` lets bash complete commands and settings.
+says ``python -m <its name>: what it does``. ``mhprobe measure=svcca`` says what that is. bash can complete it all.
 """
 
 from __future__ import annotations
