@@ -32,6 +32,18 @@ def test_small_print_names_the_weights_or_the_run_that_makes_some(command, said,
     assert report.network == said
 
 
+@pytest.mark.parametrize("key", ["weights", "backbone.checkpoint", "optim.teacher", "gates.mask"])
+def test_a_file_that_is_not_there_is_missed_before_images_are_decoded(key, tmp_path, monkeypatch):
+    def decode(*_):
+        raise AssertionError("images first")
+
+    monkeypatch.setattr(builders, "_prepared", decode)
+    with pytest.raises(mhprobe.UserError, match=rf"^{key}: no file nowhere\.safetensors\. Give "):
+        builders.data(runs.checked("train", f"{key}=nowhere.safetensors"))
+    with pytest.raises(AssertionError, match="images first"):  # negative control
+        builders.data(runs.checked("train"))
+
+
 def test_a_measure_that_refuses_does_not_hold_up_the_others_and_is_named_at_the_end(tmp_path, monkeypatch):
     def refuse(self):
         raise mhprobe.UserError("gate_importance: not today.")

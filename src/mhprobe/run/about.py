@@ -43,11 +43,11 @@ def about(word: str) -> str:
 
 
 def _whole(file: Path) -> DictConfig:
-    """A file on top of those of its group that it begins with."""
+    """A file on top of those that it begins with, of its group or by their whole names."""
     own = OmegaConf.load(file)
     assert isinstance(own, DictConfig)
-    bases = [path for name in begins_with(own) if (path := file.with_name(f"{name}.yaml")).is_file()]
-    whole = OmegaConf.merge(*(_whole(path) for path in bases), {k: v for k, v in own.items_ex(resolve=False)})
+    places = [[folder / f"{name}.yaml" for folder in (file.parent, CONF)] for name in begins_with(own)]
+    whole = OmegaConf.merge(*(_whole(next(filter(Path.is_file, paths))) for paths in places), own)
     assert isinstance(whole, DictConfig)
     whole.pop("defaults", None)
     return whole

@@ -63,11 +63,26 @@ Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
 def data(cfg: Config) -> ImageData:
     """The images, decoded and split. The first part of every run: from here on it is quiet."""
     quiet()
+    _refuse_missing(cfg)
     if cfg["data"].get("batch_size") != "auto":
         return _prepared(cfg["data"], "data")
     if cfg["command"] != "train":
         raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg['command']} a number.")
     return _prepared({**cfg["data"], "batch_size": 1}, "data")  # until run.batch_size has found it
+
+
+def _refuse_missing(cfg: Config) -> None:
+    """Files that are read after the images, which may have to be downloaded and decoded first."""
+    saved = "a .safetensors with its .json, or a .ckpt of mhprobe.train"
+    named = {
+        "weights": (cfg["weights"] if has_weights(cfg) else None, saved),
+        "backbone.checkpoint": (cfg["backbone"].get("checkpoint"), "weights of any training"),
+        "optim.teacher": (cfg.get("optim", {}).get("teacher"), saved),
+        "gates.mask": (cfg["gates"]["mask"], "a table of heads with a column kept"),
+    }
+    for key, (file, what) in named.items():
+        if file is not None and not Path(file).is_file():
+            raise UserError(f"{key}: no file {file}. Give {what}.")
 
 
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
