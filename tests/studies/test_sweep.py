@@ -7,10 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import runs
 from mhprobe.errors import UserError
+from mhprobe.io import outcomes
 from mhprobe.report.figures import retained
 from mhprobe.report.tables import Table, write_csv
 from mhprobe.stats.survival import LABELS, labels, survivors
@@ -132,6 +134,20 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
     assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
     with pytest.raises(UserError, match="none of the tables"):
         sweep.probe_columns(swept / "0", gates)
+
+
+@pytest.mark.parametrize(("images", "whole"), [("the same", 0.75), ("others", None)])
+def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept, tmp_path, monkeypatch, images, whole):
+    (tmp_path / "whole.json").unlink()
+    probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
+    outcomes.write(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
+    for run in sweep.collect(swept):
+        outcomes.write(swept / run.name, torch.tensor([True, False, False, True]), torch.arange(4), "the same")
+    drawn = []
+    draw = retained.draw
+    monkeypatch.setattr(retained, "draw", lambda *given: drawn.append(given[3]) or draw(*given))
+    sweep.write(swept, probe)
+    assert drawn == [whole]
 
 
 def test_a_probe_of_another_model_gives_no_labels(swept, tmp_path):

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
+from mhprobe.io import outcomes
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table, from_rows
@@ -90,7 +91,8 @@ def write(
 ) -> list[Path]:
     """Tables and figures of the sweep in ``folder``.
 
-    probe: the run that measured the heads of the whole model. whole: that one's test accuracy, if it was tested here.
+    probe: the run that measured the heads of the whole model. whole: that one's test accuracy, if it was tested here;
+    else what its weights say, or ``probe``, where they are of the same images.
     origin: what made them, as in ``style.save``.
     """
     from mhprobe.report.figures import retained, survival
@@ -98,7 +100,8 @@ def write(
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
-    whole = runs[0].whole if whole is None else whole
+    known = (whole, runs[0].whole, _probed(probe, folder / runs[0].name))
+    whole = next((accuracy for accuracy in known if accuracy is not None), None)
     report = Report(folder, style=style)
     report.origin, report.data = origin, runs[0].description.get("data", "")
     report.images = counted(int(runs[0].metrics["test/images"]))
@@ -187,12 +190,24 @@ def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
     return made.get("test/accuracy") if same else None
 
 
+def _probed(probe: Path | None, run: Path) -> float | None:
+    """The accuracy of the whole model in ``probe``, where it was tested on the images of ``run``."""
+    if probe is None:
+        return None
+    of_probe, of_run = outcomes.read(probe), outcomes.read(run)
+    if of_probe is None or of_run is None or of_probe.images != of_run.images:
+        return None
+    return float(of_probe.right.double().mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m mhprobe.studies.sweep", description=(__doc__ or "").partition(":")[2]
     )
     parser.add_argument("folder", type=Path, help="the sweep's folder, with one run in each folder below it")
-    parser.add_argument("--probe", type=Path, help="a probed run of the whole model, for labels of heads")
+    parser.add_argument(
+        "--probe", type=Path, help="a probed run of the whole model: what its heads do, and its accuracy"
+    )
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     arguments = parser.parse_args()
     from mhprobe.report.html.facts import origin_of_script
