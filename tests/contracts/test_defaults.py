@@ -103,6 +103,19 @@ def test_a_part_that_is_replaced_keeps_nothing_of_the_one_before():
     )
 
 
+def test_a_part_that_the_command_line_replaces_keeps_only_what_was_typed():
+    beam, random = "mhprobe.masking.beam.Beam", "mhprobe.masking.random.Random"
+    seed = 7
+    assert defaults.options(random)["seed"] != seed and "width" in defaults.options(beam)
+    other = f"masking.curves.beam_index.order._target_={random}"
+    order = runs.composed("mask", "masking=orders", other).masking.curves.beam_index.order
+    assert order == {"_target_": random, **defaults.options(random)}
+    seeded = runs.composed("mask", "masking=orders", other, f"+masking.curves.beam_index.order.seed={seed}")
+    assert seeded.masking.curves.beam_index.order.seed == seed
+    typed = "masking.curves.beam_index.order.width=4"  # which Random has not: whoever builds it says so
+    assert runs.composed("mask", "masking=orders", other, typed).masking.curves.beam_index.order.width == 4
+
+
 def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
     cfg = OmegaConf.create({"a": {"_target_": "mhprobe.nowhere.X"}, "b": {"_target_": "torch.nn.Linear"}, "c": ["d"]})
     before = OmegaConf.to_container(cfg)

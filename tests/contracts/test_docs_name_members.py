@@ -24,7 +24,7 @@ PAGES = {  # group of conf -> the page that tells of its members, and how it wri
     "trainer": ("README.md", "`{}`"),
     "score": ("docs/your_model.md", "`{}`"),
     "paper": ("README.md", "(docs/papers/{}.md)"),
-    "callback": ("docs/masking.md", "`+callback={}`"),
+    "callback": ("docs/training.md", "`+callback={}`"),
 }
 NAMES = [(group, path.stem) for group in PAGES for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
 

@@ -19,8 +19,8 @@ SETTINGS = {  # of the configuration alone
     "+trainer.limit_test_batches=0.5": r"limit_test_batches.*data\.limit_test",
 }
 PARTS = {  # of what is built from it
-    "+data.source.test_fraction=2": "test_fraction",
-    "+data.source.test_fraction=0": "test_fraction",
+    "data.source.test_fraction=2": "test_fraction",
+    "data.source.test_fraction=0": "test_fraction",
     "backbone.patch_size=3": "do not tile.*patch_size=2",
     "backbone.patch_size=0": "backbone",
     "backbone.num_heads=0": "backbone",

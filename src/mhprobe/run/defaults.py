@@ -8,34 +8,65 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 OURS = "mhprobe."
 PACKAGE = Path(__file__).parents[1]
 Options = dict[str, Any]
+Place = tuple[str | int, ...]  # of keys
 
 
-def fill(cfg: DictConfig) -> None:
+class Filled(NamedTuple):
+    """What one part was given: where it is, what it is, its options."""
+
+    path: Place
+    target: str
+    added: Options
+
+
+def fill(cfg: DictConfig) -> list[Filled]:
     """Add to each part of ``cfg`` with a ``_target_`` of ours the options that it does not state, in place."""
-    for path, added in list(_added((), OmegaConf.to_container(cfg, resolve=False))):
-        part = functools.reduce(lambda node, key: node[key], path, cfg)
+    found = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
+    for path, _, added in found:
+        part = _part(cfg, path)
         with open_dict(part):
             part.update(added)
+    return found
 
 
-def _added(path: tuple[Any, ...], plain: Any) -> Iterator[tuple[tuple[Any, ...], Options]]:
-    """Where something is left out, and what."""
+def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
+    """Take from each part that has become another one what it was given, but for the keys that somebody ``typed``."""
+    kept = set(typed)
+    for path, target, added in filled:
+        part = _part(cfg, path)
+        if isinstance(part, DictConfig) and part.get("_target_") != target:
+            with open_dict(part):
+                for key in added:
+                    if ".".join(map(str, (*path, key))) not in kept:
+                        part.pop(key, None)
+
+
+def _part(cfg: DictConfig, path: Place) -> Any:
+    """None where it is no more."""
+    part: Any = cfg
+    for key in path:
+        there = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()
+        part = part[key] if key in there else None
+    return part
+
+
+def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
     if isinstance(plain, dict):
         target = plain.get("_target_")
         left_out = options(target).keys() - plain.keys() if isinstance(target, str) and target.startswith(OURS) else ()
         if left_out:
-            yield path, {key: value for key, value in options(str(target)).items() if key in left_out}
+            yield Filled(path, str(target), {k: v for k, v in options(str(target)).items() if k in left_out})
     for key, part in plain.items() if isinstance(plain, dict) else enumerate(plain if isinstance(plain, list) else ()):
-        yield from _added((*path, key), part)
+        yield from _left_out((*path, key), part)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
-from mhprobe.run.defaults import fill
+from mhprobe.run.defaults import Filled, fill, take_back
 from mhprobe.run.jobs import claim
 
 PACKAGE = Path(__file__).parents[1]
@@ -55,6 +55,8 @@ def settings(command: str) -> set[str]:
 class OwnSections(ConfigLoaderImpl):
     """Hydra's loader, for one command's sections."""
 
+    _filled: list[Filled] = []  # noqa: RUF012
+
     def load_configuration(
         self,
         config_name: str | None,
@@ -72,7 +74,8 @@ class OwnSections(ConfigLoaderImpl):
         with open_dict(cfg):
             for section in set(cfg) - own - {"hydra"}:
                 del cfg[section]
-        fill(cfg)  # what the command line added
+        take_back(cfg, self._filled, map(_path, overrides))  # the command line replaced parts, and added some
+        fill(cfg)
         _check_installed(cfg)
         if cfg.hydra.mode is None and any(".core_plugins." not in cfg.hydra[part]["_target_"] for part in ENGINES):
             cfg.hydra.mode = RunMode.MULTIRUN  # who names a launcher or a sweeper means a sweep, also without -m
@@ -80,7 +83,7 @@ class OwnSections(ConfigLoaderImpl):
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         cfg = super()._compose_config_from_defaults_list(defaults, repo)
-        fill(cfg)  # before the command line overrides what is there
+        self._filled = fill(cfg)  # before the command line overrides what is there
         return cfg
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
@@ -150,6 +153,11 @@ def data_of_weights(overrides: Sequence[str]) -> list[str]:
 def _key(override: str) -> str:
     """The group that an override names: '+data@probe.also_on=x' -> 'data'."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _path(override: str) -> str:
+    """The key that an override sets: '++masking.steps=3' -> 'masking.steps'."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _network(*, _root_: DictConfig) -> str:
