@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 import runs
-from mhprobe.run import defaults, schema, sections
+from mhprobe.run import constructors, defaults, schema, sections
 from mhprobe.run.sections import CONF
 
 
 def parts(stated: Any) -> Iterator[dict[str, Any]]:
     """All parts with a ``_target_`` of ours in what a yaml states."""
-    if isinstance(stated, dict) and str(stated.get("_target_", "")).startswith(defaults.OURS):
+    if isinstance(stated, dict) and str(stated.get("_target_", "")).startswith(constructors.OURS):
         yield stated
     for inner in stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ():
         yield from parts(inner)
@@ -27,7 +27,7 @@ def parts(stated: Any) -> Iterator[dict[str, Any]]:
 
 def repeated(part: dict[str, Any]) -> set[str]:
     """The options that a part states although its constructor has the same default."""
-    known = defaults.options(part["_target_"])
+    known = constructors.options(part["_target_"])
     return {
         key for key, value in part.items() if key in known and (type(value), value) == (type(known[key]), known[key])
     }
@@ -48,7 +48,7 @@ def test_a_yaml_does_not_repeat_a_default(name):
 def test_a_default_that_is_repeated_is_seen():
     """Negative control."""
     for target in TARGETS:
-        for option, value in defaults.options(target).items():
+        for option, value in constructors.options(target).items():
             assert repeated({"_target_": target, option: value}) == {option}
             assert repeated({"_target_": target, option: "another"}) == set()
 
@@ -66,7 +66,7 @@ def in_python(made: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_constructor_is_read_as_python_reads_it(target):
     made = get_object(target)
-    read = dict(defaults.options(target))
+    read = dict(constructors.options(target))
     assert {name: read.pop(name, "not read") for name in in_python(made)} == in_python(made)
     above = [vars(base)["__init__"] for base in inspect.getmro(made)[1:] if "__init__" in vars(base)] if read else []
     inherited = [pair for base in above for pair in in_python(base).items()]
@@ -75,15 +75,15 @@ def test_a_constructor_is_read_as_python_reads_it(target):
 
 def test_some_options_are_those_of_a_base_class_but_not_what_a_class_decides_itself():
     """Negative control of the test before."""
-    assert any(set(defaults.options(target)) - set(in_python(get_object(target))) for target in TARGETS)
-    fisher = defaults.options("mhprobe.measures.fisher.Fisher")
+    assert any(set(constructors.options(target)) - set(in_python(get_object(target))) for target in TARGETS)
+    fisher = constructors.options("mhprobe.measures.fisher.Fisher")
     assert "normalize" in fisher and not {"power", "abs_at"} & fisher.keys()
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_docstring_says_what_every_option_is(target):
-    said = "\n".join(text for _, text in defaults.docstrings(target))
-    assert [option for option in defaults.options(target) if not re.search(rf"\b{option}\b", said)] == []
+    said = "\n".join(text for _, text in constructors.docstrings(target))
+    assert [option for option in constructors.options(target) if not re.search(rf"\b{option}\b", said)] == []
 
 
 def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_line_adds():
@@ -99,17 +99,17 @@ def test_a_part_that_is_replaced_keeps_nothing_of_the_one_before():
     cfg = runs.composed("train", "gates=hard_concrete")
     assert "low" in cfg.gates.relaxation
     assert set(cfg.gates.relaxation) - {"_target_", "_partial_"} == set(
-        defaults.options("mhprobe.gates.hard_concrete.HardConcreteGates")
+        constructors.options("mhprobe.gates.hard_concrete.HardConcreteGates")
     )
 
 
 def test_a_part_that_the_command_line_replaces_keeps_only_what_was_typed():
     beam, random = "mhprobe.masking.beam.Beam", "mhprobe.masking.random.Random"
     seed = 7
-    assert defaults.options(random)["seed"] != seed and "width" in defaults.options(beam)
+    assert constructors.options(random)["seed"] != seed and "width" in constructors.options(beam)
     other = f"masking.curves.beam_index.order._target_={random}"
     order = runs.composed("mask", "masking=orders", other).masking.curves.beam_index.order
-    assert order == {"_target_": random, **defaults.options(random)}
+    assert order == {"_target_": random, **constructors.options(random)}
     seeded = runs.composed("mask", "masking=orders", other, f"+masking.curves.beam_index.order.seed={seed}")
     assert seeded.masking.curves.beam_index.order.seed == seed
     typed = "masking.curves.beam_index.order.width=4"  # which Random has not: whoever builds it says so
@@ -121,7 +121,7 @@ def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
     before = OmegaConf.to_container(cfg)
     defaults.fill(cfg)
     assert OmegaConf.to_container(cfg) == before
-    assert defaults.options("mhprobe.measures.svcca.Nothing") == {}
+    assert constructors.options("mhprobe.measures.svcca.Nothing") == {}
 
 
 def of_schema(model: type[BaseModel], stated: dict[str, Any]) -> Iterator[tuple[str, bool]]:

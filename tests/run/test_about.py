@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.run import defaults, sections
+from mhprobe.run import constructors, sections
 from mhprobe.run.about import about
 
 CHOICES = [
@@ -26,7 +26,7 @@ def test_every_choice_says_what_it_is(choice):
 
 def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained():
     said = about("measure=svcca")
-    for option, value in defaults.options("mhprobe.measures.svcca.SVCCA").items():
+    for option, value in constructors.options("mhprobe.measures.svcca.SVCCA").items():
         assert f"\n  measure.svcca.{option}={value}\n" in said
     assert "permutations" in said  # of the base class, whose options these are too
     assert ">>>" not in said and "_target_" not in said

@@ -14,8 +14,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
-from mhprobe.run import defaults
 from mhprobe.run.cli import fail
+from mhprobe.run.constructors import docstrings
+from mhprobe.run.defaults import fill
 from mhprobe.run.sections import CONF, begins_with, options
 
 
@@ -37,7 +38,7 @@ def about(word: str) -> str:
     if not file.is_file():
         raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
     chosen = _whole(file)
-    defaults.fill(chosen)
+    fill(chosen)
     typed = [f"  {key}={value}" for key, value in _typed(_place(file), OmegaConf.to_container(chosen, resolve=False))]
     return "\n\n".join(["\n".join(_first_lines(file)), *(["\n".join(typed)] if typed else []), *_explained(chosen)])
 
@@ -55,13 +56,13 @@ def _whole(file: Path) -> DictConfig:
 
 def _place(file: Path) -> str:
     """Where its keys are: what it says itself (``# @package``), else its group."""
-    said = re.match(r"# @package (\S+)", file.read_text())
+    said = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
     group = str(file.parent.relative_to(CONF)).replace("/", ".")
     return (said[1] if said else group).removeprefix("_global_")
 
 
 def _first_lines(file: Path) -> Iterator[str]:
-    for line in file.read_text().splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             return
         if "@package" not in line:
@@ -79,16 +80,16 @@ def _typed(place: str, part: Any) -> Iterator[tuple[str, Any]]:
 
 def _explained(part: Any) -> Iterator[str]:
     """The docstrings of all that ``part`` is made of, each once, up to their examples."""
-    targets = dict.fromkeys(target for _, target in _targets("", OmegaConf.to_container(part, resolve=False)))
-    for name, text in dict.fromkeys(pair for target in targets for pair in defaults.docstrings(target)):
+    targets = _targets(OmegaConf.to_container(part, resolve=False))
+    for name, text in dict.fromkeys(pair for target in targets for pair in docstrings(target)):
         yield f"{name}\n" + "\n".join(
             f"    {line}".rstrip() for line in text.partition("\n>>>")[0].rstrip().splitlines()
         )
 
 
-def _targets(key: str, part: Any) -> Iterator[tuple[str, str]]:
+def _targets(part: Any) -> Iterator[str]:
     if isinstance(part, dict):
-        for inner, value in part.items():
-            yield from _targets(str(inner), value)
-    elif key == "_target_" and isinstance(part, str):
-        yield key, part
+        if "_target_" in part:
+            yield str(part["_target_"])
+        for inner in part.values():
+            yield from _targets(inner)

@@ -55,7 +55,7 @@ def settings(command: str) -> set[str]:
 class OwnSections(ConfigLoaderImpl):
     """Hydra's loader, for one command's sections."""
 
-    _filled: list[Filled] = []  # noqa: RUF012
+    _filled: Sequence[Filled] = ()
 
     def load_configuration(
         self,

@@ -1,0 +1,142 @@
+"""What a class or function of ours takes and says of it, read from its file: importing it would take seconds (torch).
+
+A default is a literal, or a name for one. One that is made (``default_factory``) is left to the constructor.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+OURS = "mhprobe."
+PACKAGE = Path(__file__).parents[1]
+Options = dict[str, Any]
+
+
+@functools.cache
+def options(target: str) -> Options:
+    """Option -> default, of the class or function that ``target`` names; those of a base class that it passes on, too.
+
+    Nothing where it is not ours, or there is no such thing: whoever builds it says so.
+    """
+    module, _, name = target.rpartition(".")
+    return _of(module, name) if _is_ours(module) else {}
+
+
+def docstrings(target: str) -> list[tuple[str, str]]:
+    """(name, text) of what ``target`` names, and of the base classes whose options it passes on."""
+    module, _, name = target.rpartition(".")
+    if not _is_ours(module):
+        return []
+    found = _named(module, name)
+    if isinstance(found, tuple):
+        return docstrings(".".join(found))
+    if not isinstance(found, (ast.ClassDef, ast.FunctionDef)):
+        return []
+    bases = found.bases if isinstance(found, ast.ClassDef) else []
+    above = [each for base in bases for each in _above(module, base)]
+    return [(target, text) for text in [ast.get_docstring(found)] if text] + above
+
+
+def _above(module: str, base: ast.expr) -> list[tuple[str, str]]:
+    """Those of a base class that has options."""
+    return docstrings(f"{module}.{base.id}") if isinstance(base, ast.Name) and _of(module, base.id) else []
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith(OURS) and _file(module).is_file()
+
+
+def _file(module: str) -> Path:
+    place = PACKAGE.joinpath(*module.split(".")[1:])
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_file(module).read_text(encoding="utf-8"))
+
+
+def _of(module: str, name: str) -> Options:
+    found = _named(module, name)
+    if isinstance(found, tuple):
+        return _of(*found)
+    if isinstance(found, ast.FunctionDef):
+        return dict(_defaults(module, found))
+    return _of_class(module, found) if isinstance(found, ast.ClassDef) else {}
+
+
+def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | None:
+    """What a file means by a name: a definition, a constant's value, or (module, name) of ours that it imports."""
+    for node in _tree(module).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return str(node.module), alias.name
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return node.value
+    return None
+
+
+def _of_class(module: str, found: ast.ClassDef) -> Options:
+    inherited: Options = {}
+    for base in found.bases:
+        if isinstance(base, ast.Name):
+            inherited = {**inherited, **_of(module, base.id)}
+    if any("dataclass" in ast.unparse(decorator) for decorator in found.decorator_list):
+        return inherited | dict(_fields(module, found))
+    made = next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), None)
+    if made is None:
+        return inherited
+    passed_on = {key: value for key, value in inherited.items() if made.args.kwarg and key not in _decided(made)}
+    return dict(_defaults(module, made)) | passed_on
+
+
+def _fields(module: str, found: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    for node in found.body:
+        if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
+            continue
+        if isinstance(node.target, ast.Name) and node.value is not None:
+            yield from _literal(module, node.target.id, node.value)
+
+
+def _defaults(module: str, made: ast.FunctionDef) -> Iterator[tuple[str, Any]]:
+    arguments, defaults = made.args.args + made.args.kwonlyargs, made.args.defaults + made.args.kw_defaults
+    for argument, default in zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True):
+        if default is not None:
+            yield from _literal(module, argument.arg, default)
+
+
+def _decided(made: ast.FunctionDef) -> set[str]:
+    """The options of a base class that a constructor has for itself: its own, and what it passes on by name."""
+    own = {argument.arg for argument in [*made.args.args, *made.args.kwonlyargs]}
+    for node in ast.walk(made):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "super().__init__":
+            own |= {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+    return own
+
+
+def _literal(module: str, name: str, default: ast.expr) -> Iterator[tuple[str, Any]]:
+    try:
+        value = ast.literal_eval(_meant(module, default))
+    except ValueError:
+        return  # made when it is needed
+    yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _meant(module: str, default: ast.expr) -> ast.expr:
+    """What a constant (``LIMIT``) or another class's default (``Rule.gamma``) stands for, else the default itself."""
+    if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+        known = _of(module, default.value.id)
+        return ast.Constant(known[default.attr]) if default.attr in known else default
+    if not isinstance(default, ast.Name):
+        return default
+    named = _named(module, default.id)
+    if isinstance(named, tuple):
+        return _meant(named[0], ast.Name(named[1]))
+    return named if isinstance(named, ast.expr) else default
