@@ -167,6 +167,22 @@ def test_without_a_mistake_the_same_door_opens(tmp_path):
     assert "101 images" in result.out
 
 
+@pytest.mark.parametrize(("as_program", "apart"), [("True", False), ("False", True)])
+def test_a_command_does_all_that_is_to_be_done_at_its_end_but_takes_nothing_apart(as_program, apart):
+    code = (
+        "import atexit, runpy, sys, threading, time\n"
+        "class Witness:\n    def __del__(self, write=sys.stderr.write): write('taken apart')\n"
+        "sys.witness = Witness()\n"
+        "atexit.register(print, 'said at the end')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.5), print('said by a thread'))).start()\n"
+        f"runpy.run_module('mhprobe.train', run_name='__main__', alter_sys={as_program})"
+    )
+    command = [sys.executable, "-c", code, "--cfg", "job", "-p", "seed"]
+    end = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
+    assert (end.returncode, set(end.stdout.splitlines())) == (0, {"0", "said by a thread", "said at the end"})
+    assert end.stderr == "taken apart" * apart
+
+
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"], ["+experiment=nothing"]], ids=" ".join)
 def test_answers_that_need_no_network_import_none(tmp_path, flags):
     code = (
