@@ -164,7 +164,7 @@ def test_mistakes_are_answered_in_a_line(weights, tmp_path):
     mistakes = {
         "nearest is 6": ["gates=hard_concrete_target", "gates.penalty.heads=7"],
         "above 0, got 0": ["gates.relaxation.beta=0"],
-        "No such file": ["gates.mask=nowhere.csv"],
+        "gates.mask: no file": ["gates.mask=nowhere.csv"],
         "keeps no head": [f"gates.mask={empty}"],
         "model's 6 heads": [f"gates.mask={foreign}"],
         "nothing is left to train": ["gates=fixed", "gates.frozen=weights"],

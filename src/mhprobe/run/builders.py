@@ -81,7 +81,7 @@ def _refuse_missing(cfg: Config) -> None:
         "gates.mask": (cfg["gates"]["mask"], "a table of heads with a column kept"),
     }
     for key, (file, what) in named.items():
-        if file is not None and not Path(file).is_file():
+        if file is not None and not Path(str(file)).is_file():
             raise UserError(f"{key}: no file {file}. Give {what}.")
 
 
