@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mhprobe.errors import UserError
+from mhprobe.run.constructors import options
 from mhprobe.run.fingerprint import ABSENT, differences, earlier, facts, judge
 
 CFG: dict[str, Any] = {
@@ -110,6 +111,18 @@ def test_every_difference_is_listed_with_both_values():
 def test_a_part_that_only_one_of_them_has_is_a_difference():
     theirs = {key: value for key, value in of().items() if key != "optim.weight_decay"}
     assert differences(theirs, of()) == {"optim.weight_decay": (ABSENT, 0.05)}
+
+
+def test_an_option_at_its_default_is_no_difference_to_a_run_that_did_not_name_it():
+    target = "mhprobe.gates.hard_concrete.HardConcreteGates"
+    default = options(target)["beta"]
+    silent, named, other = (
+        of(gates={"relaxation": {"_target_": target, **beta}})
+        for beta in ({}, {"beta": default}, {"beta": default / 2})
+    )
+    assert differences(silent, named) == differences(named, silent) == {}
+    assert differences(silent, other) == {"gates.relaxation.beta": (ABSENT, default / 2)}
+    assert differences(other, silent) == {"gates.relaxation.beta": (default / 2, ABSENT)}
 
 
 def test_more_epochs_need_no_word_and_say_what_they_are():

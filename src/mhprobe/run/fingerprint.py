@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mhprobe.errors import UserError
+from mhprobe.run.constructors import options
 
 Facts = Mapping[str, Any]
 
@@ -61,12 +62,24 @@ def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -
 
 
 def differences(theirs: Facts | None, ours: Facts) -> dict[str, tuple[Any, Any]]:
-    """Key -> (what the checkpoint's run had, what this one has), where they are not the same."""
+    """Key -> (what the checkpoint's run had, what this one has), where they are not the same.
+
+    An option that only one of them names, at its default, is none: a version before may not have named it.
+    """
     if theirs is None:
         return {"run": ("unknown", "known")}
-    keys = sorted({*theirs, *ours})
+    keys = [
+        key
+        for key in sorted({*theirs, *ours})
+        if (key in theirs or not _by_default(ours, key)) and (key in ours or not _by_default(theirs, key))
+    ]
     pairs = {key: (theirs.get(key, ABSENT), ours.get(key, ABSENT)) for key in keys}
     return {key: (was, now) for key, (was, now) in pairs.items() if was != now}
+
+
+def _by_default(facts: Facts, key: str) -> bool:
+    part, _, option = key.rpartition(".")
+    return bool(options(str(facts.get(f"{part}._target_"))).get(option, ABSENT) == facts[key])
 
 
 def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -> list[str]:
