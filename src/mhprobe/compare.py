@@ -24,8 +24,8 @@ def main() -> int:
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()
     from mhprobe.report.html import write_comparison
-    from mhprobe.report.html.facts import origin_of_script
     from mhprobe.report.report import Report
+    from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.several import about, expand, lines, several
 
     try:

@@ -17,7 +17,7 @@ from mhprobe.masking.base import Scored
 from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.masking.trace import Curve
 from mhprobe.report.figures import curves, distances, maskable, pairwise, per_head, settling, style
-from mhprobe.report.html.facts import origin
+from mhprobe.report.runs.facts import origin
 from mhprobe.stats.promise import Guarantee
 
 

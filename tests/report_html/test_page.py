@@ -16,11 +16,12 @@ from PIL import Image
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.html import atlas, captions, curves, finish_report, finish_sweep, jobs, words, write_report
+from mhprobe.report.html import captions, finish_report, finish_sweep, jobs, write_report
 from mhprobe.report.html import page as page_of
-from mhprobe.report.html.folder import read_run
 from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.report import Report, Result
+from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.run import read_run
 from mhprobe.report.tables import Table
 from mhprobe.scoring.score import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table

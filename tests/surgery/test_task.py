@@ -15,10 +15,10 @@ import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
-from mhprobe.report.html import atlas
 from mhprobe.report.html.attention import maps
-from mhprobe.report.html.folder import read_run
 from mhprobe.report.outcomes import pairs
+from mhprobe.report.runs import atlas
+from mhprobe.report.runs.run import read_run
 from mhprobe.run import builders
 from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning

@@ -37,8 +37,8 @@ def run(given: argparse.Namespace) -> None:
     from mhprobe.headbench.bench import bench
     from mhprobe.headbench.entries import entries
     from mhprobe.report.figures import headbench as figure
-    from mhprobe.report.html.facts import origin_of_script
     from mhprobe.report.report import Report, Result
+    from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.tables import Table
 
     makes = entries(given.measures, given.enter)

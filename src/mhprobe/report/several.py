@@ -21,10 +21,10 @@ from mhprobe.masking.trace import t_interval
 from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
-from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.compare import unique_names
-from mhprobe.report.html.folder import Run, read_run, settings
 from mhprobe.report.report import Result, counted
+from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.run import Run, read_run, settings
 from mhprobe.report.tables import from_rows
 from mhprobe.stats.agreement import agreement
 

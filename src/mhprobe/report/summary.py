@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.report.html import atlas, curves, words
-from mhprobe.report.html.folder import Run, read_run
+from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.run import Run, read_run
 
 if TYPE_CHECKING:
     from rich.console import Console, JustifyMethod

@@ -39,8 +39,8 @@ from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
-from mhprobe.report.html.facts import origin
 from mhprobe.report.report import Report, counted
+from mhprobe.report.runs.facts import origin
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts

@@ -210,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     arguments = parser.parse_args()
-    from mhprobe.report.html.facts import origin_of_script
+    from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.run.cli import fail
 
     made = origin_of_script("studies.sweep")

@@ -56,7 +56,7 @@ class Fitted(NamedTuple):
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
-    from mhprobe.report.html.facts import origin
+    from mhprobe.report.runs.facts import origin
     from mhprobe.run import builders
     from mhprobe.studies import sweep
     from mhprobe.studies.paired import compared, corrected

@@ -9,8 +9,8 @@ import jinja2
 
 from mhprobe import __version__
 from mhprobe.errors import UserError
-from mhprobe.report.html import words
-from mhprobe.report.html.folder import Run, column, read_run
+from mhprobe.report.runs import words
+from mhprobe.report.runs.run import Run, column, read_run
 
 HERE = Path(__file__).parent
 

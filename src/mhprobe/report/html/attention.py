@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.report.html.folder import Run, column
+from mhprobe.report.runs.run import Run, column
 
 if TYPE_CHECKING:
     from torch import Tensor

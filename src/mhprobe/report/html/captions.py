@@ -8,7 +8,7 @@ import pkgutil
 from types import ModuleType
 
 from mhprobe.report import figures
-from mhprobe.report.html.folder import CONTROL, DURING, Run
+from mhprobe.report.runs.run import CONTROL, DURING, Run
 
 BY_COLUMNS = {"per_head": ["head", "site", "stage"], "pairwise": ["head_a"], "pairwise_layers": ["block_a"]}
 

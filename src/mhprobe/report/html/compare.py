@@ -14,9 +14,9 @@ from typing import Any
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.report import outcomes
-from mhprobe.report.html import atlas, curves, words
-from mhprobe.report.html.folder import Run, column, read_run, settings
 from mhprobe.report.html.page import facts, render
+from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.run import Run, column, read_run, settings
 
 Estimate = tuple[float, float, float]  # a value and its interval
 

@@ -15,12 +15,12 @@ import jinja2
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
-from mhprobe.report.html import atlas, curves, words
 from mhprobe.report.html.attention import maps
 from mhprobe.report.html.captions import caption
-from mhprobe.report.html.facts import write_facts
-from mhprobe.report.html.folder import CONTROL, DURING, Run, read_run
 from mhprobe.report.html.pictures import Picture, embed
+from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.facts import write_facts
+from mhprobe.report.runs.run import CONTROL, DURING, Run, read_run
 
 HERE = Path(__file__).parent
 ROOM = 1_500_000  # characters of a page that tables may take

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mhprobe.report.html.atlas import short
-from mhprobe.report.html.folder import Run
+from mhprobe.report.runs.atlas import short
+from mhprobe.report.runs.run import Run
 
 NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_low", "delta_high", "p_holm"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mhprobe.report.html import curves
-from mhprobe.report.html.folder import Run, column
+from mhprobe.report.runs import curves
+from mhprobe.report.runs.run import Run, column
 from mhprobe.stats.significance import wilson
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import pydoc
 from typing import Any
 
-from mhprobe.report.html.folder import CONTROL, DURING, Run, column
+from mhprobe.report.runs.run import CONTROL, DURING, Run, column
 from mhprobe.report.tables import Table
 
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
