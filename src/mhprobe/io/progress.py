@@ -11,7 +11,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ def stage(text: str) -> None:
     """What the command does next, e.g. "masking curve 2 of 6: layer_max"."""
     _screen.stage, _screen.best = text, ""
     log.info("%s", text)
+
+
+def announce(lines: Sequence[str]) -> None:
+    """Lines that are shown above a live view, too: what a command is about to do."""
+    for line in lines:
+        log.info("%s", line)
+        if _screen.bars is not None:
+            _screen.bars.console.print(line, highlight=False, markup=False)
 
 
 def best(text: str) -> None:

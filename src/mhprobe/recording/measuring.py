@@ -53,6 +53,34 @@ def measure(
     further, and does not hold up the others; one that needs what ``record`` refuses counts as such. What ``record``
     refuses for all of them is raised. A collective: every rank gets the same.
     """
+    refused = feed(model, measures, batches, select, class_names, done, at_gates, of)
+    found: dict[str, Columns] = {}
+    for key, each in measures.items():
+        if key in refused:
+            continue
+        try:
+            columns = each.columns()
+        except UserError as error:
+            refused[key] = error
+            continue
+        found[key] = {name: values.cpu() for name, values in columns.items()}
+    return found, refused
+
+
+def feed(
+    model: nn.Module,
+    measures: Mapping[str, Measure],
+    batches: Walk,
+    select: Walk | None = None,
+    class_names: Sequence[str] = (),
+    done: Callable[[Batch], None] = lambda batch: None,
+    at_gates: bool = False,
+    of: Of = "loss",
+) -> dict[str, UserError]:
+    """Show the images to the measures, and ask none of them for its columns; why some of them looked at nothing.
+
+    Arguments, and what is raised, are those of ``measure``. A collective.
+    """
     device = next(model.parameters()).device
     for each in measures.values():
         each.reset()
@@ -64,22 +92,11 @@ def measure(
     for key, each in choosing.items():
         if key not in refused:
             try:
-                each.end_select()  # a collective, as columns() below: it refuses on all ranks alike
+                each.end_select()  # a collective, as columns() is: it refuses on all ranks alike
             except UserError as error:
                 refused[key] = error
     willing = {key: each for key, each in measures.items() if key not in refused}
-    refused |= _feed(model, batches(), willing, False, done, at_gates, of, fills)
-    found: dict[str, Columns] = {}
-    for key, each in willing.items():
-        if key in refused:
-            continue
-        try:
-            columns = each.columns()
-        except UserError as error:
-            refused[key] = error
-            continue
-        found[key] = {name: values.cpu() for name, values in columns.items()}
-    return found, refused
+    return refused | _feed(model, batches(), willing, False, done, at_gates, of, fills)
 
 
 def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:

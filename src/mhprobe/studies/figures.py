@@ -1,4 +1,4 @@
-"""The figures of one paper: what they need is measured in one pass, and what is finished is not made again.
+"""The figures of one paper: each is drawn as soon as what it needs is measured, and none is made again.
 
 A figure is an entry of conf/paper/<paper>.yaml: the measures and masking curves that it needs, by the names that the
 same file gives them, the kinds of figures that draw them or a panel of its own, and its caption.
@@ -6,6 +6,7 @@ same file gives them, the kinds of figures that draw them or a panel of its own,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -18,18 +19,18 @@ import lightning as L
 from torch import nn
 
 from mhprobe import __version__, ranks
-from mhprobe.callbacks.curve import MaskingCurve, identity_of
+from mhprobe.callbacks.curve import SPLITS, MaskingCurve, identity_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
-from mhprobe.heads import Ablation
+from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.io.progress import progress
+from mhprobe.io.progress import announce, duration, progress
 from mhprobe.masking.cache import cache_key
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import Walk, measure
 from mhprobe.report.report import Report, Result
-from mhprobe.studies import page, stored
+from mhprobe.studies import page, plan, stored
 from mhprobe.studies.panels.curves import masking_curves
 from mhprobe.studies.panels.material import Columns, Material, Panel
 from mhprobe.studies.panels.measured import measured
@@ -53,6 +54,23 @@ def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers:
     if unknown := [key for key in keys if key not in known]:
         raise UserError(f"figures: {paper['name']} has {', '.join(known)}, got {unknown[0]}.")
     return [key for key in known if key in keys]
+
+
+@dataclasses.dataclass
+class _Network:
+    """A network that is measured: the model, or a freshly initialised one.
+
+    keys: by measure, what its columns are stored under. suffix: of the files. columns: what is known so far.
+    """
+
+    model: nn.Module
+    keys: Mapping[str, str]
+    suffix: str
+    columns: dict[str, Columns]
+
+    def missing(self, names: Sequence[str], measures: Mapping[str, Measure]) -> dict[str, Measure]:
+        """Those of the named measures that are wanted of this network and not known."""
+        return {name: measures[name] for name in names if name in self.keys and name not in self.columns}
 
 
 class Figures(L.Callback):
@@ -90,20 +108,24 @@ class Figures(L.Callback):
         pending = [key for key in self.chosen if self._drawn(key) and not _is_made(made.get(key), digests[key])]
         for key in [key for key in self.chosen if self._drawn(key) and key not in pending]:
             self._say(trainer, f"{key}: there already")
-        names = list(dict.fromkeys(name for key in pending for name in self.paper["figures"][key]["measure"]))
-        columns, refused = self._measure(trainer, pl_module, data, names, identity)
-        self.unfit |= refused
-        control = self._control(trainer, pl_module, data, pending, identity)
-        for key in pending:
-            try:
-                results = self._panel(key)(self._material(key, columns, control, trainer, pl_module, data))
-            except UserError as error:  # a figure that cannot be made does not hold up the others
-                self.refused[key] = error
-                self._say(trainer, f"{key}: not made. {error}")
-                continue
-            if trainer.is_global_zero:
-                self._write(key, results, digests[key])
-                log.info("%s: done", key)
+        steps = plan.steps({key: self.paper["figures"][key] for key in pending}, self.measures)
+        networks = self._networks(pl_module, pending, identity)
+        lines = self._plan(steps, networks, pl_module, data)
+        if trainer.is_global_zero:
+            announce(lines)
+        for step in steps:
+            for network in networks:
+                self._measure(trainer, network, step.measures, data)
+            for key in step.figures:
+                try:
+                    results = self._panel(key)(self._material(key, networks, trainer, pl_module, data))
+                except UserError as error:  # a figure that cannot be made does not hold up the others
+                    self.refused[key] = error
+                    self._say(trainer, f"{key}: not made. {error}")
+                    continue
+                if trainer.is_global_zero:
+                    self._write(key, results, digests[key])
+                    log.info("%s: done", key)
 
     def finished(self) -> dict[str, Any]:
         """What finished.json says, the same on every rank."""
@@ -151,57 +173,104 @@ class Figures(L.Callback):
         """Whether the figure draws measures as they are; a panel of its own makes its own comparison."""
         return getattr(inspect.unwrap(self._panel(key)), "func", None) is measured
 
-    def _control(
-        self, trainer: L.Trainer, module: L.LightningModule, data: ImageData, pending: Sequence[str], identity: Any
-    ) -> dict[str, Columns]:
-        """What a freshly initialised network gives, for the figures that draw it; what it cannot give is left out."""
-        if self.control is None:
-            return {}
-        twin, figures = self.control.to(module.device), [key for key in pending if self._shows_control(key)]
-        names = list(dict.fromkeys(name for key in figures for name in self.paper["figures"][key]["measure"]))
-        columns, refused = self._measure(trainer, twin, data, names, {**identity, "control": True}, "_random_init")
-        for name, error in refused.items():
-            if name not in self.unfit:
-                self._say(trainer, f"{name}: no control. {error}")
-        return columns
+    def _networks(
+        self, module: L.LightningModule, pending: Sequence[str], identity: Mapping[str, Any]
+    ) -> list[_Network]:
+        """The model, then the freshly initialised one of the same shape for the figures that draw it."""
 
-    def _measure(
-        self,
-        trainer: L.Trainer,
-        model: nn.Module,
-        data: ImageData,
-        names: Sequence[str],
-        identity: Any,
-        suffix: str = "",
-    ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-        """Columns of these measures, and why some have none; each is measured once, and kept for the next run."""
-        keys = {name: cache_key(**identity, measure=self.paper["measure"][name]) for name in names}
+        def network(model: nn.Module, figures: Sequence[str], suffix: str, **more: Any) -> _Network:
+            names = dict.fromkeys(name for key in figures for name in self.paper["figures"][key]["measure"])
+            keys = {name: cache_key(**identity, **more, measure=self.paper["measure"][name]) for name in names}
+            return _Network(model, keys, suffix, self._stored(keys, suffix))
+
+        networks = [network(module, pending, "")]
+        if self.control is not None:
+            shown = [key for key in pending if self._shows_control(key)]
+            networks.append(network(self.control.to(module.device), shown, "_random_init", control=True))
+        return networks
+
+    def _stored(self, keys: Mapping[str, str], suffix: str) -> dict[str, Columns]:
+        """Columns that an earlier run of this study measured under the same keys."""
         folder = self.report.folder / "measured"
-        fit = {name: self.measures[name] for name in names if name in self.measures}
-        found = ranks.from_rank_zero(lambda: stored.read_all(folder, {name: keys[name] for name in fit}, suffix))
+        fit = {name: key for name, key in keys.items() if name in self.measures}
+        found = ranks.from_rank_zero(lambda: stored.read_all(folder, fit, suffix))
         for name, result in found.items():
             self.measures[name].axes = result.axes
-        columns: dict[str, Columns] = {name: result.columns for name, result in found.items()}
-        missing = {name: each for name, each in fit.items() if name not in found}
-        refused: dict[str, UserError] = {}
-        for group in _passes(missing):
-            said, unsaid = self._pass(trainer, model, data, group, "random initialisation, " if suffix else "")
-            refused |= unsaid
-            columns |= said
-            if trainer.is_global_zero:
-                for name, values in said.items():
-                    stored.write(folder, f"{name}{suffix}", keys[name], values, group[name].axes)
-        return columns, refused
+        return {name: result.columns for name, result in found.items()}
+
+    def _plan(
+        self, steps: Sequence[plan.Step], networks: Sequence[_Network], module: L.LightningModule, data: ImageData
+    ) -> list[str]:
+        """The steps in words, with estimated minutes. A collective."""
+        if not steps:
+            return []
+        batches = functools.partial(data.batches, device=module.device)
+        few = {split: plan.sample(data.sizes[split], data.eval_batch_size) for split in ("val", "test")}
+        walks = {split: functools.partial(batches, split, images=count) for split, count in few.items()}
+        forward = plan.forward_seconds(module, walks["test"])
+        lines = [f"plan, with times estimated from {few['test']} of {data.sizes['test']} test images:"]
+        for number, step in enumerate(steps, 1):
+            if step.curves:
+                cost = self._cost_of_curves(step.curves, forward, gates_of(module).layout, data)
+            elif step.measures:
+                times = [self._seconds(network, step.measures, walks, data) for network in networks]
+                kept = not any(network.missing(step.measures, self.measures) for network in networks)
+                cost = "measured before" if kept else plan.about(*times)
+            else:
+                cost = "not estimated"
+            lines.append(step.line(number, cost))
+        return lines
+
+    def _seconds(
+        self, network: _Network, names: Sequence[str], walks: Mapping[str, Walk], data: ImageData
+    ) -> float | None:
+        """The time to measure what is not stored, of all images; None for nothing, or where it cannot be told."""
+        group = network.missing(names, self.measures)
+        each = plan.seconds_per_image(network.model, group, walks["test"], walks["val"]) if group else None
+        return None if each is None else each * data.sizes["test"] / ranks.size()
+
+    def _cost_of_curves(self, names: Sequence[str], forward: float, layout: HeadLayout, data: ImageData) -> str:
+        try:
+            drawer = self.curves(names)
+        except UserError:  # said where the figure is refused
+            return "not estimated"
+        assert drawer is not None
+        sizes = data.sizes[SPLITS[drawer.select_on]], data.sizes["test"]
+        passes = sum(plan.forwards(spec, layout, drawer.steps, *sizes) for spec in drawer.specs)
+        return f"about {duration(passes * forward / ranks.size())} at most, less what is known from before"
+
+    def _measure(self, trainer: L.Trainer, network: _Network, names: Sequence[str], data: ImageData) -> None:
+        """Take these measures of a network, but for those that are known; each is kept for the next run."""
+        group = network.missing(names, self.measures)
+        if not group:
+            return
+        columns, refused = self._pass(trainer, network, data, group)
+        network.columns |= columns
+        for name, error in refused.items():
+            if not network.suffix:
+                self.unfit[name] = error
+            elif name not in self.unfit:
+                self._say(trainer, f"{name}: no control. {error}")
+        if trainer.is_global_zero:
+            for name, values in columns.items():
+                stored.write(
+                    self.report.folder / "measured",
+                    f"{name}{network.suffix}",
+                    network.keys[name],
+                    values,
+                    group[name].axes,
+                )
 
     def _pass(
-        self, trainer: L.Trainer, model: nn.Module, data: ImageData, group: Mapping[str, Measure], label: str
+        self, trainer: L.Trainer, network: _Network, data: ImageData, group: Mapping[str, Measure]
     ) -> tuple[dict[str, Any], dict[str, UserError]]:
-        device = next(model.parameters()).device
+        device = next(network.model.parameters()).device
         chooses = any(each.select_needs is not None for each in group.values())
         total = data.sizes["test"] + (data.sizes["val"] if chooses else 0)
+        label = "random initialisation, " if network.suffix else ""
         with progress(f"{label}measuring {', '.join(group)}", total, show=trainer.is_global_zero) as done:
             return measure(
-                model,
+                network.model,
                 group,
                 batches=functools.partial(data.batches, "test", device),
                 select=functools.partial(data.batches, "val", device),
@@ -212,13 +281,14 @@ class Figures(L.Callback):
     def _material(
         self,
         key: str,
-        columns: Mapping[str, Columns],
-        control: Mapping[str, Columns],
+        networks: Sequence[_Network],
         trainer: L.Trainer,
         module: L.LightningModule,
         data: ImageData,
     ) -> Material:
         figure = self.paper["figures"][key]
+        columns = networks[0].columns
+        control = networks[1].columns if len(networks) > 1 else {}
         for name in figure["measure"]:
             if name not in columns:
                 raise self.unfit[name]
@@ -260,14 +330,3 @@ class Figures(L.Callback):
 
 def _is_made(entry: Mapping[str, Any] | None, digest: str) -> bool:
     return entry is not None and entry["made_from"] == digest
-
-
-def _passes(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
-    """Measures that look at one recorded pass together; those that mask heads, which take long, after them."""
-    masking = {
-        name: each
-        for name, each in measures.items()
-        if any(isinstance(need, Ablation) for need in {*each.needs, *(each.select_needs or ())})
-    }
-    looking = {name: each for name, each in measures.items() if name not in masking}
-    return [group for group in (looking, masking) if group]

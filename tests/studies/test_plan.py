@@ -1,0 +1,156 @@
+"""A study says first what it will do and how long, and draws each figure as soon as it can."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.study
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.heads import Ablation
+from mhprobe.masking.curve import CurveSpec
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.random import Random
+from mhprobe.measures.ablation_delta import AblationDelta
+from mhprobe.measures.entropy import Entropy
+from mhprobe.studies import plan
+from models import images_for, labels_for, tiny_vit
+from test_papers import settings
+
+
+def looks(*needs):
+    return SimpleNamespace(needs=frozenset(needs), select_needs=None)
+
+
+MEASURES = {
+    "svcca": looks("z"),
+    "js": looks("attn"),
+    "drop": looks(Ablation(((0,),))),
+    "alone": looks(Ablation(((1,),))),
+}
+
+
+def figure(*measure, curves=()):
+    return {"measure": list(measure), "curves": list(curves)}
+
+
+def test_every_figure_is_drawn_in_the_first_step_after_which_it_can_be():
+    figures = {
+        "curved": figure("svcca", curves=["head_max"]),
+        "slow": figure("drop", "svcca"),
+        "slower": figure("alone", "drop"),
+        "own": figure(),
+        "quick": figure("js"),
+        "unfit": figure("no such"),
+    }
+    assert plan.steps(figures, MEASURES) == [
+        plan.Step(("svcca", "js"), ("quick", "unfit")),
+        plan.Step((), ("own",)),
+        plan.Step(("drop",), ("slow",)),
+        plan.Step(("alone",), ("slower",)),
+        plan.Step((), ("curved",), ("head_max",)),
+    ]
+    assert plan.steps({"slow": figure("drop"), "own": figure()}, MEASURES) == [
+        plan.Step((), ("own",)),
+        plan.Step(("drop",), ("slow",)),
+    ]
+    assert plan.steps({}, MEASURES) == []
+
+
+def test_an_estimate_looks_at_few_images():
+    assert [plan.sample(images, 256) for images in (5, 40, 1_000, 10_000, 50_000)] == [5, 8, 20, 200, 256]
+
+
+def test_a_greedy_curve_asks_for_every_unit_at_every_step_and_a_random_one_for_its_repeats():
+    layout = mhprobe.attach(tiny_vit(depth=2)).layout
+    heads = layout.num_heads
+    greedy, chance = CurveSpec("a", "head", KeepBest()), CurveSpec("b", "head", Random(repeats=3))
+    assert plan.forwards(greedy, layout, None, 7, 100) == heads * (heads + 1) // 2 * 7 + (heads + 1) * (7 + 100)
+    assert plan.forwards(greedy, layout, 1, 7, 100) == heads * 7 + 2 * 107
+    assert plan.forwards(chance, layout, None, 7, 100) == 3 * (heads + 1) * 100
+
+
+@pytest.mark.parametrize("make", [Entropy, AblationDelta])
+def test_the_time_of_an_image_is_the_time_of_looking_at_it(make):
+    """Against a walk that takes a known time: three images of 0.05 s each, and what the measure adds to it."""
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    images, labels = images_for(model, 3), labels_for(3)
+
+    def walk(pause=0.05):
+        for index in range(3):
+            time.sleep(pause)
+            valid = torch.ones(1, dtype=torch.bool)
+            yield Batch(images[index : index + 1], labels[index : index + 1], torch.tensor([index]), valid)
+
+    measure = make(layout)
+    slow, quick = (plan.seconds_per_image(model, {"it": measure}, walk_, walk_) for walk_ in (walk, lambda: walk(0)))
+    assert 0.05 <= slow < 0.05 + 3 * quick + 0.1  # the margin is for a busy machine
+    assert measure.images == 0 or int(torch.as_tensor(measure.images)) == 0  # it has forgotten them
+
+
+def test_what_no_measure_can_look_at_has_no_estimate():
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+
+    class Refuses(Entropy):
+        def update(self, batch):
+            raise UserError("no")
+
+    one = Batch(images_for(model, 1), labels_for(1), torch.tensor([0]), torch.ones(1, dtype=torch.bool))
+    assert plan.seconds_per_image(model, {"it": Refuses(layout)}, lambda: [one], lambda: [one]) is None
+    assert plan.about(None) == "not estimated"
+    assert plan.about(120.0, 60.0) == "about 2 min and about 60 s for the freshly initialised network"
+
+
+def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, caplog, monkeypatch):
+    folder, seen = tmp_path / "run", {}
+
+    def finished():
+        file = folder / "finished.json"
+        return set(json.loads(file.read_text())) if file.exists() else set()
+
+    from mhprobe.callbacks.curve import MaskingCurve
+
+    update, curves = AblationDelta.update, MaskingCurve.curves
+
+    def measured(self, batch):
+        seen["measures that mask"] = finished()
+        return update(self, batch)
+
+    def masked(self, *args):
+        seen.setdefault("curves", finished())
+        return curves(self, *args)
+
+    monkeypatch.setattr(MaskingCurve, "curves", masked)
+    monkeypatch.setattr(AblationDelta, "update", measured)
+    wanted = "figures=[2,table_1,8,covering_map,single_heads]"
+    with caplog.at_level(logging.INFO):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, wanted, "paper.masking.join=null"), folder)
+    assert seen == {
+        "measures that mask": {"figure_2", "table_1", "covering_map"},
+        "curves": {"figure_2", "table_1", "covering_map", "single_heads"},
+    }
+    lines = [record.getMessage() for record in caplog.records]
+    first = next(
+        index for index, line in enumerate(lines) if line.startswith("plan, with times estimated from 8 of 40")
+    )
+    steps = lines[first + 1 : first + 5]
+    assert re.fullmatch(r"  1\. measure svcca: about \d+ s; then draw figure_2, table_1", steps[0])
+    assert steps[1] == "  2. images that figures look at themselves: not estimated; then draw covering_map"
+    assert re.fullmatch(r"  3\. measure ablation_delta: about \d+ s; then draw single_heads", steps[2])
+    assert re.match(r"  4\. masking curves head_max, .*: about \d+ s at most, .*; then draw figure_8", steps[3])
+    assert all(lines.index(f"{key}: done") > first for key in ("figure_2", "single_heads", "figure_8"))
+
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2,3]"), folder)
+    assert "  1. measure svcca: measured before; then draw figure_3" in [r.getMessage() for r in caplog.records]
