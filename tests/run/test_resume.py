@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 RANDOM = [
     *runs.TINY,
     *("masking=none", "measure=[]", "data.batch_size=24", "checkpoint.every_n_steps=1"),
-    *("+backbone.drop_path_rate=0.3", "+backbone.proj_drop_rate=0.1"),
+    *("backbone.drop_path_rate=0.3", "+backbone.proj_drop_rate=0.1"),
     *("data.augment.crop_padding=1", "data.augment.flip=true", "data.augment.mixup=0.2"),
     *("data.augment.rand_augment=1", "optim.ema=0.9"),
 ]

@@ -25,8 +25,8 @@ SMALL = {
     "vit": ("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=2", "backbone.num_heads=2"),
     "swin": (
         *("+experiment=digits_vit", "backbone=swin", "backbone.img_size=8", "backbone.patch_size=1"),
-        *("backbone.embed_dim=12", "+backbone.window_size=4", "~backbone.depth", "~backbone.mlp_ratio"),
-        *("+backbone.depths=[1,2]", "backbone.num_heads=[2,3]"),
+        *("backbone.embed_dim=12", "backbone.window_size=4", "~backbone.depth", "~backbone.mlp_ratio"),
+        *("backbone.depths=[1,2]", "backbone.num_heads=[2,3]"),
     ),
 }
 FEW = ("data.limit_train=64", "data.limit_val=40", "data.limit_test=40", "trainer.accelerator=cpu")
@@ -187,7 +187,7 @@ def of_torchvision(paper, data, folder):
     settings = [f"data={data}", f"data.root={write}", "data.source.stored_size=32", f"cache_dir={folder / 'cache'}"]
     small = ["img_size=32", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
     few = ["weights=random", "control=null", "trainer.accelerator=cpu", "trainer.precision=32-true"]
-    return runs.checked("study", *settings, *few, f"+paper={paper}", *(f"+backbone.{each}" for each in small))
+    return runs.checked("study", *settings, *few, f"+paper={paper}", *(f"backbone.{each}" for each in small))
 
 
 @pytest.mark.slow

@@ -142,9 +142,28 @@ def test_a_classifier_of_other_classes_is_new_in_training_and_refused_elsewhere(
     model = tiny_vit()
     before = model.head.weight.clone()
     load_foreign(model, path, WHERE, new_classifier=True)
-    assert "begins anew" in caplog.text
+    assert "the classifier for 9 classes does not fit this data, a new one begins" in caplog.text
     assert torch.equal(model.head.weight, before)
     assert torch.equal(model.blocks[1].attn.proj.weight, tiny_vit(seed=7, num_classes=9).blocks[1].attn.proj.weight)
+
+
+def test_one_line_says_what_was_done_to_make_a_file_fit(tmp_path, caplog):
+    path = tmp_path / "w.safetensors"
+    theirs = tiny_vit(seed=7, num_classes=0, img_size=24)
+    safetensors.torch.save_file({key: value.half() for key, value in theirs.state_dict().items()}, path)
+    model = tiny_vit()
+    with caplog.at_level(logging.INFO):
+        load_foreign(model, path, WHERE, new_classifier=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{WHERE}: {path}: its float16 weights become float32; pos_embed, 37 tokens, is resampled to 17; "
+        "it has no classifier, a new one begins."
+    ]
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+
+    caplog.clear()  # and nothing where nothing was done
+    torch.save(tiny_vit(seed=7).state_dict(), path.with_suffix(".pth"))
+    load_foreign(model, path.with_suffix(".pth"), WHERE)
+    assert not caplog.records
 
 
 def network(tmp_path, *overrides, command="probe"):

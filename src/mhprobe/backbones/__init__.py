@@ -149,10 +149,12 @@ def build(
     name: of timm, or of a family. pretrained: download its weights. num_classes: 0 leaves the classifier out.
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
+    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads; None leaves the
+        choice to the model.
     """
     family = next((family for family in families() if family.builds(name)), Family)
-    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **kwargs)
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    return family.build(name, pretrained=pretrained, num_classes=num_classes, fused_attn=fused_attn, **given)
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:

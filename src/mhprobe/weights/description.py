@@ -94,8 +94,8 @@ def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a backbone without those that say where its weights once came from."""
-    return {key: value for key, value in settings.items() if key not in {"_target_", *_loading()}}
+    """Settings that rebuild a backbone: without those that were left to the model, and where its weights came from."""
+    return {key: value for key, value in settings.items() if value is not None and key not in {"_target_", *_loading()}}
 
 
 def digest(description: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ EVA ...) it translates.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     """
     path = Path(path)
     found, own = read_state(path, where), model.state_dict()
-    state = _fitting(found, model)
+    with _quiet_resampling():
+        state = _fitting(found, model)
     shapes = {k: (tuple(state[k].shape), tuple(own[k].shape)) for k in own if k in state}
     wrong = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
     missing, extra = [k for k in own if k not in state], [k for k in state if k not in own]
@@ -55,6 +57,7 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
             f"{type(model).__name__} are in it. It has {_some(list(found))}. Give the backbone.name and sizes that it "
             f"was trained with."
         )
+    changes = _changed(found, state, own)
     classifier = _classifier_keys(model)
     if not classifier and (name := _classifier_name(model)):
         extra = [key for key in extra if not key.startswith(f"{name}.")]  # a feature extractor needs none
@@ -65,11 +68,17 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
                 f"{where}: {path} fits but for its classifier: the data has {len(own[min(classifier)])} classes, the "
                 f"file {rows}. Train a new one (mhprobe.train), or use the data that it was trained on."
             )
-        log.warning("%s: the classifier of %s does not fit this data; it begins anew.", where, path)
+        changes.append(
+            f"the classifier for {next(iter(wrong.values()))[0][0]} classes does not fit this data, a new one begins"
+            if wrong
+            else "it has no classifier, a new one begins"
+        )
         wrong, missing = {}, []
     if wrong or missing or extra:
         raise UserError(f"{where}: {path} does not fit: {_differences(wrong, missing, extra)}.")
     fresh = {key: own[key] for key in classifier if key not in state or state[key].shape != own[key].shape}
+    if changes:
+        log.warning("%s: %s: %s.", where, path, "; ".join(changes))
     floats = {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
     model.load_state_dict({**{key: floats[key] for key in own if key in floats}, **fresh})
 
@@ -156,6 +165,37 @@ def _same(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
 
 def _hits(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:
     return sum(key in state and state[key].shape == value.shape for key, value in own.items())
+
+
+def _changed(found: State, state: State, own: State) -> list[str]:
+    """Sentences on what was done to the weights of a file to fit the model: another precision, another grid."""
+    changes = []
+    floats = [value.dtype for value in state.values() if value.is_floating_point()]
+    if narrow := {str(kind).removeprefix("torch.") for kind in floats if kind.itemsize < 4}:
+        changes.append(f"its {' and '.join(sorted(narrow))} weights become float32")
+    before = {key.rpartition(".")[2]: value for key, value in found.items()}
+    for key, value in state.items():
+        old = before.get(key.rpartition(".")[2])
+        if "pos_embed" in key and key in own and old is not None and old.shape != value.shape:
+            changes.append(f"{key}, {_sides(old)} tokens, is resampled to {_sides(value)}")
+    return changes
+
+
+def _sides(positions: Tensor) -> str:
+    """The number of positions of (1, T, C), or "rows x columns" of (1, rows, columns, C)."""
+    return " x ".join(str(size) for size in positions.shape[1:-1])
+
+
+@contextlib.contextmanager
+def _quiet_resampling() -> Iterator[None]:
+    """Keep timm from logging what ``load_foreign`` says in its own line."""
+    theirs = logging.getLogger("timm.layers.pos_embed")
+    level = theirs.level
+    theirs.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
 
 
 def _without_prefix(state: State, names: set[str]) -> State:
