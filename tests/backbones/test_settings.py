@@ -38,4 +38,5 @@ def test_a_size_needs_no_plus_and_one_that_is_left_out_is_the_models_own(tmp_pat
     assert model.patch_embed.img_size == (32, 32)
     assert isinstance(model.patch_drop, torch.nn.Identity)
     assert {"img_size", "name"} <= portable(given).keys()
-    assert not {"patch_drop_rate", "conv_stem"} & portable(given).keys()  # a file of weights holds what was chosen, nothing else
+    # a file of weights holds what was chosen, nothing else
+    assert not {"patch_drop_rate", "conv_stem"} & portable(given).keys()
