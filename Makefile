@@ -46,7 +46,7 @@ models: .venv/installed
 
 # the site, in site/; its example is the newest demo of this checkout
 docs: .venv/installed-docs
-	ls outputs/digits_vit/*/report.html >/dev/null 2>&1 || $(MAKE) demo
+	ls outputs/demo/*/report.html >/dev/null 2>&1 || $(MAKE) demo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # damage to every kind of file; make fuzz FUZZ=5000

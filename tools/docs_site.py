@@ -95,7 +95,7 @@ def api() -> str:
 
 def example(files: Files, config: Any) -> str:
     """The report of the newest demo of this checkout, whole."""
-    runs = sorted((ROOT / "outputs" / "digits_vit").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
+    runs = sorted((ROOT / "outputs" / "demo").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
     if not runs:
         return "# An example\n\n`make demo` writes one: open `report.html` in the folder that it names.\n"
     text = runs[-1].read_text(encoding="utf-8").replace(str(ROOT) + "/", "").replace(str(ROOT), ".")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-DEMO = ("train", "+experiment=digits_vit", "+callback=early_stopping")
+DEMO = ("train", "+experiment=demo")
 
 
 def commands() -> dict[str, str]:

@@ -42,7 +42,7 @@ def row(curve: str, split: str, step: int, masked: list[int], accuracy: float, s
 
 CURVES = [
     *(row("wise", "validation", k, list(range(k)), a) for k, a in enumerate([0.90, 0.895, 0.893, 0.70])),
-    *(row("wise", "test", k, list(range(k)), a) for k, a in enumerate([0.90, 0.88, 0.87, 0.60])),
+    *(row("wise", "test", k, list(range(k)), a) for k, a in enumerate([0.90, 0.895, 0.87, 0.60])),
     *(row("lucky", "validation", k, list(range(5, 5 + k)), a) for k, a in enumerate([0.90, 0.80, 0.75, 0.70])),
     *(row("lucky", "test", k, list(range(5, 5 + k)), a) for k, a in enumerate([0.90, 0.90, 0.90, 0.90])),
     *(row("random", "test", k, list(range(9, 9 + k)), a, 0) for k, a in enumerate([0.90, 0.80, 0.71])),
@@ -50,7 +50,7 @@ CURVES = [
 ]
 TOTALS = [
     {"curve": "wise", "split": "validation", "unmasked": 0.9, "area_shared": 0.85, "heads_within_1_point": 2.0},
-    {"curve": "wise", "split": "test", "unmasked": 0.9, "area_shared": 0.81, "heads_within_1_point": 0.0},
+    {"curve": "wise", "split": "test", "unmasked": 0.9, "area_shared": 0.81, "heads_within_1_point": 1.0},
     {"curve": "lucky", "split": "validation", "unmasked": 0.9, "area_shared": 0.80, "heads_within_1_point": 0.0},
     {"curve": "lucky", "split": "test", "unmasked": 0.9, "area_shared": 0.90, "heads_within_1_point": 3.0},
     {"curve": "random", "split": "test", "unmasked": 0.9, "area_shared": 0.80, "heads_within_1_point": 0.0},

@@ -25,7 +25,7 @@ def show(folder: Path, console: Console | None = None) -> None:
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     run = read_run(folder)
     heads, measures = atlas.heads(run), atlas.measures(run)
-    for line in words.result(run, heads, []):
+    for line in words.result(run, heads, measures, extremes=False):
         console.print(line, markup=False, soft_wrap=True)
     for title, table in (*_curves(run), *_extremes(run, heads, measures)):
         console.print(f"\n[bold]{_plain(title)}[/bold]")
@@ -54,16 +54,18 @@ def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, An
 
 
 def _curves(run: Run) -> Iterable[tuple[str, Table]]:
-    """How many heads each searched order lets go."""
+    """How many heads each searched order lets go, by the images that chose it and by those that did not."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
     found = {(row["curve"], row["split"]): row for row in curves.totals(run)}
     asked = [name for name, split in chosen_on.items() if (name, split) in found]
     if not asked:
         return
-    table = _table({"order": "left", "within 1 point, where chosen": "right", "before test is worse": "right"})
+    sides = {"within 1 point on test": "right", "where chosen": "right", "before test is worse": "right"}
+    table = _table({"order": "left", **sides})
     for name in asked:
         here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
-        table.add_row(_plain(name), _number(here.get("heads_within_1_point")), _number(test.get("heads_before_worse")))
+        counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
+        table.add_row(_plain(name), *map(_number, counts))
     yield "heads that can be masked", table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,11 +12,16 @@ from mhprobe.report.runs.run import Run, column
 from mhprobe.stats.significance import wilson
 
 
-def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
-    """What the run found, most important first."""
-    found = [*_accuracy(run), *_masking(run, len(heads)), *_promise(run, len(heads)), *_kept(run), *_speed(run)]
+def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]], extremes: bool = True) -> list[str]:
+    """Sentences on what the run found, most important first: a headline, then numbers with their intervals.
+
+    extremes: whether the highest and lowest heads of the first measure are named.
+    """
+    headline = "; ".join([*_can_go(run, len(heads)), *_missed(heads, measures)])
+    found = [f"{headline[0].upper()}{headline[1:]}."] if headline else []
+    found += [*_accuracy(run), *_masking(run), *_promise(run, len(heads)), *_kept(run), *_speed(run)]
     found += _maps(run)
-    found += _extremes(heads, measures[0]) if measures else []
+    found += _extremes(heads, measures[0]) if measures and extremes else []
     return found or ["This run wrote figures or tables only."]
 
 
@@ -85,39 +90,89 @@ def _accuracy(run: Run) -> list[str]:
     ]
 
 
-def _masking(run: Run, heads: int) -> list[str]:
-    if (chosen := curves.best(run)) is None:
-        return []
-    name, split, many = chosen["curve"], chosen["split"], round(chosen["heads_within_1_point"])
-    what = curves.scored(run)
+class _Choice(NamedTuple):
+    """The searched order whose curve was best where it was chosen, on the images that it is reported on.
+
+    many: heads that go within one point there. where_chosen: the same on the images that chose the order.
+    points: of the reported curve. random: of the mean of random orders.
+    """
+
+    curve: str
+    chosen_on: str
+    reported: str
+    many: int
+    where_chosen: int
+    points: list[dict[str, Any]]
+    random: list[dict[str, Any]]
+
+
+def _choice(run: Run) -> _Choice | None:
+    if (best := curves.best(run)) is None:
+        return None
+    name, chosen_on = best["curve"], best["split"]
     lines = {(line["curve"], line["split"]): line for line in curves.lines(run)}
-    reported = "test" if (name, "test") in lines else split
+    reported = "test" if (name, "test") in lines else chosen_on
+    within = {row["split"]: row["heads_within_1_point"] for row in curves.totals(run) if row["curve"] == name}
+    random = [p for (_, on), line in lines.items() if line["averaged"] and on == reported for p in line["points"]]
+    many = round(within.get(reported, best["heads_within_1_point"]))
     points = lines[name, reported]["points"]
-    here = max((p for p in points if p["heads_masked"] <= many), key=lambda p: p["heads_masked"])
-    flatters = " It was chosen and judged on the same images, which flatters it." if reported == split else ""
+    return _Choice(name, chosen_on, reported, many, round(best["heads_within_1_point"]), points, random)
+
+
+def _can_go(run: Run, heads: int) -> list[str]:
+    if (choice := _choice(run)) is None:
+        return []
+    what = curves.scored(run)
+    first = next((point["heads_masked"] for point in choice.points if point["heads_masked"]), 1)
+    if choice.many or first == 1:
+        return [f"{choice.many or 'none'} of {heads or 'the'} heads can go within one point of {what}"]
+    # a step of several heads says nothing of single ones
+    return [f"the first {first} of {heads or 'the'} heads to go together cost more than one point of {what}"]
+
+
+def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
+    """The head whose loss is largest when it alone is masked, if it is told apart from 0."""
+    alone = next((measure for measure in measures if measure["key"] == "ablation_delta"), None)
+    if alone is None or alone["low"] is None:
+        return []
+    rises = alone["columns"]["value"]
+    most = max((i for i, rise in enumerate(rises) if rise is not None), key=lambda i: rises[i], default=None)
+    if most is None or alone["low"][most] is None or alone["low"][most] <= 0:
+        return []
+    return [f"{head_name(heads, most)} is missed most"]
+
+
+def _masking(run: Run) -> list[str]:
+    if (choice := _choice(run)) is None:
+        return []
+    what, on = curves.scored(run), choice.reported
+    first = next((p for p in choice.points if p["heads_masked"]), choice.points[0])
+    here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
+    gone, beside = (here, choice.random) if choice.many else (first, [])
+    at_random = [p for p in beside if p["heads_masked"] == choice.many]
     said = [
-        f"{many or 'None'} of {heads or 'the'} heads can be masked within one point of {what}, chosen on {split} "
-        f"images (the best of the searched orders there is {name}).{flatters}"
+        f"Without {_counted(gone['heads_masked'])} {on} {what} is {interval(gone)}; with all heads it is "
+        f"{interval(choice.points[0])}"
+        + (f"; as many random heads leave {interval(at_random[0])} on average." if at_random else ".")
     ]
-    if many:
-        random = [
-            point
-            for (_, on), line in lines.items()
-            if line["averaged"] and on == reported
-            for point in line["points"]
-            if point["heads_masked"] == many
-        ]
-        beside = f"; as many random heads leave {interval(random[0])} on average" if random else ""
+    if on == choice.chosen_on:
+        said.append(f"The order {choice.curve} was chosen and judged on the same images, which flatters it.")
+    else:
         said.append(
-            f"Without them {reported} {what} is {interval(here)}; with all heads it is {interval(points[0])}{beside}."
+            f"The order {choice.curve} was the best of the searched ones on {choice.chosen_on} images; by these "
+            f"{choice.where_chosen or 'none'} could go."
         )
-    worse = next((p for p in points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
-    if worse is not None and worse["accuracy"] < points[0]["accuracy"]:
+    worse = next((p for p in choice.points if p["p_holm"] is not None and p["p_holm"] < 0.05 and p["step"]), None)
+    if worse is not None and worse["accuracy"] < choice.points[0]["accuracy"]:
         said.append(
-            f"In this order {reported} {what} is first significantly lower (McNemar, Holm, 5 %) with "
+            f"In this order {on} {what} is first significantly lower (McNemar, Holm, 5 %) with "
             f"{worse['heads_masked']} heads masked: {interval(worse)}."
         )
     return said
+
+
+def _counted(heads: int) -> str:
+    return "this head" if heads == 1 else f"these {heads} heads"
 
 
 def interval(point: dict[str, Any]) -> str:
