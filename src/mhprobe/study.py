@@ -23,7 +23,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         measures=builders.measures(cfg["paper"]["measure"], model.gates.layout, "paper.measure"),
         curves=builders.curve_callbacks(cfg["paper"]["masking"], Path(cfg["cache_dir"]), model, report),
         panels=builders.panels(cfg["paper"]["figures"]),
-        control=builders.control(model, data, cfg["seed"]) if cfg["control"] else None,
+        control=builders.control(model, cfg["seed"]) if cfg["control"] else None,
         seed=cfg["seed"],
     )
     trainer = builders.trainer(cfg, [figures], report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning as L
@@ -39,7 +39,7 @@ class Probe(L.Callback):
     something is shown the validation images first.
 
     every_n_epochs, every_n_steps: also probe the validation images so often during training, and before it.
-    control: a freshly initialised twin of the model, with gates.
+    control: gives a freshly initialised twin of the model, with gates, once the model is what is tested.
     also_on: a second data set with the same classes, prepared.
     target: what slopes are taken of, as for ``record``; None for the loss, of features their norm.
     top_k: how many of each measure's best heads are compared with every other's; None leaves agreement out.
@@ -52,7 +52,7 @@ class Probe(L.Callback):
         report: Report,
         every_n_epochs: int | None = None,
         every_n_steps: int | None = None,
-        control: nn.Module | None = None,
+        control: Callable[[], nn.Module] | None = None,
         also_on: ImageData | None = None,
         top_k: int | None = 10,
         target: Of | None = None,
@@ -79,7 +79,7 @@ class Probe(L.Callback):
         control: Results = {}
         again: Results = {}
         if self.control is not None:
-            twin = self.control.to(pl_module.device)
+            twin = self.control().to(pl_module.device)
             control = self._try_to_look(trainer, twin, data, "random initialisation, ")
         if self.also_on is not None:
             self.also_on.trainer = trainer  # it shards by rank

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from mhprobe.backbones import attach, build, gives_features, input_spec
+from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
@@ -53,6 +53,7 @@ from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights,
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Teacher
+from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
@@ -354,26 +355,15 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
-def random_twin(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module:
-    """The same architecture with gates, freshly initialised from the run's seed. UserError for pruned weights."""
-    settings = portable(model.description["backbone"])  # without a path to weights
-    # its weights may be asked for slopes, whatever mode the test is in
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        torch.manual_seed(seed + 1)  # not the weights this run itself may have started from
-        twin = build(**{**settings, "pretrained": False}, num_classes=len(model.description["class_names"]))
-    if attach(twin).layout != model.gates.layout:
-        raise UserError(
-            "control: expected weights whose heads are those of their architecture, got pruned ones, which have no "
-            "random twin. Leave it out (probe.control=null, of a study control=null), or take the weights before the "
-            "removal."
-        )
-    return twin.eval()
+def random_twin(model: GatedClassifier, seed: int) -> RandomTwin:
+    """What makes the network's control when it is asked for. UserError for pruned weights, which have none."""
+    return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
 
 
-def control(model: GatedClassifier, data: ImageData, seed: int) -> nn.Module | None:
+def control(model: GatedClassifier, seed: int) -> RandomTwin | None:
     """The random twin; for pruned weights, which have none, a line instead."""
     try:
-        return random_twin(model, data, seed)
+        return random_twin(model, seed)
     except UserError as error:
         log.info("no control: %s", error)
         return None
@@ -408,7 +398,7 @@ def _probe(cfg: Config, model: GatedClassifier, data: ImageData, report: Report)
         return
     built, refused = _measures(cfg, model.gates.layout)
     settings = dict(cfg["probe"])
-    settings["control"] = random_twin(model, data, cfg["seed"]) if settings["control"] == "random_init" else None
+    settings["control"] = random_twin(model, cfg["seed"]) if settings["control"] == "random_init" else None
     settings["also_on"] = None if settings["also_on"] is None else _second_data(settings["also_on"], data)
     probe = Probe(built, report, **settings)
     probe.refused += refused

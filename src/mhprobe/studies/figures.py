@@ -90,7 +90,7 @@ class Figures(L.Callback):
         measures: Mapping[str, Measure | UserError],
         curves: Callable[[Sequence[str]], MaskingCurve | None],
         panels: Mapping[str, Panel],
-        control: nn.Module | None = None,
+        control: Callable[[], nn.Module] | None = None,
         seed: int = 0,
     ) -> None:
         self.control = control
@@ -186,7 +186,7 @@ class Figures(L.Callback):
         networks = [network(module, pending, "")]
         if self.control is not None:
             shown = [key for key in pending if self._shows_control(key)]
-            networks.append(network(self.control.to(module.device), shown, "_random_init", control=True))
+            networks.append(network(self.control().to(module.device), shown, "_random_init", control=True))
         return networks
 
     def _stored(self, keys: Mapping[str, str], suffix: str) -> dict[str, Columns]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import lightning as L
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk
 from mhprobe.report.report import Result, counted
-from mhprobe.run.builders import random_twin
+from mhprobe.weights.twin import RandomTwin
 
 Columns = Mapping[str, Tensor]
 
@@ -52,7 +53,9 @@ class Material:
 
     def untrained(self) -> nn.Module:
         """A network of the same shape that has learned nothing, on the model's device."""
-        return random_twin(self.model, self.data, self.seed).to(self.model.device)  # type: ignore[arg-type]
+        model: Any = self.model
+        twin = RandomTwin(model.backbone, self.layout, model.description, self.seed)
+        return twin().to(self.model.device)
 
     def of(self, images: int, split: str = "test") -> str:
         """For ``Result.of``: at most so many of a split."""

@@ -1,0 +1,78 @@
+"""The random twin of a network: the control of every measure.
+
+Networks deeper than their training could bear otherwise begin with residual branches that are nearly shut: LayerScale
+starts at 1e-5 in DINOv2, DINOv3, DeiT III and BEiT, the norms behind Swin V2's branches start at 0. A twin that is
+only freshly initialised is then the identity. Its heads have an importance of 1e-8, every trained head lies above it,
+and the comparison says nothing. So the twin takes these scales, and nothing else, from the network itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhprobe.backbones import attach, build
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.weights.description import portable
+
+log = logging.getLogger(__name__)
+
+SHUT = 0.1  # a scale that starts below this leaves the stream as it was; others start at 1
+
+
+class RandomTwin:
+    """The architecture of a network with gates, freshly initialised, but for the scales that start shut.
+
+    model: what the twin is of; its scales are read when the twin is asked for, so after a training. layout: its heads.
+    description: what rebuilds it (mhprobe.weights.checkpoint). seed: of the run; the twin is drawn with the next one,
+    so that it is not what an untrained run itself started from. UserError for pruned weights.
+    """
+
+    def __init__(self, model: nn.Module, layout: HeadLayout, description: Mapping[str, Any], seed: int) -> None:
+        settings = portable(description["backbone"])  # without a path to weights
+        # its weights may be asked for slopes, whatever mode the test is in
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+            torch.manual_seed(seed + 1)
+            twin = build(**{**settings, "pretrained": False}, num_classes=len(description["class_names"]))
+        if attach(twin).layout != layout:
+            raise UserError(
+                "control: expected weights whose heads are those of their architecture, got pruned ones, which have "
+                "no random twin. Leave it out (probe.control=null, of a study control=null), or take the weights "
+                "before the removal."
+            )
+        self.model, self.twin = model, twin.eval()
+        self.shut = starts_shut(twin)
+
+    def __call__(self) -> nn.Module:
+        """The twin with the scales that the network has now; a line says so where it takes any."""
+        take(self.shut, self.model, self.twin)
+        if self.shut:
+            log.info(
+                "control: the random network has this network's scales of residual branches, which start at about 0 "
+                "(%s and %d more)",
+                self.shut[0],
+                len(self.shut) - 1,
+            )
+        return self.twin
+
+
+def starts_shut(fresh: nn.Module) -> list[str]:
+    """Names of the scales of a freshly initialised network that let nearly nothing through.
+
+    Such a scale is a vector that multiplies (no bias), and whose numbers are all one number below 0.1 in size.
+    """
+    vectors = {name: each for name, each in fresh.named_parameters() if each.dim() == 1 and not name.endswith("bias")}
+    return [name for name, each in vectors.items() if (each == each[0]).all() and abs(each[0].item()) < SHUT]
+
+
+def take(names: Sequence[str], model: nn.Module, twin: nn.Module) -> None:
+    """Copy parameters by name from ``model`` into ``twin``."""
+    trained = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in names:
+            twin.get_parameter(name).copy_(trained[name])
