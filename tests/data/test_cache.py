@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import multiprocessing
 
@@ -158,3 +159,16 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match=r"cache_dir: .* cannot be written to .*file/images.* cache_dir=<folder>"):
         open_noise(tmp_path / "file")
+
+
+@pytest.mark.parametrize("sizes", [(40, 21), (256, 256), (500, 113)])
+def test_progress_counts_every_image(tmp_path, monkeypatch, sizes):
+    moved = []
+
+    @contextlib.contextmanager
+    def counting(description, total, show):
+        yield moved.append
+
+    monkeypatch.setattr(cache_module, "progress", counting)
+    open_noise(tmp_path, Noise(sizes))
+    assert sum(moved) == sum(sizes) and max(moved) <= cache_module.AT_ONCE

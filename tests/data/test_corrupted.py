@@ -8,6 +8,7 @@ import pytest
 from data_sets import Noise
 from mhprobe.data.base import ImageData
 from mhprobe.data.corrupted import KINDS, Corrupted
+from mhprobe.data.scenes import Scenes
 from mhprobe.errors import UserError
 
 
@@ -79,3 +80,14 @@ def test_wrong_options_are_refused_in_one_line(options, words):
     with pytest.raises(UserError, match=words) as error:
         Corrupted(Noise(), **options)
     assert "\n" not in str(error.value)
+
+
+def test_damage_leaves_object_masks_where_they_are(tmp_path):
+    plain, damaged = (ImageData(source, 4, cache_dir=tmp_path) for source in (scenes(), Corrupted(scenes())))
+    before, after = (data.splits["test"].cached for data in (plain, damaged))
+    assert before.objects.any() and np.array_equal(before.objects, after.objects)
+    assert not np.array_equal(before.images, after.images)
+
+
+def scenes() -> Scenes:
+    return Scenes(train=20, test=8)

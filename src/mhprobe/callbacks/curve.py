@@ -12,21 +12,23 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import torch
 
-from mhprobe import ranks
+from mhprobe import __version__, ranks
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
+from mhprobe.io.code import code_digests
 from mhprobe.io.progress import stage
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.cache import MaskCache, cache_key
+from mhprobe.masking.cache import MaskCache, cache_key, describe
 from mhprobe.masking.curve import CurveSpec, masking_curve
 from mhprobe.masking.limits import Cost
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
@@ -156,7 +158,7 @@ class MaskingCurve(L.Callback):
     ) -> Evaluate:
         beside = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         if score.unmasked:
-            beside["score"] = score.scored.name
+            beside["score"] = [score.scored.name, describe(type(score))]
         name, data, batches = SPLITS[split], _data(trainer), self._walk(trainer, module, split)
         return evaluator(
             module,
@@ -195,9 +197,12 @@ def _data(trainer: L.Trainer) -> ImageData:
 def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
     """What scores depend on besides the split: weights alone say neither how many heads share them nor which norm.
 
-    module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised.
+    module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised, nor a model's name what code
+    it has.
     """
     return {
+        "versions": {"mhprobe": __version__, "timm": version("timm"), "torch": str(torch.__version__)},
+        "code": code_digests(*dict.fromkeys(type(part) for part in module.modules())),
         "weights": _digest(module),
         "backbone": module.description["backbone"],
         "layout": gates_of(module).layout.digest,

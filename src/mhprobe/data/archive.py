@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import stat
@@ -23,6 +24,7 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
 MOST = 2**24  # files: more than any set of images in use
 DEPTH, WAYS = 64, 16  # of folders: how deep, and how often one may be reached over links
+SAMPLES, BLOCK = 64, 2**12  # of contents, in a key: how many blocks of how many bytes
 # what the standard library raises for damage: RuntimeError for what a broken header calls encrypted or compressed
 # in another way, ValueError and KeyError for its numbers and names
 _DAMAGE = (
@@ -41,7 +43,7 @@ class Archive(Protocol):
         """The wanted files' contents, in the order that streams best."""
 
     def key(self) -> dict[str, Any]:
-        """What changes when the contents change, without reading them."""
+        """What changes when the contents change, without reading them all."""
 
 
 def open_archive(path: str | Path) -> Archive:
@@ -100,9 +102,11 @@ class Folder:
 
     def key(self) -> dict[str, Any]:
         digest = hashlib.sha256()
-        for name in sorted(self.names()):
-            link = (self.path / name).lstat()  # of a link itself, which may point nowhere
-            digest.update(f"{name}\0{link.st_size}\0{link.st_mtime_ns}\n".encode())
+        names = sorted(self.names())
+        for name in names:
+            digest.update(f"{name}\0{_state(self.path / name)}\n".encode())
+        for name in names[:: max(1, len(names) // SAMPLES)]:
+            digest.update(_sample(self.path / name, parts=1))
         return {"path": str(self.path.resolve()), "files": digest.hexdigest()}
 
 
@@ -124,6 +128,33 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         raise UserError(f"data.root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
 
 
+def _state(path: Path) -> str:
+    """What is another where the contents are, for a file or what a link leads to.
+
+    Size and modification time alone are not: copying tools set the time (``cp -p``, ``rsync -t``, ``tar``), and files
+    that exchange their names keep both. Nobody sets the inode or the time of the last change.
+    """
+    try:
+        file = path.stat()
+    except OSError:  # a link that leads nowhere; reading says so
+        file = path.lstat()
+    return f"{file.st_size} {file.st_mtime_ns} {file.st_ctime_ns} {file.st_ino}"
+
+
+def _sample(path: Path, parts: int) -> bytes:
+    """Blocks evenly from all of a file, for file systems that invent inodes and times; empty of what is no file."""
+    try:
+        size = path.stat().st_size if path.is_file() else 0
+        with path.open("rb") if size else io.BytesIO() as file:
+            blocks = []
+            for part in range(parts):
+                file.seek(max(0, size - BLOCK) * part // max(1, parts - 1))
+                blocks.append(file.read(BLOCK))
+            return b"".join(blocks)
+    except OSError:  # reading says so
+        return b""
+
+
 def small_enough(where: object, size: int) -> None:
     """UserError if ``size`` bytes are more than one image can have."""
     if size > LARGEST:
@@ -139,8 +170,8 @@ class _File(ABC):
         self.path = path
 
     def key(self) -> dict[str, Any]:
-        file = self.path.stat()
-        return {"path": str(self.path.resolve()), "bytes": file.st_size, "mtime_ns": file.st_mtime_ns}
+        sample = hashlib.sha256(_sample(self.path, SAMPLES)).hexdigest()
+        return {"path": str(self.path.resolve()), "state": _state(self.path), "sample": sample}
 
     def names(self) -> list[str]:
         self._compare_sum()

@@ -25,11 +25,13 @@ import numpy as np
 
 from mhprobe.data.source import Source
 from mhprobe.errors import UserError
+from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
 from mhprobe.io.progress import progress
 
-FORMAT = 1
+FORMAT = 2  # raise it where a source of ours decodes the same files to other pixels
 DIGESTS = "-digests.npy"
+AT_ONCE = 256  # images between two movements of the progress bar
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
     """
     import filelock
 
-    key = {"format": FORMAT, "source": source.name, **source.key()}
+    inner = getattr(source, "source", source)  # of a source that changes another one's images
+    key = {"format": FORMAT, "source": source.name, "code": code_digests(source, inner), **source.key()}
     root = Path(cache_dir).expanduser() / "images"
     folder = root / f"{source.name}-{_digest(key)[:16]}"
     cache = _read(folder, verify)
@@ -114,11 +117,6 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read(folder: Path, verify: bool) -> Cache | None:
     """The cache in ``folder``, or None when it is absent or not what its meta.json says."""
     try:
@@ -126,7 +124,7 @@ def _read(folder: Path, verify: bool) -> Cache | None:
         body = meta["body"]
         intact = meta["sha256"] == _digest(body) and all(
             (folder / name).stat().st_size == facts["bytes"]
-            and (not verify or _file_digest(folder / name) == facts["sha256"])
+            and (not verify or file_digest(folder / name) == facts["sha256"])
             for name, facts in body["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,8 +159,8 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             for split, position, *parts in contents.images():
                 arrays[split].put(position, *parts)
                 written += 1
-                if written % 256 == 0:
-                    done(256)
+                if written % AT_ONCE == 0 or written == total:
+                    done((written - 1) % AT_ONCE + 1)
         if written != total:
             raise UserError(f"{source.name}: {total} images were listed, but {written} read. Did the files change?")
         for split, labels in contents.labels.items():
@@ -177,7 +175,7 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             "splits": sorted(contents.labels),
             "decoder": _decoder(),
             "files": {
-                path.name: {"bytes": path.stat().st_size, "sha256": _file_digest(path)}
+                path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
                 for path in sorted(temporary.glob("*.npy"))
             },
         }
@@ -243,7 +241,7 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
     try:
         body = json.loads((before / "meta.json").read_text())["body"]
         path = before / f"{split}{DIGESTS}"
-        if body["decoder"] != _decoder() or _file_digest(path) != body["files"][path.name]["sha256"]:
+        if body["decoder"] != _decoder() or file_digest(path) != body["files"][path.name]["sha256"]:
             return
         changed = np.flatnonzero(np.load(path) != digests)
     except (OSError, ValueError, KeyError, TypeError):

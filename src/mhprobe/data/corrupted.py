@@ -7,6 +7,7 @@ An image's damage depends on the seed and its position alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,11 +71,11 @@ class Corrupted:
     def scan(self) -> Contents:
         contents = self.source.scan()
 
-        def images() -> Iterator[tuple[str, int, np.ndarray]]:
-            for split, position, image in contents.images():
-                yield split, position, self.damaged(image, position) if split == "test" else image
+        def images() -> Iterator[tuple[Any, ...]]:
+            for split, position, image, *masks in contents.images():  # no damage moves an object
+                yield split, position, self.damaged(image, position) if split == "test" else image, *masks
 
-        return Contents(contents.class_names, contents.labels, contents.size, images)
+        return dataclasses.replace(contents, images=images)
 
     def kind_of(self, position: int) -> str:
         """Which damage the test image at ``position`` has."""

@@ -21,6 +21,10 @@ class Flowers(Downloaded):
     """root: the folder that holds torchvision's flowers-102."""
 
     name = "flowers"
+    folder = "flowers-102"
+
+    def there(self) -> object:
+        return self._part("test")
 
     def scan(self) -> Contents:
         parts = {"train": [self._part("train"), self._part("val")], "test": [self._part("test")]}
@@ -47,7 +51,7 @@ class Flowers(Downloaded):
         from torchvision.datasets import Flowers102
 
         make = functools.partial(Flowers102, split=name)
-        return fetched(make, "Oxford 102 Flowers", self.root, "flowers-102", "cifar10", self._may_download)
+        return fetched(make, "Oxford 102 Flowers", self.root, self.folder, "cifar10", self._may_download)
 
 
 def _opened(part: Any, number: int) -> Any:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +22,14 @@ from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+    from PIL.Image import Transpose
+
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "test")
 _IGNORED = ("thumbs.db", "desktop.ini")
+ORIENTATION = 0x0112  # the EXIF tag
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
 
 
@@ -131,14 +137,21 @@ def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool
 
 
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
-    """An encoded image -> (size, size, 3) uint8 RGB; ``where`` names it when it cannot be decoded."""
+    """An encoded image -> (size, size, 3) uint8 RGB, upright; ``where`` names it when it cannot be decoded.
+
+    16-bit grey keeps its upper 8 bits, as Pillow does with 16-bit colours.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if resize:
                 opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is large enough
-            image = opened.convert("RGB")
+            image = _eight_bits(opened, where).convert("RGB")
+            turn = _turn(opened)
+            image = image if turn is None else image.transpose(turn)
+    except UserError:
+        raise
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
         # its message for an unknown format is an object's address
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
@@ -151,3 +164,38 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
         left, top = (width - size) // 2, (height - size) // 2
         image = image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
     return np.asarray(image)
+
+
+def _eight_bits(image: PillowImage, where: str) -> PillowImage:
+    """The image with 8 bits a channel: of wider pixels ``convert`` would make white whatever is above 255."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        raise UserError(
+            f"data.root: {where} has {kind} for pixels, which do not say what is white; expected 8 or 16 bits. Save it "
+            f"as one of these."
+        )
+    return image
+
+
+def _turn(image: PillowImage) -> Transpose | None:
+    """The turn that EXIF asks for, of a loaded image: a camera held sideways writes its pixels sideways."""
+    from PIL.Image import Transpose
+
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):  # damaged, where the pixels may be whole
+        return None
+    by_number = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return by_number.get(orientation)

@@ -23,6 +23,10 @@ class Pets(Downloaded):
     """root: the folder that holds torchvision's oxford-iiit-pet."""
 
     name = "pets"
+    folder = "oxford-iiit-pet"
+
+    def there(self) -> object:
+        return self._split("test")
 
     def scan(self) -> Contents:
         splits = {"train": self._split("trainval"), "test": self._split("test")}
@@ -52,4 +56,4 @@ class Pets(Downloaded):
         from torchvision.datasets import OxfordIIITPet
 
         make = functools.partial(OxfordIIITPet, split=name, target_types=["category", "segmentation"])
-        return fetched(make, "Oxford-IIIT Pet", self.root, "oxford-iiit-pet", "scenes", self._may_download)
+        return fetched(make, "Oxford-IIIT Pet", self.root, self.folder, "scenes", self._may_download)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mhprobe.data.archive import open_archive
 from mhprobe.errors import UserError
 
 
-class Downloaded:
+class Downloaded(ABC):
     """A data set of torchvision's. root: the folder that holds its own; downloaded to ``download_dir`` if None.
 
-    stored_size: pixels of the square each image is decoded to, once.
+    stored_size: pixels of the square each image is decoded to, once. A subclass says its ``folder`` below the root.
     """
 
     name: str
+    folder: str
 
     def __init__(
         self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
@@ -27,7 +30,12 @@ class Downloaded:
         self.stored_size, self._may_download = stored_size, root is None
 
     def key(self) -> dict[str, Any]:
-        return {"root": str(self.root.resolve()), "stored_size": self.stored_size}
+        self.there()  # before its files are looked at: a download changes them
+        return {**open_archive(self.root / self.folder).key(), "stored_size": self.stored_size}
+
+    @abstractmethod
+    def there(self) -> object:
+        """See that its files are in ``root``; a download, where that is allowed."""
 
 
 SECONDS = 30  # without an answer, before a download is given up

@@ -32,12 +32,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mhprobe.io.code import code_digests, file_digest, is_file
 from mhprobe.io.files import reason
 from mhprobe.masking.base import Scores
 
 log = logging.getLogger(__name__)
 
-SCHEME = 2  # raise it where a score, a slope or a measure comes to mean another number: old answers are then left alone
+SCHEME = 3  # raise it where a score, a slope or a measure comes to mean another number: old answers are then left alone
 _MAGIC = b"mhps"
 _HEAD = struct.Struct("<4sII")
 _NAME = 32  # bytes of a question's sha256
@@ -155,22 +156,28 @@ def cache_key(**parts: Any) -> str:
 
 
 def describe(value: Any) -> Any:
-    """A thing and its options in values that JSON knows; ValueError for what has no name that stands for it."""
+    """A thing and its options in values that JSON knows; ValueError for what has no name that stands for it.
+
+    A name does not stand for code of the user's own, nor a path for a file: their digests are added.
+    """
     if isinstance(value, functools.partial):
         return [describe(value.func), describe(value.args), describe(value.keywords)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         options = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return [type(value).__name__, describe(options)]
+        return [describe(type(value)), describe(options)]
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
+    if isinstance(value, str) and is_file(value):
+        return [value, file_digest(value)]
     if isinstance(value, str | int | float | None):
         return value
     name = f"{getattr(value, '__module__', '__main__')}.{getattr(value, '__qualname__', '<no name>')}"
     if "<" in name or name.startswith("__main__."):  # a lambda, or a notebook's class: another may have the same name
         raise ValueError(f"{value!r} has no name of its own")
-    return name
+    written = code_digests(value)
+    return [name, written] if written else name
 
 
 def _digest(question: tuple[Any, ...]) -> bytes:

@@ -18,12 +18,13 @@ from typing import Any
 import lightning as L
 from torch import nn
 
-from mhprobe import __version__, ranks
+from mhprobe import ranks
 from mhprobe.callbacks.curve import SPLITS, MaskingCurve, identity_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
+from mhprobe.io.code import stands_on
 from mhprobe.io.files import write
 from mhprobe.io.progress import announce, duration, progress
 from mhprobe.masking.cache import cache_key
@@ -102,7 +103,7 @@ class Figures(L.Callback):
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-        identity = {**identity_of(pl_module, data), "version": __version__, "seed": self.seed}
+        identity = {**identity_of(pl_module, data), "seed": self.seed}
         made = self.finished()
         digests = {key: cache_key(**identity, figure=self._ingredients(key)) for key in self.chosen}
         pending = [key for key in self.chosen if self._drawn(key) and not _is_made(made.get(key), digests[key])]
@@ -162,12 +163,13 @@ class Figures(L.Callback):
         """All of the configuration that the figure depends on."""
         figure, masking = self.paper["figures"][key], self.paper["masking"]
         words = ("title", "shows", "look", "differs", "was")
-        return {
+        parts = {
             **{name: value for name, value in figure.items() if name not in words},
             "measures": {name: self.paper["measure"][name] for name in figure["measure"]},
             "masking": masking if figure["curves"] else None,
             **({"control": "random_init"} if self.control is not None and self._shows_control(key) else {}),
         }
+        return {**parts, "stands_on": stands_on(parts)}
 
     def _shows_control(self, key: str) -> bool:
         """Whether the figure draws measures as they are; a panel of its own makes its own comparison."""
@@ -180,7 +182,11 @@ class Figures(L.Callback):
 
         def network(model: nn.Module, figures: Sequence[str], suffix: str, **more: Any) -> _Network:
             names = dict.fromkeys(name for key in figures for name in self.paper["figures"][key]["measure"])
-            keys = {name: cache_key(**identity, **more, measure=self.paper["measure"][name]) for name in names}
+            options = {name: self.paper["measure"][name] for name in names}
+            keys = {
+                name: cache_key(**identity, **more, measure=each, stands_on=stands_on(each))
+                for name, each in options.items()
+            }
             return _Network(model, keys, suffix, self._stored(keys, suffix))
 
         networks = [network(module, pending, "")]

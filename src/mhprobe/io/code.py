@@ -1,0 +1,123 @@
+"""A user's code and files that a number stands on: a name in a cache's key does not say that they have changed.
+
+Code of ours is named by our version, installed packages by theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_NOT_THE_USERS = (Path(__file__).parents[1], *(Path(sysconfig.get_path(of)) for of in ("stdlib", "platstdlib")))
+_PACKAGES = {"site-packages", "dist-packages"}
+
+
+def code_digests(*things: Any) -> dict[str, str]:
+    """Module -> SHA-256 of its file: the user's modules that ``things`` come from, and those that these import.
+
+    things: classes, functions, instances, partials, names of modules.
+    """
+    digests: dict[str, str] = {}
+    waiting = [name for thing in things for name in _modules(thing)]
+    while waiting:
+        name = waiting.pop()
+        file = None if name in digests else _file_of_user(name)
+        if file is not None:
+            digests[name] = file_digest(file)
+            waiting += _imported(name, file)
+    return dict(sorted(digests.items()))
+
+
+def stands_on(config: Any) -> dict[str, dict[str, str]]:
+    """Digests of the user's ``code`` that a configuration names as ``_target_``, and of the ``files`` that it names."""
+    values = list(_values(config))
+    targets = [_module_of(value) for key, value in values if key == "_target_"]
+    files = {value: file_digest(value) for _, value in values if is_file(value)}
+    return {"code": code_digests(*targets), "files": dict(sorted(files.items()))}
+
+
+def is_file(text: str) -> bool:
+    """Whether a configuration's text names a file that there is."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file's contents."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _modules(thing: Any) -> Iterator[str]:
+    if isinstance(thing, str):
+        yield thing
+    elif isinstance(thing, functools.partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            yield from () if isinstance(part, str) else _modules(part)
+    elif isinstance(thing, type):
+        yield from (base.__module__ for base in thing.__mro__)
+    elif hasattr(thing, "__qualname__"):
+        yield str(thing.__module__)
+    else:
+        yield from _modules(type(thing))
+
+
+def _file_of_user(name: str) -> Path | None:
+    """The file of a module that is neither ours nor installed; None for others, and for what is no module."""
+    try:
+        spec = importlib.util.find_spec(name)
+        file = None if spec is None else spec.origin
+    except (ImportError, ValueError, AttributeError):  # a script is __main__, which has no spec
+        file = getattr(sys.modules.get(name), "__file__", None)
+    path = Path(file or "")
+    ours = _PACKAGES & {*path.parts} or any(path.is_relative_to(place) for place in _NOT_THE_USERS)
+    return None if ours or path.suffix != ".py" or not path.is_file() else path
+
+
+def _imported(name: str, file: Path) -> Iterator[str]:
+    """The modules that a file imports, wherever in it; of ``from a import b`` both a and a.b, which may be one."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            base = ".".join(part for part in (above, node.module) if part)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _module_of(target: str) -> str:
+    """``package.module`` of what is at the dotted path ``target``; imported where it is not yet."""
+    name = target
+    while "." in name:
+        name = name.rpartition(".")[0]
+        try:
+            return importlib.import_module(name).__name__
+        except ImportError:
+            continue
+    return name
+
+
+def _values(config: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, text) of every text in a configuration."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from _values(value, str(name))
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _values(value, key)
+    elif isinstance(config, str):
+        yield key, config

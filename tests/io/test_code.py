@@ -1,0 +1,104 @@
+"""What a user wrote is part of the keys of what is kept: the same name with other code is another thing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import sys
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.data.batch import Batch
+from mhprobe.io.code import code_digests, stands_on
+from mhprobe.masking.cache import MaskCache, cache_key, describe
+from mhprobe.measures import Entropy
+from mhprobe.scoring.evaluate import evaluator
+from models import images_for, labels_for, tiny_vit
+
+MEASURE = """
+import torch
+from own_helper import FACTOR
+from mhprobe.measures.base import Measure
+
+class Mine(Measure):
+    def update(self, batch):
+        self.images += batch.valid.sum()
+
+    def finish(self):
+        return {"value": FACTOR * torch.arange(self.layout.num_heads, dtype=torch.float64)}
+"""
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A function that writes modules and gives the class ``own_measure.Mine``, as a new process would import it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(measure: str = MEASURE, helper: str = "FACTOR = 1"):
+        for name, text in (("own_measure", measure), ("own_helper", helper)):
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return importlib.import_module("own_measure").Mine
+
+    yield write
+    for name in ("own_measure", "own_helper"):
+        sys.modules.pop(name, None)
+
+
+def key(thing) -> str:
+    return cache_key(measure=describe(thing))
+
+
+@pytest.mark.parametrize(
+    "change", [{"measure": MEASURE + "# edited"}, {"helper": "FACTOR = 2"}], ids=["file", "import"]
+)
+def test_an_edited_measure_of_ones_own_is_another_question(written, change):
+    before = key(written())
+    assert key(written()) == before
+    assert key(written(**change)) != before
+    partly = key(functools.partial(written(), column=1))
+    assert key(functools.partial(written(**change), column=1)) != partly
+
+
+def test_an_order_by_an_edited_measure_is_found_anew(written, tmp_path):
+    model = tiny_vit()
+    mhprobe.attach(model)
+    images = images_for(model, 4)
+    whole = torch.ones(4, dtype=torch.bool)
+    batches = [Batch(images, labels_for(4), torch.arange(4), whole)]
+    nothing = torch.zeros(6, dtype=torch.bool)
+
+    def scores(measure):
+        return evaluator(model, lambda: batches, 4, cache=MaskCache(tmp_path, "key")).measure(measure, nothing).tolist()
+
+    assert scores(written()) == [0, 1, 2, 3, 4, 5]
+    assert scores(written(helper="FACTOR = -1")) == [0, -1, -2, -3, -4, -5]
+    assert scores(written()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_figures_ingredients_are_the_code_and_the_files_that_it_names(written, tmp_path):
+    table = tmp_path / "scores.csv"
+    table.write_text("head,value\n")
+    config = {
+        "measure": {"mine": {"_target_": "own_measure.Mine", "_partial_": True}},
+        "order": [{"table": str(table)}],
+    }
+    written()
+    before = stands_on(config)
+    assert set(before["code"]) == {"own_measure", "own_helper"} and set(before["files"]) == {str(table)}
+    assert json.loads(json.dumps(before)) == stands_on(config) == before
+    table.write_text("head,value\n0,1\n")
+    written(helper="FACTOR = 3")
+    after = stands_on(config)
+    assert after["files"] != before["files"] and after["code"]["own_helper"] != before["code"]["own_helper"]
+    assert after["code"]["own_measure"] == before["code"]["own_measure"]
+
+
+def test_our_code_and_installed_code_are_known_by_their_versions():
+    assert code_digests(Entropy, torch.nn.Linear, type(tiny_vit()), json.dumps, "own_measure_that_is_not_there") == {}
+    assert set(code_digests(key)) >= {__name__}
