@@ -55,6 +55,71 @@ def test_anything_else_is_refused(heads, reason):
         RAGGED.mask(heads)
 
 
+MASK = [0, 0, 0, 0, 0, 0, 0, 0, 1]  # head 8 is off; as a list of heads it would be heads 0 and 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+@pytest.mark.parametrize("values", [MASK, [0] * 9, [1] * 9])
+def test_a_mask_of_whole_numbers_is_not_taken_for_a_list_of_heads(values, dtype):
+    given = torch.tensor(values, dtype=dtype)
+    for heads in (given, given.numpy(), given.tolist(), tuple(given.tolist())):
+        with pytest.raises(UserError, match=r"may be a mask or a list of heads.*mask\.bool\(\)"):
+            RAGGED.mask(heads)
+    assert RAGGED.mask(given.bool()).tolist() == [value == 1 for value in values]
+
+
+def test_a_mask_with_a_row_per_site_is_not_taken_for_pairs():
+    two_each = HeadLayout((*RAGGED.sites[:1], dataclasses.replace(RAGGED.sites[0], name="blocks.1.attn", block=1)))
+    with pytest.raises(UserError, match="may be a mask"):
+        two_each.mask(torch.tensor([[0, 1], [1, 1]]))
+    assert two_each.mask([(0, 1), (1, 1)]).tolist() == [False, True, False, True]
+    assert two_each.mask([0, 1]).tolist() == [True, True, False, False]  # two numbers of four heads are a list
+    one_site = HeadLayout(RAGGED.sites[:1])
+    assert one_site.mask([0, 1]).all() and one_site.mask([1]).tolist() == [False, True]
+    with pytest.raises(UserError, match="may be a mask"):
+        one_site.mask(torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("heads", "got"),
+    [([3, 5, 3], "got 3 2 times"), ([(1, 1), (0, 0), (1, 1)], "got 3 2 times"), ([1, 1, 1], "got 1 3 times")],
+)
+def test_a_head_that_is_named_twice_is_a_mistake(heads, got):
+    with pytest.raises(UserError, match=f"expected each head once, {got}"):
+        RAGGED.mask(heads)
+
+
+@pytest.mark.parametrize("heads", [[0, True], [False, 3], (1, 2, True)])
+def test_bool_among_numbers_is_neither(heads):
+    with pytest.raises(UserError, match="head indices are whole numbers"):
+        RAGGED.mask(heads)
+
+
+def test_indices_keep_the_order_in_which_heads_were_named():
+    assert RAGGED.indices([8, 0, 4]) == RAGGED.indices([(2, 3), (0, 0), (1, 2)]) == [8, 0, 4]
+    with pytest.raises(UserError, match="some: head indices are whole numbers"):
+        RAGGED.indices(RAGGED.mask([1]), "some")
+
+
+def test_masks_of_whole_numbers_stop_gates_and_surgery_before_they_change_anything():
+    model = tiny_vit()
+    gates, number_mask = mhprobe.attach(model), torch.tensor([0, 0, 0, 0, 0, 1])
+    for act in (lambda: mhprobe.prune_heads(model, number_mask), lambda: gates.close(number_mask)):
+        with pytest.raises(UserError, match="may be a mask"):
+            act()
+    with pytest.raises(UserError, match="may be a mask"), gates.masked(number_mask):
+        pass
+    assert bool((gates.effective() == 1).all())
+    assert mhprobe.prune_heads(model, number_mask.bool()).kept_heads["blocks.1.attn"] == [0, 1]
+
+
+@pytest.mark.parametrize("values", [torch.ones(6, dtype=torch.bool), torch.ones(1), torch.ones(6, 1)])
+def test_gates_take_a_number_for_each_head_and_no_mask(values):
+    gates = mhprobe.attach(tiny_vit())
+    with pytest.raises(UserError, match=r"gates\.fixed: expected 6 numbers"), gates.fixed(values):
+        pass
+
+
 def test_prune_heads_takes_pairs():
     model = tiny_swin()
     by_pairs, by_index = mhprobe.prune_heads(model, [(0, 1), (2, 2)]), mhprobe.prune_heads(model, [1, 6])

@@ -71,7 +71,10 @@ def test_heads_come_in_the_order_they_were_asked_for():
 @pytest.mark.parametrize(
     ("build", "options", "reason"),
     [
-        (tiny_vit, {"head": 6}, "heads 0 to 5, got 6"),
+        (tiny_vit, {"head": 6}, r"numbers from 0 to 5, .* got \[6\]"),
+        (tiny_vit, {"head": [1, 2, 1]}, "attention: head: expected each head once, got 1 2 times"),
+        (tiny_vit, {"head": [1.5]}, "attention: head: head indices are whole numbers"),
+        (tiny_vit, {"head": torch.arange(6) == 5}, "attention: head: head indices are whole numbers"),
         (tiny_vit, {"query": "registers"}, r"expected mean, class or \(row, column\) in a grid of 4 x 4"),
         (tiny_vit, {"query": (4, 0)}, r"got \(4, 0\)"),
         (tiny_swin, {"query": "class", "head": 0}, r"expected mean or \(row, column\)"),

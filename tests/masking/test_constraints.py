@@ -17,6 +17,7 @@ from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.curve import masking_curve as curves_of
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.units import make_units
 from mhprobe.report.tables import curve_rows
 
 
@@ -119,6 +120,14 @@ def test_what_can_be_known_is_known_before_the_model_runs():
     CurveSpec("c", "head", KeepBest(), target={"flops": 0.1}).check(layout_of(4, 4))
     with pytest.raises(UserError, match="exclude_layers"):
         CurveSpec("c", "head", KeepBest(), [-1], target={"heads": 2}).check(layout_of(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("layers", "got"), [([0, 0], "layer once"), ([0, 1, 0, 1], "layer once"), ([True], "got True")]
+)
+def test_layers_are_numbers_and_each_stands_once(layers, got):
+    with pytest.raises(UserError, match=f"exclude_layers: .*{got}"):
+        make_units("head", layout_of(4, 4), layers)
 
 
 def test_all_heads_may_go():

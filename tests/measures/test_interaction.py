@@ -111,7 +111,11 @@ def test_a_model_with_fewer_heads_than_asked_for_is_looked_at_whole():
         ({"heads": [0, 1], "pairs": [[0, 1]]}, "not both"),
         ({"heads": [0]}, "two heads"),
         ({"heads": [0, 6]}, "0 to 5"),
+        ({"heads": [0, 3, 0]}, "interaction: heads: expected each head once, got 0 2 times"),
+        ({"heads": [0, 0, 0, 0, 1, 1]}, "may be a mask"),
+        ({"top_k": True}, "top_k"),
         ({"pairs": [[2, 2]]}, "two different"),
+        ({"pairs": [[2, 3], [4, 5], [3, 2]]}, r"expected each pair once, got \[2, 3\] 2 times"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options, words):

@@ -167,14 +167,25 @@ class HeadGates(nn.Module):
 
     @contextlib.contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
-        """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out."""
+        """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out.
+
+        Or the heads as a list, as for ``HeadLayout.mask``, which refuses 0 and 1 as numbers.
+        """
         mask = self.layout.mask(mask).to(self.values.device)
         with self._holding(self.values.detach().masked_fill(mask, 0.0)):  # learned gates go on multiplying
             yield
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
-        """For a while ``values`` (A,) are what multiplies every head, whatever was learned."""
+        """For a while ``values`` (A,) are what multiplies every head, whatever was learned.
+
+        Raises UserError for another shape, and for bool: in a mask True means off, here 1 would mean on.
+        """
+        if values.shape != (self.layout.num_heads,) or values.dtype == torch.bool:
+            raise UserError(
+                f"gates.fixed: expected {self.layout.num_heads} numbers, one that multiplies each head, got "
+                f"{values.dtype} of shape {tuple(values.shape)}. A mask (True: off) goes to gates.masked."
+            )
         with self._holding(values):
             yield
 

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -263,36 +264,72 @@ class HeadLayout:
         sites = [[site.name, site.num_heads, site.head_dim] for site in self.sites]
         return hashlib.sha256(json.dumps(sites).encode()).hexdigest()[:8]
 
-    def mask(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor) -> Tensor:
+    def mask(
+        self, heads: Sequence[int] | Sequence[tuple[int, int]] | Sequence[bool] | Tensor, where: str = "mask"
+    ) -> Tensor:
         """(A,) bool mask, True means: this head is off.
 
-        heads: flat indices, (site, head) pairs, or a mask, which is checked and copied. UserError for anything else.
+        heads: flat indices or (site, head) pairs, or a mask of bool, which is checked and copied.
+        where: the argument, for errors. UserError for anything else, and for a mask of whole numbers: 0 and 1 could
+        also be the heads 0 and 1.
         """
-        try:
-            given = torch.as_tensor(heads)
-        except (TypeError, ValueError, RuntimeError):  # words, or rows of different lengths
-            given = torch.tensor(torch.nan)
+        given = _tensor(heads)
         if given.dtype == torch.bool:
             if given.shape != (self.num_heads,):
                 raise UserError(
-                    f"mask: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
+                    f"{where}: expected shape ({self.num_heads},), one entry per head of {len(self.sites)} sites, "
                     f"got {tuple(given.shape)}. Was it made for another model?"
                 )
             return given.clone()
         mask = torch.zeros(self.num_heads, dtype=torch.bool)
-        if given.numel():
-            mask[self._flat(given, heads)] = True
+        mask[self.indices(heads, where)] = True
         return mask
 
-    def _flat(self, given: Tensor, heads: object) -> list[int]:
-        """Flat indices, checked, from such indices or from pairs. heads: what the user gave."""
-        whole = not (given.is_floating_point() or given.is_complex())
-        if whole and given.dim() == 2 and given.shape[1] == 2:
-            return [self.flat(site, head) for site, head in given.tolist()]
-        if not whole or given.dim() != 1 or given.min() < 0 or given.max() >= self.num_heads:
-            got = heads.tolist() if isinstance(heads, Tensor) else heads
+    def indices(self, heads: Sequence[int] | Sequence[tuple[int, int]] | Tensor, where: str = "heads") -> list[int]:
+        """Flat indices of the heads that are named, in the order given. where: the argument, for errors.
+
+        heads: flat indices or (site, head) pairs. UserError for anything else, for a head that is not there or is named
+        twice, and for what could be a mask.
+        """
+        given = _tensor(heads)
+        if not given.numel():
+            return []
+        shown = f"{heads.tolist() if isinstance(heads, Tensor) else heads!s:.200}"
+        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+        if whole and given.dim() in (1, 2) and self._could_be_mask(given, heads):
             raise UserError(
-                f"mask: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, got "
-                f"{got!s:.200}."
+                f"{where}: {given.numel()} numbers that are 0 or 1 may be a mask or a list of heads, got {shown}; "
+                f"give a mask as bool (mask.bool()), or the heads that are meant as a list of their numbers."
             )
-        return given.tolist()
+        if whole and given.dim() == 2 and given.shape[1] == 2:
+            flat = [self.flat(site, head) for site, head in given.tolist()]
+        elif whole and given.dim() == 1 and given.min() >= 0 and given.max() < self.num_heads:
+            flat = given.tolist()
+        else:
+            raise UserError(
+                f"{where}: head indices are whole numbers from 0 to {self.num_heads - 1}, or (site, head) pairs, got "
+                f"{shown}."
+            )
+        if twice := [head for head, times in Counter(flat).items() if times > 1]:
+            raise UserError(f"{where}: expected each head once, got {twice[0]} {flat.count(twice[0])} times: {shown}.")
+        return flat
+
+    def _could_be_mask(self, given: Tensor, heads: object) -> bool:
+        """Whether whole numbers say 0 or 1 of every head: in one row, or in a row per site where all have two heads."""
+        if given.min() < 0 or given.max() > 1:
+            return False
+        listed = isinstance(heads, (list, tuple))
+        if given.dim() == 2:
+            of_sites = given.shape == (len(self.sites), 2) and all(site.num_heads == 2 for site in self.sites)
+            return of_sites and not (listed and all(isinstance(each, tuple) for each in heads))
+        # a list in which no number stands twice names heads: only of one or two heads could it be a mask
+        return len(given) == self.num_heads and not (listed and len(given.unique()) == len(given))
+
+
+def _tensor(heads: object) -> Tensor:
+    """What a user gave as a tensor; NaN for what is none: words, rows of different lengths, bool among numbers."""
+    mixed = isinstance(heads, (list, tuple)) and {bool} < {type(each) for each in heads}
+    try:
+        return torch.tensor(torch.nan) if mixed else torch.as_tensor(heads)
+    except (TypeError, ValueError, RuntimeError):
+        return torch.tensor(torch.nan)

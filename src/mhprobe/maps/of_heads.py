@@ -35,7 +35,8 @@ def attention(
         all patches. What goes to prefix tokens and to a window's padding is left out, so that a map adds up to less
         than 1. A patch in a window sees its window alone: the rest is 0.
 
-    Raises UserError for a head that is not there, grids of several sizes, and a query that the model has no token for.
+    Raises UserError for a head that is not there or is named twice, a mask, grids of several sizes, and a query that
+    the model has no token for.
     """
     layout = attach(model).layout
     chosen = _chosen(layout, head)
@@ -59,10 +60,7 @@ def _chosen(layout: HeadLayout, head: Any) -> list[tuple[int, int]]:
     every = [(number, within) for number, within, _ in layout]
     if head is None:
         return every
-    asked = [head] if isinstance(head, int) else list(head)
-    if not asked:
+    flat = layout.indices([head] if type(head) is int else head, "attention: head")
+    if not flat:
         raise UserError("attention: head: expected at least one head, got none.")
-    flat = [layout.flat(*each) if isinstance(each, tuple | list) else int(each) for each in asked]
-    if wrong := [each for each in flat if not 0 <= each < layout.num_heads]:
-        raise UserError(f"attention: head: the model has heads 0 to {layout.num_heads - 1}, got {wrong[0]}.")
     return [every[each] for each in flat]

@@ -76,12 +76,14 @@ def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()
         raise UserError(f"masking units: expected one of {', '.join(UNITS)}, got {name!r}.")
     count = len(layout.sites)
     for number in exclude_layers:
-        if not -count <= number < count:
+        if type(number) is not int or not -count <= number < count:
             raise UserError(
                 f"exclude_layers: the model has {count} layers, expected numbers from {-count} to {count - 1}, "
                 f"got {number}."
             )
     excluded = {number % count for number in exclude_layers}
+    if len({*exclude_layers}) < len(exclude_layers):  # a mask of layers would be a list of 0 and 1
+        raise UserError(f"exclude_layers: expected each layer once, got {list(exclude_layers)}.")
     layers = [i for i in range(count) if i not in excluded]
     if not layers:
         raise UserError(f"exclude_layers: all {count} layers are excluded, nothing is left to mask. Leave one out.")

@@ -11,6 +11,7 @@ Shapes: B images, K heads looked at, P pairs of them, A heads of all sites.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -66,17 +67,19 @@ class Interaction(Measure):
         one_of(self.name, "which", which, Which)
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
-        if heads is None and pairs is None and not (isinstance(top_k, int) and top_k >= 2):
+        if heads is None and pairs is None and not (type(top_k) is int and top_k >= 2):
             raise UserError(f"interaction: top_k is a whole number of at least 2, got {top_k!r}.")
         self.which = which
         if pairs is not None:
             named = _checked_pairs(pairs)
         else:
-            chosen = range(min(top_k, layout.num_heads)) if heads is None else sorted(set(heads))
+            chosen = list(range(min(top_k, layout.num_heads)))
+            if heads is not None:
+                chosen = sorted(layout.indices(heads, "interaction: heads"))
             named = list(itertools.combinations(chosen, 2))
         if not named:
             raise UserError(f"interaction: expected at least two heads to pair, got heads={heads}, pairs={pairs}.")
-        layout.mask(sorted({head for pair in named for head in pair}))  # refuses indices that are none
+        layout.indices(sorted({head for pair in named for head in pair}), "interaction: pairs")
         if heads is None and pairs is None:
             self.select_needs = frozenset({"grad"})
         self._look_at(named)
@@ -142,4 +145,6 @@ def _checked_pairs(pairs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         if len(set(pair)) != 2 or len(pair) != 2:
             raise UserError(f"interaction: pairs are of two different heads, e.g. [[0, 5], [3, 7]]; got {list(pair)}.")
         checked.append((min(pair), max(pair)))
-    return list(dict.fromkeys(checked))
+    if twice := [pair for pair, times in Counter(checked).items() if times > 1]:
+        raise UserError(f"interaction: expected each pair once, got {list(twice[0])} {checked.count(twice[0])} times.")
+    return checked

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import layout_of
@@ -115,9 +114,7 @@ def _listed(layout: HeadLayout, heads: list[Any], where: str) -> Tensor:
     wrong = [head for head in numbers if type(head) is not int or not 0 <= head < layout.num_heads]
     if wrong:
         raise UserError(f"{where}: expected whole numbers from 0 to {layout.num_heads - 1}, got {quoted(wrong[0])}.")
-    mask = torch.zeros(layout.num_heads, dtype=torch.bool)
-    mask[numbers] = True
-    return mask
+    return layout.mask(numbers, where)
 
 
 def _whole(text: str) -> bool:
