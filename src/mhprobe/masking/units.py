@@ -83,7 +83,7 @@ def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()
             )
     excluded = {number % count for number in exclude_layers}
     if len({*exclude_layers}) < len(exclude_layers):  # a mask of layers would be a list of 0 and 1
-        raise UserError(f"exclude_layers: expected each layer once, got {list(exclude_layers)}.")
+        raise UserError(f"exclude_layers: expected layers, each once, got {list(exclude_layers)}.")
     layers = [i for i in range(count) if i not in excluded]
     if not layers:
         raise UserError(f"exclude_layers: all {count} layers are excluded, nothing is left to mask. Leave one out.")
