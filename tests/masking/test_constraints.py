@@ -122,9 +122,7 @@ def test_what_can_be_known_is_known_before_the_model_runs():
         CurveSpec("c", "head", KeepBest(), [-1], target={"heads": 2}).check(layout_of(4, 4))
 
 
-@pytest.mark.parametrize(
-    ("layers", "got"), [([0, 0], "layer once"), ([0, 1, 0, 1], "layer once"), ([True], "got True")]
-)
+@pytest.mark.parametrize(("layers", "got"), [([0, 0], "each once"), ([0, 1, 0, 1], "each once"), ([True], "got True")])
 def test_layers_are_numbers_and_each_stands_once(layers, got):
     with pytest.raises(UserError, match=f"exclude_layers: .*{got}"):
         make_units("head", layout_of(4, 4), layers)
