@@ -13,7 +13,7 @@ from mhprobe.report.html import captions
 ROOT = Path(__file__).parents[2]
 PAGES = {  # group of conf -> the page that tells of its members, and how it writes a name
     "measure": ("docs/measures.md", "## {}\n", "[{0}](#{0})"),
-    "maps": ("docs/maps.md", "- **{}**"),
+    "maps": ("docs/maps.md", "| **{}** |"),
     "masking": ("docs/masking.md", "`masking={}`"),
     "search": ("docs/masking.md", "| `{}` |"),
     "prune/order": ("docs/pruning.md", "`{}`"),
