@@ -14,22 +14,19 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
-ORDER = {  # sections, and what comes first in them: a page that is not there is left out
-    "Start": ["index.md", "start.md", "which-measure.md", "reading-figures.md", "glossary.md", "example.md"],
-    "Tutorials": ["tutorials/"],
-    "Reference": [
-        "measures.md",
-        "maps.md",
-        "masking.md",
-        "gates.md",
-        "pruning.md",
-        "models.md",
-        "dashboards.md",
-        "api.md",
+ORDER = {  # sections by what a reader wants, and their pages: a page that is not there is left out
+    "Start": [
+        *("index.md", "your_model.md", "start.md", "commands.md", "example.md"),
+        *("tutorials/notebooks.md", "glossary.md"),
     ],
-    "Papers": ["papers/"],
-    "Promises": ["results.md", "reliability.md", "scaling.md"],
-    "Extending": ["extending.md", "changelog.md"],
+    "See": [
+        *("tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
+        *("headbench.md", "results.md", "papers/"),
+    ],
+    "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "gates.md", "models.md"],
+    "Train and scale": ["training.md", "tutorials/cluster.md", "scaling.md", "dashboards.md"],
+    "Teach": ["tutorials/teacher.md"],
+    "Contribute": ["extending.md", "api.md", "reliability.md", "changelog.md"],
 }
 
 
@@ -60,8 +57,19 @@ def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
     return found + ([{"More": left}] if left else [])
 
 
+def lists_stand_apart(markdown: str) -> str:
+    """Put an empty line before each list: mkdocs reads a list behind a line of text as more text."""
+    lines, apart, fenced = markdown.split("\n"), [], False
+    for before, line in zip(["", *lines], lines, strict=False):
+        fenced ^= line.lstrip().startswith("```")
+        begins = re.match(r"([-*]|\d+\.) ", line) and before.strip() and not re.match(r"\s|([-*]|\d+\.) ", before)
+        apart += ["", line] if begins and not fenced else [line]
+    return "\n".join(apart)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to files outside docs/ lead to the source."""
+    """Make lists lists, and let links to files outside docs/ lead to the source."""
+    markdown = lists_stand_apart(markdown)
     here = Path(page.file.src_uri).parent
 
     def outside(match: re.Match[str]) -> str:
