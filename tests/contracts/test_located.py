@@ -14,7 +14,7 @@ from torch import nn
 
 import mhprobe
 from located import LOCATED, multi_query
-from mhprobe.backbones import families, family_of, layout_of
+from mhprobe.backbones import build, families, family_of, input_spec, layout_of
 from mhprobe.backbones.located import Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
@@ -286,6 +286,42 @@ def test_models_without_heads_of_their_own_are_refused(path, reason):
         model = timm.create_model(path)
     with pytest.raises(UserError, match=reason):
         layout_of(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "grid"),
+    [
+        ("coatnet_nano_rw_224", 64, 4),  # its first attention is in the third stage
+        ("maxvit_rmlp_pico_rw_256", 64, 16),
+        ("crossvit_tiny_240", 120, 10),  # timm's own patches fit few sizes
+        ("coat_lite_tiny", 64, 16),
+        ("tnt_s_legacy_patch16_224", 64, 16),
+        ("visformer_tiny", 64, 4),
+        ("twins_svt_small", 64, 16),
+    ],
+)
+def test_a_model_is_tried_at_the_size_that_it_was_built_for(name, size, grid):
+    import timm
+
+    with torch.device("meta"):
+        model = timm.create_model(name, img_size=size)
+    layout = layout_of(model)
+    assert input_spec(model)["size"] == (size, size)
+    assert layout.sites[0].grid == (grid, grid) and layout.sites[0].pixels == (size / grid, size / grid)
+
+
+def test_a_model_that_keeps_no_note_of_its_size_is_told_by_who_built_it_or_asked_for():
+    import timm
+
+    with torch.device("meta"):
+        model = timm.create_model("levit_128s", img_size=64)
+        with pytest.raises(UserError, match=r"trial run on images of 224 x 224 fails .*pretrained_cfg") as error:
+            layout_of(model)
+        assert "\n" not in str(error.value)
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 64, 64)}
+        assert layout_of(model).sites[0].grid == (4, 4)
+        built = build("levit_128s", img_size=64)
+    assert input_spec(built)["size"] == (64, 64) and layout_of(built) == layout_of(model)
 
 
 def test_a_grid_of_far_tokens_is_cut_as_maxvit_cuts_it():

@@ -301,7 +301,10 @@ def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first
 
 
 def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
-    """What attention modules meet, in the order in which they run; points: by attention, what the heads enter."""
+    """What attention modules meet, in the order in which they run; points: by attention, what the heads enter.
+
+    UserError where the model does not take images of ``size``.
+    """
     ghost, entered, outer = _ghost(model), {}, {}
     for name, point in points.items():
 
@@ -315,8 +318,16 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 
         ghost.get_submodule(point).register_forward_pre_hook(at_point)
         ghost.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(at_block)
-    with torch.no_grad():
-        ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
+    try:
+        with torch.no_grad():
+            ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
+    except (AssertionError, RuntimeError, ValueError, IndexError) as error:
+        height, width = size
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{type(model).__name__}: a trial run on images of {height} x {width} fails ({reason}). If it was built for "
+            f"another size, say so: model.pretrained_cfg = {{**model.pretrained_cfg, 'input_size': (3, height, width)}}."
+        ) from error
     return [
         Trial(name, model.get_submodule(name), model.get_submodule(name.rpartition(".")[0]), shape, outer.get(name, ()))
         for name, shape in entered.items()

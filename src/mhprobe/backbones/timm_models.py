@@ -31,6 +31,7 @@ def build(
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm
+    from timm.layers import to_2tuple
 
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
@@ -64,6 +65,9 @@ def build(
             f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
         ) from error
     _refuse_cut_images(name, model)
+    if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
+        height, width = to_2tuple(size)
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, height, width)}
     if fused_attn is not None:
         for module in model.modules():
             if hasattr(module, "fused_attn"):
@@ -145,10 +149,24 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 
 def input_spec(model: Any) -> dict[str, Any]:
-    """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+    """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
+
+    The size is the one that the model was built for. A model that keeps no note of it has the one of its
+    ``pretrained_cfg``.
+    """
     config = model.pretrained_cfg
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    size = _noted_size(model) or config["input_size"][1:]
     return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+
+
+def _noted_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) that the model, or the first of its parts that knows, was built for."""
+    from timm.layers import to_2tuple
+
+    for part in model.modules():  # the model itself is first: parts may be built for smaller copies of the image
+        if (size := getattr(part, "img_size", None)) is not None:
+            return to_2tuple(size)
+    return None
 
 
 def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
