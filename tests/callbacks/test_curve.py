@@ -10,12 +10,16 @@ from torch import nn
 
 import mhprobe
 from curves import curve
+from mhprobe.callbacks import curve as callback_module
 from mhprobe.callbacks.curve import MaskingCurve, identity_of
 from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
 from mhprobe.masking import cache
+from mhprobe.masking.base import Scored
 from mhprobe.masking.cache import cache_key
 from mhprobe.measures.base import Measure
+from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.score import known_scores
 from models import images_for, tiny_vit
 
 
@@ -60,6 +64,29 @@ def test_answers_of_code_that_meant_another_number_are_left_alone(monkeypatch):
     before = key(Classifier(tiny_vit()))
     monkeypatch.setattr(cache, "SCHEME", cache.SCHEME + 1)
     assert key(Classifier(tiny_vit())) != before
+
+
+class Halved(Labels):
+    """A user's: of the labels, too, but another number."""
+
+    scored = Scored("halved", "accuracy", "accuracy")
+
+
+def test_answers_to_one_score_are_not_anothers(monkeypatch, tmp_path):
+    module = Classifier(tiny_vit()).eval()
+    module.device, module.features_only = torch.device("cpu"), False
+    data = SimpleNamespace(batches=lambda *_: iter(()), sizes={"val": 7, "test": 7})
+    trainer = SimpleNamespace(datamodule=data, is_global_zero=False)
+    outputs, labels, keys = torch.rand(7, 5), torch.zeros(7, dtype=torch.long), {}
+    kinds = {**known_scores(), "halved": Halved}
+    for name, kind in kinds.items():
+        monkeypatch.setattr(callback_module, "MaskCache", lambda folder, key, name=name: keys.setdefault(name, key))
+        callback = MaskingCurve([], None, tmp_path, score=kind)
+        spec = SimpleNamespace(name="curve", fill="zero", rescale=False)
+        score = kind(outputs, labels) if kind.unmasked else kind()
+        callback._evaluator(trainer, module, "test", spec, {"weights": "same"}, None, score)
+    assert len(kinds) >= 6 and len(set(keys.values())) == len(kinds)
+    assert keys["labels"] == cache_key(weights="same", split="test", rescale=False)  # older answers are found
 
 
 LABEL = {"train": 0, "val": 1, "test": 2}  # what all images of a split are labelled

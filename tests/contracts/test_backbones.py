@@ -357,6 +357,27 @@ def test_a_model_whose_own_forward_holds_the_heads_is_probed_and_not_pruned(mode
     )
 
 
+def test_heads_that_share_keys_and_values_are_said_to_have_those_that_they_use():
+    """Four heads, two of keys and of values: which head uses which is seen by changing one of them."""
+    model = loud(lambda: tiny_rope(qkv_fused=False, embed_dim=32, num_heads=4, num_kv_heads=2))
+    images, (site, *_) = images_for(model, 2), mhprobe.attach(model).layout.sites
+    weights, attention = family_of(model).head_weights(model, site), model.get_submodule(site.name)
+    before = mhprobe.record(model, images, needs={"attn"})
+    for half in range(2):
+        rows = slice(half * site.head_dim, (half + 1) * site.head_dim)
+        for name, layer in (("key", attention.k_proj), ("value", attention.v_proj)):
+            shared = layer.weight[rows].detach().clone()
+            with torch.no_grad():
+                layer.weight[rows] *= 2
+            after = mhprobe.record(model, images, needs={"attn"})
+            with torch.no_grad():
+                layer.weight[rows] = shared
+            seen = [(a.attn[0].transpose(0, 2) if name == "key" else a.z[0].transpose(0, 2)) for a in (before, after)]
+            users = [head for head in range(4) if not torch.equal(seen[0][head], seen[1][head])]
+            assert users == [head for head in range(4) if torch.equal(getattr(weights, name)[head], shared)]
+            assert len(users) == 2, (name, half)
+
+
 def test_every_backbone_yaml_belongs_to_a_family_and_has_a_tiny_twin():
     ours = {family for family in families() if family.__module__.startswith("mhprobe.")}
     ours -= {family for family in ours if issubclass(family, Located)}  # theirs: test_located.py

@@ -15,7 +15,8 @@ from torch import nn
 import mhprobe
 from located import LOCATED, multi_query
 from mhprobe.backbones import build, families, family_of, input_spec, layout_of
-from mhprobe.backbones.located import Located, grid_of
+from mhprobe.backbones.coat import FACTORISED
+from mhprobe.backbones.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import masked_logits
@@ -190,6 +191,32 @@ def test_weights_are_those_that_mix_the_values_or_the_reason_is_said(name):
         assert not outside.any() or attn.amax((0, 2))[outside].max() < 1e-6
     for handle in handles:
         handle.remove()
+
+
+@located
+def test_what_a_head_gives_is_linear_in_what_is_called_its_values(name):
+    """Attention between channels hangs on queries and keys by a softmax or a norm: twice those is not twice the output.
+
+    Where weights are seen, the test above holds their product with the values.
+    """
+    model = loud(name)
+    family, images = family_of(model), images_for(model, 2)
+    for _, number, head, site in some_heads(model):
+        kind = family.kind(model.get_submodule(site.name))
+        if kind.hidden not in (CHANNELS, FACTORISED):
+            continue
+        plain = copied(model)
+        no_bias(plain, site)
+        attention = plain.get_submodule(site.name)
+        once = mhprobe.record(plain, images, needs=()).z[number][:, :, head]
+        query, _, value = kind.parts(attention, site.num_heads)
+        value[head] *= 2
+        twice = mhprobe.record(plain, images, needs=()).z[number][:, :, head]
+        torch.testing.assert_close(twice, 2 * once, rtol=1e-4, atol=1e-4 * float(once.abs().max()))
+        value[head] /= 2
+        query[head] *= 2
+        other = mhprobe.record(plain, images, needs=()).z[number][:, :, head]
+        assert kind.hidden == FACTORISED or not torch.allclose(other, 2 * once, rtol=1e-2), site.name
 
 
 def normed_values(model, site) -> bool:

@@ -91,6 +91,21 @@ def test_a_map_of_the_object_is_ahead_of_the_centre_and_its_opposite_behind():
     assert_nothing_is_clipped(result["scores"].figure)
 
 
+def test_a_map_is_compared_with_the_centre_image_by_image():
+    """The centre map again, as a map of its own: each score has an interval, the difference has none."""
+    given = material(discs(24, 8))
+
+    def again(model, images, labels):
+        place = torch.arange(8, dtype=torch.float64) - 3.5
+        return {"a": -torch.hypot(place[:, None] / 8, place / 8).expand(len(images), -1, -1)}
+
+    rows = by_map(segmentation(given, {"again": again}, images=24))
+    for score in ("pixel accuracy", "mean IoU", "average precision"):
+        row = rows["again", score]
+        assert row["value"] == pytest.approx(rows["centre", score]["value"]) and row["high"] > row["low"]
+        assert row["over_centre_low"] == row["over_centre_high"] == row["over_centre"] == 0
+
+
 @pytest.mark.parametrize("build", [tiny_vit, tiny_swin])
 def test_rollouts_of_a_network_are_scored(build):
     model = build()

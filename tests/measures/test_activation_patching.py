@@ -18,7 +18,8 @@ def batch_of(measure, clean, corrupt, paired=None, **effect) -> HeadBatch:
     count = len(clean)
     paired = torch.ones(count, dtype=torch.bool) if paired is None else paired
     return HeadBatch(
-        z=(torch.zeros(count, 1, 4, 1),), logits=torch.zeros(count, 2), valid=torch.ones(count, dtype=torch.bool),
+        z=(torch.zeros(count, 1, measure.layout.num_heads, 1),),
+        logits=torch.zeros(count, 2), valid=torch.ones(count, dtype=torch.bool),
         patched={need: Patched(clean, corrupt, paired, effect)},
     )  # fmt: skip
 
@@ -76,6 +77,27 @@ def test_estimates_are_held_against_what_is_exact():
     cheap.update(batch_of(cheap, clean, corrupt, atp=atp))
     torch.testing.assert_close(cheap.compute(), found["atp"])
     assert "graddrop" not in cheap.columns()
+
+
+def test_p_is_corrected_for_how_many_heads_there_are():
+    """Holm: the smallest p counts as often as there are heads, the largest once."""
+    generator = torch.Generator().manual_seed(4)
+    clean, corrupt = 4 + torch.randn(200, generator=generator), torch.randn(200, generator=generator)
+    clean, corrupt, noise = clean.double(), corrupt.double(), torch.randn(200, 4, generator=generator).double()
+    x = (noise - noise.mean(0)) / noise.std(0)
+    x[:, 0] += 2.3 / 200**0.5  # standard errors from 0: p = .02
+
+    def p(effects):
+        site = HeadSite("a", 0, 0, effects.shape[1], 1)
+        measure = ActivationPatching(HeadLayout((site,)), estimates=["exact"])
+        measure.update(batch_of(measure, clean, corrupt, exact=effects))
+        return measure.columns()["p_holm"]
+
+    alone = torch.cat([p(x[:, [head]]) for head in range(4)])
+    together, first = p(x), int(alone.argmin())
+    assert alone[first] < 0.05 < 4 * alone[first] < 1
+    assert float(together[first]) == pytest.approx(4 * float(alone[first]), rel=1e-6)
+    assert float(together.max()) >= float(alone.max())
 
 
 def test_it_warns_where_nothing_is_lost():

@@ -37,3 +37,28 @@ def test_a_no_op_a_broadcast_and_a_head_that_looks_at_itself():
     assert columns["role"].tolist() == [1, 2, 0]
     torch.testing.assert_close(columns["common"][:2], torch.ones(2, dtype=torch.float64))
     assert columns["common"][2] < 0.9
+
+
+def test_a_no_op_is_quiet_beside_the_median_head_not_beside_the_mean():
+    """One loud head raises the mean, and beside it every sink would be quiet."""
+    on_class = torch.zeros(5, 5, dtype=torch.float64)
+    on_class[:, 0] = 1
+    sizes = torch.tensor([0.2, 1.0, 1.0, 1.0, 100.0], dtype=torch.float64)
+    heads = len(sizes)
+    site = HeadSite("blocks.0.attn", 0, 0, heads, 2, 1, None, (2, 2), (16.0, 16.0), True)
+    measure = Sinks(HeadLayout((site,), (Block("blocks.0", 0, "blocks.0.norm2"),)))
+    z = sizes[:, None].expand(2, 5, heads, 2)
+    stream, eye = torch.ones(2, 5, 4, dtype=torch.float64), torch.eye(2, 4, dtype=torch.float64).expand(heads, 2, 4)
+    measure.update(
+        HeadBatch(
+            z=(z,),
+            logits=torch.zeros(2, 2),
+            valid=torch.ones(2, dtype=torch.bool),
+            attn=(on_class.expand(2, 1, heads, 5, 5),),
+            stream=(Stream(stream, stream, stream),),
+            weights=(HeadWeights(eye, eye, eye, eye),),
+        )
+    )
+    write, role = (measure.columns()[name] for name in ("write", "role"))
+    assert (write[1:4] < 0.25 * write.mean()).all()
+    assert role.tolist() == [1, 2, 2, 2, 2]

@@ -105,6 +105,28 @@ def test_the_optimal_constant_costs_no_more_than_the_mean_where_it_was_fitted(mo
     assert (best <= mean + 1e-6).all() and (mean - best).mean() > 1e-3
 
 
+def test_the_best_constant_of_all_steps_is_kept_not_the_last(monkeypatch):
+    """With steps far too large, some heads are worse off with the last one than with one before."""
+    model = loud()
+    mhprobe.attach(model)
+    images, labels = images_for(model, N), labels_for(N)
+    heads = torch.eye(mhprobe.attach(model).layout.num_heads, dtype=torch.bool)
+    losses_A, descend = [], fills._descend
+
+    def watched(*args):
+        losses_A.append(descend(*args))
+        return losses_A[-1]
+
+    monkeypatch.setattr(fills, "RATE", 30.0)
+    monkeypatch.setattr(fills, "STEPS", 4)
+    monkeypatch.setattr(fills, "_descend", watched)
+    logits = masked_logits(model, images, heads, fill=found(model, "optimal"))
+    loss_A = torch.stack([nn.functional.cross_entropy(each, labels) for each in logits]).double()
+    steps_SA = torch.stack(losses_A)
+    torch.testing.assert_close(loss_A, steps_SA.amin(0), rtol=1e-4, atol=1e-5)
+    assert (steps_SA[-1] > steps_SA.amin(0) + 5e-4).any()  # three times what is forgiven above
+
+
 @pytest.mark.parametrize("name", FILLS)
 def test_batches_and_their_order_change_nothing(model, name):
     one, other = found(model, name), found(model, name, size=3, shuffled=True)

@@ -123,6 +123,19 @@ def test_exact_effects_go_from_one_run_towards_the_other(model, direction, metri
             number += 1
 
 
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_the_label_is_held_against_the_class_of_the_donor(model, direction):
+    found, made = patched(model, corrupt="class", direction=direction)
+    x, labels, rows = images(model), labels_for(COUNT), torch.arange(COUNT)
+    with torch.no_grad():
+        clean, corrupt = model(x), model(made.images)
+    assert made.paired.all()
+    for logits, metric in ((clean, found.clean), (corrupt, found.corrupt)):
+        torch.testing.assert_close(metric, logits[rows, labels] - logits[rows, made.label])
+    rival = corrupt.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    assert (rival != made.label).any()  # the largest other class would be another number
+
+
 def test_a_closed_head_brings_nothing(model):
     found, _ = patched(model, corrupt="noise")
     assert mhprobe.attach(model).effective()[0] == 0

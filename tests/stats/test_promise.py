@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.stats.promise import kept_promise, loses_more
+from mhprobe.stats.promise import Guarantee, kept_promise, loses_more
 
 IMAGES, STEPS, LIMIT = 1000, 12, 0.01
 
@@ -62,6 +62,35 @@ def test_the_capital_at_the_limit_is_nobodys_to_expect_at_any_level():
         loss = (drawn < 0.06).double() - (drawn > 0.98).double()  # lost 6 %, won 2 %
         shown = float((loses_more(loss, 0.04, level) <= level).double().mean())
         assert shown <= level + 3 * (level * (1 - level) / 2000) ** 0.5
+
+
+def test_a_step_behind_one_that_is_not_shown_is_not_promised():
+    whole = torch.ones(2000, dtype=torch.bool)
+    good, bad = whole, torch.arange(2000) >= 200  # one image in ten is lost
+    assert kept_promise(whole, torch.stack([good, good, good])) == 3
+    assert kept_promise(whole, torch.stack([good, bad, good])) == 1
+    assert kept_promise(whole, torch.stack([bad, good, good])) == 0
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+def test_the_fewest_images_that_can_show_it_do_and_one_fewer_do_not(confidence):
+    """At twice the level far fewer would do."""
+    needed = Guarantee(1.0, confidence).images_needed
+    whole = torch.ones(needed, dtype=torch.bool)
+    assert kept_promise(whole, whole[None], 1.0, confidence) == 1
+    assert kept_promise(whole[1:], whole[None, 1:], 1.0, confidence) == 0
+    looser = Guarantee(1.0, 1 - 2 * (1 - confidence)).images_needed
+    assert looser < 0.9 * needed
+    assert kept_promise(whole[:looser], whole[None, :looser], 1.0, confidence) == 0
+
+
+def test_images_that_a_step_wins_count_against_those_that_it_loses():
+    place = torch.arange(4000)
+    whole = place >= 200
+    after = (place < 200) | (place >= 400)  # 5 % are lost, 5 % are won: nothing in all
+    assert int(whole.sum()) == int(after.sum())
+    assert kept_promise(whole, after[None], points=3.0) == 1
+    assert kept_promise(whole, (whole & after)[None], points=3.0) == 0  # the same without what is won
 
 
 def test_limits_out_of_range_are_refused():

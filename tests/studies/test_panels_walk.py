@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import torch
 
 import mhprobe
 from data_sets import Noise
@@ -75,6 +76,33 @@ def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monke
     for some, whole in zip(*(chain(*table.rows) for table in found), strict=True):
         number = isinstance(whole, float)
         assert some == (pytest.approx(whole, rel=1e-4, abs=1e-4, nan_ok=True) if number else whole)  # float32
+
+
+@pytest.mark.parametrize("material", [tiny_vit], indirect=True)
+def test_probes_are_fitted_on_validation_images_and_scored_on_test_images(material, monkeypatch):
+    """The network's and the untrained one's; the names of a split's images are noted where they are collected."""
+    fitted, scored = [], []
+    of_split = {}
+
+    def collected(material, model, split, *rest):
+        queries = collect(material, model, split, *rest)
+        of_split[id(queries)] = split
+        return queries
+
+    def noting(fit, test, *rest, **named):
+        fitted.append(of_split[id(fit)]), scored.append(of_split[id(test)])
+        for part in test:  # what is right on test images is not to be learned from
+            assert part.data_ptr() not in {each.data_ptr() for each in fit}
+        hidden = test._replace(right=~test.right)
+        found = probe(fit, test, *rest, **named)
+        torch.testing.assert_close(probe(fit, hidden, *rest, **named), found)
+        return found
+
+    collect, probe = probing.collect, probing.probe
+    monkeypatch.setattr(probing, "collect", collected)
+    monkeypatch.setattr(probing, "probe", noting)
+    probing.probing(material, steps=3)
+    assert set(fitted) == {"val"} and set(scored) == {"test"} and len(fitted) >= 3
 
 
 @pytest.mark.parametrize("material", [tiny_swin], indirect=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from timm.layers import Attention
 from timm.models.swin_transformer import WindowAttention
 
@@ -23,6 +25,7 @@ from mhprobe.surgery.repair import repair
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 from oracles import surgery as oracle
 
+CONF = Path(__file__).parents[2] / "conf"
 MODELS = {name: build() for name, build in BUILDERS.items()}
 # two sites of two heads stay whole, one window covers the grid of the second stage: no shift there
 MODELS["swin_one_window"] = tiny_swin(img_size=16, window_size=4, num_heads=(3, 6))
@@ -352,6 +355,28 @@ def test_a_twin_head_is_made_up_for(name):
             assert not torch.allclose(pruned(fresh), dense(fresh))
             repair(pruned, dense, lambda: [images], per=per, ridge=0)
             torch.testing.assert_close(pruned(fresh), dense(fresh), rtol=1e-6, atol=1e-8)
+
+
+def test_the_ridge_that_nobody_asked_for_is_the_documented_one():
+    """1e-4 of the mean square of the inputs, as rows that are added to the least squares."""
+    dense = copy.deepcopy(MODELS["vit"]).double()
+    site = layout_of(dense).sites[0]
+    images = images_for(dense, 6, dtype=torch.float64)
+    pruned = mhprobe.prune_heads(dense, [0])
+    before, after = dense.get_submodule(site.name).proj, pruned.get_submodule(site.name).proj
+    inputs, target = rows_of(after, site, pruned, images, "in"), rows_of(before, site, dense, images, "out")
+    x, y = inputs - inputs.mean(0), target - target.mean(0)
+    pull = (len(x) * 1e-4 * x.square().mean(0).mean()).sqrt() * torch.eye(x.shape[1], dtype=x.dtype)
+    with torch.no_grad():
+        design, wanted = torch.cat([x, pull]), torch.cat([y, pull @ after.weight.T])
+        expected = torch.linalg.lstsq(design, wanted, driver="gelsd").solution.T
+    repair(pruned, dense, lambda: [images])
+    torch.testing.assert_close(after.weight.data, expected, rtol=1e-8, atol=1e-10)
+    without = mhprobe.prune_heads(dense, [0])
+    repair(without, dense, lambda: [images], ridge=0)
+    weight = without.get_submodule(site.name).proj.weight
+    assert not torch.allclose(weight, expected, rtol=1e-6, atol=1e-8)
+    assert OmegaConf.load(CONF / "prune" / "none.yaml").repair.ridge == 1e-4
 
 
 def test_an_emptied_layer_is_repaired_to_the_mean_of_what_it_wrote():

@@ -322,11 +322,10 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
         with torch.no_grad():
             ghost(torch.empty(1, 3, *size, device="meta", dtype=next(ghost.parameters()).dtype))
     except (AssertionError, RuntimeError, ValueError, IndexError) as error:
-        height, width = size
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{type(model).__name__}: a trial run on images of {height} x {width} fails ({reason}). If it was built for "
-            f"another size, say so: model.pretrained_cfg = {{**model.pretrained_cfg, 'input_size': (3, height, width)}}."
+            f"{type(model).__name__}: a trial run on images of {size[0]} x {size[1]} fails ({reason}). If it was built "
+            "for others, give their size: model.pretrained_cfg = {**model.pretrained_cfg, 'input_size': (3, 64, 64)}."
         ) from error
     return [
         Trial(name, model.get_submodule(name), model.get_submodule(name.rpartition(".")[0]), shape, outer.get(name, ()))

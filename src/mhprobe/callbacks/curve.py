@@ -157,7 +157,7 @@ class MaskingCurve(L.Callback):
         score: Score,
     ) -> Evaluate:
         beside = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
-        if score.unmasked:
+        if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
             beside["score"] = [score.scored.name, describe(type(score))]
         name, data, batches = SPLITS[split], _data(trainer), self._walk(trainer, module, split)
         return evaluator(

@@ -4,6 +4,8 @@ A model's measures are found in one pass on images that its weights were not cal
 value or another of its columns that a plant names. Its AUROC over the heads of a model (over pairs of heads of one
 layer, for measures of pairs and plants of two) is averaged over seeds; the interval is by bootstrap over seeds.
 
+A detector without a number for a planted head, or for any other head, has not found it: NaN counts as a coin, 0.5.
+
 Shapes: A heads of all sites.
 """
 
@@ -34,7 +36,7 @@ class Row(NamedTuple):
     """One detector of one plant. direction: +1 if large values are expected of it, -1 small ones, 0 if nothing was.
 
     auroc, low, high: for that direction (+1 for 0), with its 95 % interval over seeds. seeds: in which the plant was
-    verified and the measure had a number.
+    verified. numbers: in how many of them the measure had a number for the planted heads; elsewhere 0.5 counts.
     """
 
     family: str
@@ -45,6 +47,17 @@ class Row(NamedTuple):
     low: float
     high: float
     seeds: int
+    numbers: int
+
+
+class Told(NamedTuple):
+    """How well one detector tells one plant from the other heads of its model, for large values.
+
+    known: whether it had a number for every planted head, and for another head to compare it with.
+    """
+
+    auroc: float
+    known: bool
 
 
 def bench(
@@ -58,20 +71,20 @@ def bench(
 
     images: that are measured; as many others for measures that have to choose first.
     """
-    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
     for family in families:
         for seed in seeds:
             canvas, planted = grow(family, seed)
             values, refused = _values(canvas.layout, gated(canvas), makes, seed, images)
             there = [each for each in planted if each.verified]
             for plant in there:
-                for name, score in _scores(canvas.layout, plant, planted, values):
-                    found[family, plant.name, name].append(score)
+                for name, told in _told(canvas.layout, plant, planted, values):
+                    found[family, plant.name, name].append(told)
             failed = ", ".join(each.name for each in planted if not each.verified) or "none"
             left_out = ", ".join(sorted(refused)) or "none"
             say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
     plants = known()
-    return [_row(plants, *key, scores) for key, scores in found.items()]
+    return [_row(plants[key[1]].signs.get(key[2], 0), *key, all_told) for key, all_told in found.items()]
 
 
 def _values(
@@ -79,6 +92,7 @@ def _values(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """(A,) or (A, A) per detector, and the names of measures that refused."""
     made = {name: make(layout) for name, make in makes.items()}
+    # others than the canvas was calibrated on, and other ones to choose on than to measure on
     look, choose = (world.draw(images, first + seed).batch() for first in (1000, 2000))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # planted duplicates are what some measures warn of
@@ -94,36 +108,48 @@ def _values(
     return found, list(refused)
 
 
-def _scores(
+def _told(
     layout: HeadLayout, plant: Planted, planted: Iterable[Planted], values: Mapping[str, Tensor]
-) -> Iterable[tuple[str, float]]:
-    """The AUROC of each detector for large values; what has no number there is left out."""
+) -> Iterable[tuple[str, Told]]:
+    """What each detector tells; one whose numbers are of neither heads nor pairs tells nothing of any plant."""
     alike = [each.heads for each in planted if each.name in plant.plant.like]
     for name, value in values.items():
         if value.shape == (layout.num_heads,):
-            outside = torch.ones(layout.num_heads, dtype=torch.bool)
-            outside[list(plant.heads) + [head for heads in alike for head in heads]] = False
-            score = auroc(value[list(plant.heads)], value[outside])
-        elif value.dim() == 2 and len(value) == layout.num_heads and plant.plant.heads == 2:
-            pairs = _pairs(layout)
-            for heads in [plant.heads, *(each for each in alike if len(each) == 2)]:
-                pairs[heads[0], heads[1]] = pairs[heads[1], heads[0]] = False
-            score = auroc(value[plant.heads[0], plant.heads[1]][None], value[pairs])
-        else:
-            continue
-        if score == score:
-            yield name, score
+            yield name, heads_told(value, plant.heads, [head for heads in alike for head in heads])
+        elif value.shape == (layout.num_heads,) * 2 and plant.plant.heads == 2:
+            yield name, pair_told(layout, value, plant.heads, [heads for heads in alike if len(heads) == 2])
 
 
-def _pairs(layout: HeadLayout) -> Tensor:
-    """(A, A) bool: a head before another one of the same layer."""
+def heads_told(value_A: Tensor, heads: Sequence[int], left_out: Sequence[int] = ()) -> Told:
+    """Of planted heads among all heads but those ``left_out``."""
+    outside = torch.ones(len(value_A), dtype=torch.bool)
+    outside[[*heads, *left_out]] = False
+    return told(value_A[list(heads)], value_A[outside])
+
+
+def pair_told(
+    layout: HeadLayout, value_AA: Tensor, pair: Sequence[int], left_out: Sequence[Sequence[int]] = ()
+) -> Told:
+    """Of a planted pair among all pairs of heads of one layer but those ``left_out``."""
     site = torch.tensor([number for number, _, _ in layout])
-    return (site[:, None] == site[None]).triu(1)
+    pairs = (site[:, None] == site[None]).triu(1)
+    for one, other in (pair, *left_out):
+        pairs[one, other] = pairs[other, one] = False
+    return told(value_AA[pair[0], pair[1]][None], value_AA[pairs])
 
 
-def _row(plants: Mapping[str, object], family: str, plant: str, name: str, scores: Sequence[float]) -> Row:
-    direction = plants[plant].signs.get(name, 0)  # type: ignore[attr-defined]
-    values = torch.tensor(scores, dtype=torch.float64)
+def told(inside: Tensor, outside: Tensor) -> Told:
+    """The AUROC of numbers (P,) of planted heads against (N,) of others; 0.5 for each planted head without a number."""
+    numbers = inside[~inside.isnan()]
+    if not len(numbers) or outside.isnan().all():
+        return Told(0.5, False)
+    share = len(numbers) / len(inside)
+    return Told(share * auroc(numbers, outside) + (1 - share) / 2, share == 1)
+
+
+def _row(direction: int, family: str, plant: str, name: str, all_told: Sequence[Told]) -> Row:
+    values = torch.tensor([each.auroc for each in all_told], dtype=torch.float64)
     values = 1 - values if direction < 0 else values
     low, high = (float(end) for end in bootstrap(values[None]))
-    return Row(family, plant, name, direction, float(values.mean()), low, high, len(values))
+    known = sum(each.known for each in all_told)
+    return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,11 @@ from mhprobe.headbench.plant import Plant, filler
 
 @dataclass(frozen=True)
 class Planted:
-    """What was planted where. heads: flat indices. verified: whether an intervention on the finished model shows it."""
+    """What was planted where. heads: flat indices.
+
+    verified: whether an intervention on the finished model shows it of these heads, and not of as many others of the
+    same layer that are nothing in particular: a check that all heads pass would say nothing.
+    """
 
     name: str
     plant: Plant
@@ -55,10 +60,17 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
             name,
             everything[name],
             tuple(canvas.layout.flat(site, head) for head in heads),
-            everything[name].verified(canvas, site, heads),
+            everything[name].verified(canvas, site, heads)
+            and not everything[name].verified(canvas, site, _control(canvas, taken, site, heads)),
         )
         for name, (site, heads) in where.items()
     ]
+
+
+def _control(canvas: Canvas, taken: Mapping[tuple[int, int], str], site: int, heads: Sequence[int]) -> tuple[int, ...]:
+    """As many heads of the same layer: the first that were not planted, then, where they are too few, a planted one."""
+    free = [head for head in range(canvas.site(site).num_heads) if (site, head) not in taken]
+    return tuple([*free, *heads][: len(heads)])
 
 
 def _places(canvas: Canvas) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -69,7 +81,7 @@ def _places(canvas: Canvas) -> dict[str, tuple[int, tuple[int, ...]]]:
         fit = [
             site
             for site, about in enumerate(canvas.layout.sites)
-            if plant.fits(canvas, about) and len(free[site]) >= plant.heads + 1
+            if plant.fits(canvas, about) and len(free[site]) > plant.heads  # a head is left to compare with
         ]
         if not fit:
             raise UserError(f"headbench: the {canvas.family} has no room for {name}, expected a layer that it fits.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """inside: (P,). outside: (N,). In [0, 1]; NaN where a group is empty. NaN numbers are left out.
+    """inside: (P,). outside: (N,). In [0, 1]; NaN where a group is empty. NaN numbers are left out of both.
 
     >>> import torch
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal
