@@ -10,7 +10,10 @@ import pytest
 import torch
 
 import mhprobe
-from mhprobe.gates import find_gates
+from mhprobe.classifier import GatedClassifier
+from mhprobe.gates import HeadGates, find_gates, put_on
+from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.recording.state import moved
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
@@ -90,6 +93,139 @@ def test_a_copy_and_a_pickle_obey_their_own_gates(build):
         with theirs.masked(torch.ones(gates.layout.num_heads, dtype=torch.bool)):
             assert not torch.equal(other(images), before)
             assert torch.equal(model(images), before)
+
+
+class Held(torch.nn.Module):
+    """Somebody's model with a backbone in it."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+
+KINDS = [HeadGates, HardConcreteGates]
+
+
+def devices(gates) -> set[str]:
+    return {tensor.device.type for tensor in (*gates.parameters(), *gates.buffers())}
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("hold", [lambda backbone: backbone, Held, lambda backbone: torch.nn.ModuleList([backbone])])
+def test_gates_go_where_their_model_goes(hold, make):
+    """The meta device is another device, which every machine has."""
+    model = tiny_vit()
+    gates = mhprobe.attach(model, make=make)
+    assert devices(gates) == {"cpu"}
+    hold(model).to("meta")
+    assert find_gates(model) is gates and devices(gates) == {"meta"}
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_takes_its_own_gates_along_and_leaves_the_originals(way, make):
+    model = tiny_vit()
+    gates = mhprobe.attach(model, make=make)
+    other = way(model).to("meta")
+    assert devices(find_gates(other)) == {"meta"} and devices(gates) == {"cpu"}
+    again = way(model)
+    model.to("meta")
+    assert devices(find_gates(again)) == {"cpu"} and devices(gates) == {"meta"}
+
+
+def test_a_classifiers_gates_are_moved_with_its_backbone():
+    """Commands that look at the backbone alone, as maps do."""
+    model = GatedClassifier(tiny_vit(), {})
+    model.backbone.to("meta")
+    assert devices(model.gates) == {"meta"} and find_gates(model.backbone) is model.gates
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gates_stay_float32_in_a_model_of_another_type(dtype):
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    gates.values[0] = 1 / 3
+    images = images_for(model.to(dtype), 2).to(dtype)
+    assert gates.values.dtype == torch.float32 and gates.values[0] == torch.tensor(1 / 3)
+    closed, plain = model(images), copy.deepcopy(model)
+    mhprobe.detach(plain)
+    assert closed.dtype == dtype and not torch.equal(closed, plain(images))
+    gates.values[0] = 1.0
+    assert torch.equal(model(images), plain(images))
+
+
+def test_gates_are_no_parameters_of_their_backbone_and_leave_it_whole():
+    model = tiny_vit()
+    before = [dict(model.named_parameters()), dict(model.named_buffers()), list(dict(model.named_modules()))]
+    mhprobe.attach(model, learnable=True)
+    assert [dict(model.named_parameters()).keys(), dict(model.named_buffers()).keys()] == [
+        part.keys() for part in before[:2]
+    ]
+    model.load_state_dict(tiny_vit(1).state_dict())  # strictly: plain timm keys are all keys
+    mhprobe.detach(model)
+    assert list(dict(model.named_modules())) == before[2]
+
+
+def test_a_backbone_that_runs_its_children_in_turn_is_not_disturbed():
+    chain = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
+    x = torch.randn(2, 3)
+    before = chain(x)
+    put_on(chain, mhprobe.attach(tiny_vit()), [])
+    assert torch.equal(chain(x), before)
+
+
+def test_a_model_moved_in_inference_mode_can_be_asked_for_slopes():
+    """As the control's twin is, at the end of a test. Another dtype stands for another device: torch moves alike."""
+    model = tiny_vit()
+    mhprobe.attach(model)
+    with torch.inference_mode():
+        plain, moved_ = copy.deepcopy(model).to(torch.float64), moved(model, torch.float64)
+    assert next(plain.parameters()).is_inference() and not any(each.is_inference() for each in moved_.parameters())
+    mhprobe.record(moved_, images_for(model, 2, dtype=torch.float64), labels_for(2))
+
+
+@pytest.fixture
+def alone(tmp_path):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def sharded(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def test_a_model_that_fsdp_has_sharded_is_refused(alone):
+    for attach_first in (True, False):
+        model = tiny_vit()
+        if attach_first:
+            mhprobe.attach(model)
+        model = sharded(model)
+        images, labels = images_for(model, 2), labels_for(2)
+        for work in (
+            lambda: mhprobe.attach(model),  # noqa: B023
+            lambda: mhprobe.record(model, images, labels),  # noqa: B023
+            lambda: mhprobe.prune_heads(model, [0]),  # noqa: B023
+        ):
+            with pytest.raises(mhprobe.UserError, match=r"FSDPVisionTransformer: .* DistributedDataParallel"):
+                work()
+
+
+def test_gates_in_ddp_are_those_of_the_model_inside(alone):
+    """It moves nothing itself; what it broadcasts are the backbone's parameters, and those are plain."""
+    model = tiny_vit()
+    gates, images = mhprobe.attach(model), images_for(model, 2)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    assert find_gates(wrapped) is gates
+    with gates.masked(gates.layout.mask([0, 1])):
+        masked = wrapped(images)
+        assert torch.equal(masked, model(images))
+    assert not torch.equal(masked, model(images))
+    wrapped.to("meta")
+    assert devices(gates) == {"meta"}
 
 
 @families

@@ -14,7 +14,7 @@ from torch import nn
 
 from mhprobe.backbones.base import Family, Seam
 from mhprobe.errors import UserError
-from mhprobe.gates import HeadGates, find_gates, remove_gates
+from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import HeadLayout
 
 __all__ = [
@@ -202,8 +202,7 @@ def attach(
     family, layout = family_of(model), layout_of(model)
     made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
     family.prepare(model)
-    for number, site in enumerate(layout.sites):
-        made.stand_before(family.seam(model, site).point, number)
+    put_on(model, made, [family.seam(model, site).point for site in layout.sites])
     if gates is not None:
         with torch.no_grad():
             made.values.copy_(gates.effective())

@@ -79,7 +79,7 @@ class Probe(L.Callback):
         control: Results = {}
         again: Results = {}
         if self.control is not None:
-            twin = self.control().to(pl_module.device)
+            twin = self.control()
             control = self._try_to_look(trainer, twin, data, "random initialisation, ")
         if self.also_on is not None:
             self.also_on.trainer = trainer  # it shards by rank

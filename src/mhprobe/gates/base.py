@@ -12,8 +12,9 @@ Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,8 @@ class HeadGates(nn.Module):
     """Gates for every head of ``model``; ``mhprobe.attach`` makes them and puts them on.
 
     values: (A,) float32, the factor on each head's output: 1 leaves the head as it is, 0 switches it off.
-        Edit them in place; compiled models obey without a new compilation.
+        Edit them in place; compiled models obey without a new compilation. They go to whatever device the model goes
+        to, and stay float32 in a model of another type.
     learnable: whether the optimizer may train ``values``.
     low, high: ``project`` keeps the gates between these; with low = 0 an L1 penalty brings gates to exactly 0.
         UserError unless low < high.
@@ -73,10 +75,6 @@ class HeadGates(nn.Module):
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
 
-    def stand_before(self, module: nn.Module, number: int) -> None:
-        """Gate, from now on, what enters ``module``: the heads' outputs of site ``number``, side by side."""
-        module.register_forward_pre_hook(Gate(self, number))
-
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
         """Gate one site's heads: (..., H * D) -> (..., H * D). UserError if the block has been pruned since."""
         site = self.layout.sites[number]
@@ -107,6 +105,10 @@ class HeadGates(nn.Module):
         rows = self.filling.fill.rows(number).to(gated.dtype)
         parts = gated.unflatten(0, (len(left_RC), -1, len(rows)))
         return (parts + left_RC.view(len(left_RC), *[1] * (parts.dim() - 2), -1) * rows).flatten(0, 2)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
+        # follow the model to another device, not to half precision: the factor is rounded once, where it multiplies
+        return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
 
     def factors(self, heads: slice, training: bool) -> Tensor:
         """(H,) what multiplies these heads, in training or in evaluation."""
@@ -272,12 +274,45 @@ class Gate(GateHook):
         return (self.gates(self.number, args[0], module.training), *args[1:])
 
 
+class Follower(nn.Module):
+    """A child of the backbone that takes its gates along: to another device, into copies and pickles.
+
+    The gates themselves are no child of the backbone. Its parameters, state and files stay those of timm.
+    """
+
+    NAME = "head_gates"  # of the child
+
+    def __init__(self, gates: HeadGates) -> None:
+        super().__init__()
+        self.hook = GateHook(gates)  # hidden in an object that is no module, else they would be a child of this one
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give back ``x``: a backbone may be a Sequential, which runs all of its children."""
+        return x
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
+        self.hook.gates._apply(fn, *args)
+        return self
+
+    def extra_repr(self) -> str:
+        return repr(self.hook.gates)
+
+
+def put_on(model: nn.Module, gates: HeadGates, points: Sequence[nn.Module]) -> None:
+    """Gate the heads of ``model``. points: per site the projection that its heads enter."""
+    for number, point in enumerate(points):
+        point.register_forward_pre_hook(Gate(gates, number))
+    model.add_module(Follower.NAME, Follower(gates))
+
+
 def remove_gates(model: nn.Module) -> None:
-    """Take the gates' hooks off ``model``, for others to be put on."""
-    for module in model.modules():
+    """Take the gates off ``model``, for others to be put on."""
+    for module in list(model.modules()):
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, GateHook):
                 del module._forward_pre_hooks[key]
+        if isinstance(getattr(module, Follower.NAME, None), Follower):
+            delattr(module, Follower.NAME)
 
 
 def nearest_target(heads: int, num_heads: int, where: str) -> None:
@@ -289,8 +324,24 @@ def nearest_target(heads: int, num_heads: int, where: str) -> None:
         )
 
 
+def _refuse_sharded(model: nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, no model is of it
+    if fsdp is None:
+        return
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
+            raise UserError(
+                f"{type(module).__name__}: FSDP leaves each process a share of every weight, and heads are measured, "
+                f"masked and removed in whole ones. Use DistributedDataParallel, or a model before it is sharded."
+            )
+
+
 def find_gates(model: nn.Module) -> HeadGates | None:
-    """The gates that ``attach`` installed on ``model`` or on a module inside it; None if there are none."""
+    """The gates that ``attach`` installed on ``model`` or on a module inside it; None if there are none.
+
+    UserError for a model that FSDP has sharded.
+    """
+    _refuse_sharded(model)
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, GateHook):
@@ -299,7 +350,7 @@ def find_gates(model: nn.Module) -> HeadGates | None:
 
 
 def gates_of(model: nn.Module) -> HeadGates:
-    """Like ``find_gates``, but a model without gates is a UserError."""
+    """Like ``find_gates``, but a model without gates is a UserError, too."""
     gates = find_gates(model)
     if gates is None:
         raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")

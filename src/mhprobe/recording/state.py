@@ -24,6 +24,12 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
         yield
 
 
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """``model`` on ``device``. Slopes can be taken of it, also if it was moved in inference mode (as in a test)."""
+    with torch.inference_mode(False):
+        return model.to(device)
+
+
 def usable(tensor: Tensor) -> Tensor:
     """``tensor``, or a copy that may enter a graph."""
     return tensor.clone() if tensor.is_inference() else tensor

@@ -192,7 +192,7 @@ class Figures(L.Callback):
         networks = [network(module, pending, "")]
         if self.control is not None:
             shown = [key for key in pending if self._shows_control(key)]
-            networks.append(network(self.control().to(module.device), shown, "_random_init", control=True))
+            networks.append(network(self.control(), shown, "_random_init", control=True))
         return networks
 
     def _stored(self, keys: Mapping[str, str], suffix: str) -> dict[str, Columns]:

@@ -28,6 +28,7 @@ from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.replay import gate_values
+from mhprobe.recording.state import moved
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.scoring.score import Score, looked, score_for
 from mhprobe.scoring.tally import tally
@@ -48,7 +49,7 @@ from mhprobe.surgery.removal import (
 from mhprobe.surgery.repair import repair
 
 CHECKED = 256  # test images on which masked and pruned logits are compared
-TOLERANCE = 1e-5  # relative to the largest logit, in float32: the same sums in another order
+TOLERANCE = 1e-5  # relative to the largest logit, in whole float32: the same sums in another order
 
 Fold = Literal["zero", "mean"]
 """What stands in the place of a head that goes, as a constant in its projection's bias."""
@@ -233,7 +234,6 @@ def prune(
             score("repaired", number, smaller)
         if train is not None:
             smaller = train(smaller, kept_heads(layout, found.gone), number)
-            remove_gates(smaller)  # those of the training, wherever they are now
             score("tuned", number, smaller)
         attach(smaller)
         now = smaller
@@ -305,7 +305,7 @@ def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
 @torch.inference_mode()
 def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Module, heads: int | None = None) -> None:
     """Another row of ``found``: ``model`` on the test images. heads: that are not masked."""
-    model = model.to(images.device).eval()
+    model = moved(model, images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
         walk, score = images.test(), images.scores["test"]

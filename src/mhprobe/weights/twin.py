@@ -18,6 +18,7 @@ from torch import nn
 from mhprobe.backbones import attach, build
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.state import moved
 from mhprobe.weights.description import portable
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class RandomTwin:
         self.shut = starts_shut(twin)
 
     def __call__(self) -> nn.Module:
-        """The twin with the scales that the network has now; a line says so where it takes any."""
+        """The twin where the network is now, with its scales; a line says so where it takes any."""
+        moved(self.twin, next(self.model.parameters()).device)
         take(self.shut, self.model, self.twin)
         if self.shut:
             log.info(

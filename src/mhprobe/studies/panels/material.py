@@ -54,8 +54,7 @@ class Material:
     def untrained(self) -> nn.Module:
         """A network of the same shape that has learned nothing, on the model's device."""
         model: Any = self.model
-        twin = RandomTwin(model.backbone, self.layout, model.description, self.seed)
-        return twin().to(self.model.device)
+        return RandomTwin(model.backbone, self.layout, model.description, self.seed)()
 
     def of(self, images: int, split: str = "test") -> str:
         """For ``Result.of``: at most so many of a split."""
