@@ -100,7 +100,7 @@ class GatedClassifier(L.LightningModule):
         assert self.penalty is not None
         amount = self.gates.amount()
         price = self.penalty(amount, min(1.0, self.global_step / self.total_steps))
-        heads = float(amount.detach().sum())
+        heads = amount.detach().sum()
         self.log("train/penalty", price.detach())
         self.log("train/open_heads", heads, prog_bar=True)
         self.log("train/open_heads_per_layer", heads / len(self.gates.layout.sites))  # Voita's code averages layers

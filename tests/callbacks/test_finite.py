@@ -33,13 +33,14 @@ class Net(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(net: Net) -> None:
+def fit(net: Net, accumulate: int = 1) -> None:
     torch.manual_seed(0)
     none = torch.zeros(2, dtype=torch.long)
-    batches = [Batch(torch.randn(2, 4), none, none, none.bool()) for _ in range(6)]
+    batches = [Batch(torch.randn(2, 4), none, none, none.bool()) for _ in range(6 * accumulate)]
     L.Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[StopAtNonFinite()], barebones=False,
+        accumulate_grad_batches=accumulate,
     ).fit(net, torch.utils.data.DataLoader(batches, batch_size=None))  # fmt: skip
 
 
@@ -49,11 +50,15 @@ def test_a_whole_training_is_left_alone():
     assert net.global_step == 6
 
 
-@pytest.mark.parametrize(("damage", "where"), [("gradient", "one.weight"), ("loss", "two")])
-def test_it_stops_before_the_step_and_names_step_and_layer(damage, where):
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("damage", "what", "where"),
+    [("gradient", "a gradient is not finite", "one.weight"), ("loss", "the loss became nan", "two")],
+)
+def test_it_stops_before_the_step_and_names_step_and_layer(damage, what, where, accumulate):
     net = Net(damage)
-    with pytest.raises(UserError, match=f"step 3, first in {where};") as error:
-        fit(net)
+    with pytest.raises(UserError, match=f"{what} at .* step 3, first in {where};") as error:
+        fit(net, accumulate)
     assert "\n" not in str(error.value) and net.global_step == 3
     assert all(weight.isfinite().all() for weight in net.parameters())
 

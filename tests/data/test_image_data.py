@@ -35,6 +35,18 @@ def test_train_and_val_share_no_image_and_keep_class_shares(tmp_path):
     assert not np.array_equal(noise(tmp_path, val_fraction=0.2, seed=1).splits["val"].positions, val.positions)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_is_pinned_where_the_run_is_on_a_gpu_not_where_there_is_one(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    data = noise(tmp_path)
+    data.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device(device)), global_rank=0, world_size=1
+    )
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert loader._loader.pin_memory == (device == "cuda")
+    assert next(data.batches("test")).images.device.type == "cpu"  # a walk over a split knows its own device
+
+
 def test_limits_cut_each_split_and_keep_class_shares(tmp_path):
     data = noise(tmp_path, limit_train=9, limit_val=3, limit_test=6)
     assert data.sizes == {"train": 9, "val": 3, "test": 6}

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mhprobe
 from mhprobe.backbones import family_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
-from mhprobe.recording.replay import Replay, forwards, gate_values, masked_logits
+from mhprobe.recording.replay import Replay, forwards, gate_values, masked_logits, most_beside
 from models import BUILDERS, images_for, make_loud, tiny_swin, tiny_vit
 
 MORE = {
@@ -129,6 +129,43 @@ def test_logits_are_those_of_the_whole_model(model):
     logits = masked_logits(model, images, masks, side_by_side=1)
     assert same(logits, expected)
     assert (logits.std(0) > 1e-3).any()  # masks do differ
+
+
+GPU = 80 * 2**30  # bytes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "heads"), [(197, 768, 12), (197, 1024, 16), (1370, 1024, 16), (3136, 128, 4)],
+    ids=["ViT-B", "ViT-L", "ViT-L at 518 px", "the first stage of Swin-B"],
+)  # fmt: skip
+@pytest.mark.parametrize("images", [1, 8, 100])
+def test_a_gpu_gets_as_many_masks_as_keep_it_busy_and_fit(tokens, width, heads, images):
+    numbers, attended = images * tokens * width, images * heads * tokens * min(tokens, 1370)
+    beside = most_beside("cuda", images, numbers, attended, 4, GPU)
+    together = beside * images
+    assert together * tokens * width <= 1024 * 197 * 768 and together <= 1024
+    assert (
+        beside * 4 * (10 * numbers + attended) < GPU
+    )  # what enters, its norm, queries to values, the MLP, its heads' maps
+    assert most_beside("cuda", images, numbers, attended, 4, GPU // 100) <= max(1, beside // 2)
+
+
+def test_images_of_224_pixels_go_beside_each_other_as_before():
+    assert most_beside("cuda", 8, 8 * 197 * 768, 8 * 12 * 197 * 197, 4, GPU) == 128
+    assert most_beside("cpu", 4, 4 * 65 * 192, 4 * 6 * 65 * 65, 4, None) == 4
+    assert most_beside("cpu", 100, 1, 1, 4, None) == most_beside("mps", 4, 1, 1, 4, None) == 1
+
+
+def test_attention_weights_are_counted_as_a_block_has_them():
+    """Of a ViT every pair of tokens, of a Swin those within a window."""
+    vit, swin = tiny_vit(), tiny_swin()
+    for model, expected in ((vit, 2 * 3 * 17 * 17), (swin, 2 * 2 * 81 * 16)):
+        mhprobe.attach(model)
+        segments = family_of(model).segments(model)
+        with torch.no_grad():
+            x = segments.stem(images_for(model, 2))
+        tree = Replay(model, torch.zeros(1, mhprobe.attach(model).layout.num_heads, dtype=torch.bool)).tree
+        assert tree.attended(0, x) >= expected and x[..., 0].numel() == expected // {vit: 3 * 17, swin: 2 * 16}[model]
 
 
 @pytest.mark.parametrize("side_by_side", [2, 5, 1000])

@@ -21,6 +21,7 @@ from mhprobe.backbones.parts import NoHeads
 from mhprobe.backbones.swin import Swin
 from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import count_flops, head_flops
+from mhprobe.surgery.removal import largest_difference
 from mhprobe.surgery.repair import repair
 from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
 from oracles import surgery as oracle
@@ -421,3 +422,26 @@ def test_a_bias_that_was_dropped_is_not_repaired(name, per):
         repair(pruned, dense, lambda: [images_for(dense, 4)], per, proj_bias=choice)
         assert bool(pruned.get_submodule(site.name).proj.bias.any()) == (choice == "keep")
         assert not torch.equal(pruned.get_submodule(layout_of(dense).sites[1].name).proj.weight, second)
+
+
+def test_masked_and_pruned_are_compared_in_whole_float32():
+    """TF32 has 10 bits: the 1e-5 of the check would be missed by products that are right."""
+
+    class Asking(torch.nn.Module):
+        said: list[tuple[str, str]] = []  # noqa: RUF012
+
+        def forward(self, x):
+            backends = torch.backends
+            self.said.append((backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision))
+            return x
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        convolutions = torch.backends.cudnn.conv.fp32_precision
+        largest_difference(Asking(), Asking(), [torch.ones(2, 3)])
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.cudnn.conv.fp32_precision == convolutions
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(Asking.said) == {("ieee", "ieee")} and len(Asking.said) == 2

@@ -15,10 +15,12 @@ from mhprobe.errors import UserError
 class StopAtNonFinite(L.Callback):
     """UserError when the loss or a gradient is nan or infinite; the checkpoints before it are good.
 
-    In float16 infinite gradients are part of the search for a scale, and the scaler skips such steps itself.
+    Looked at once a step, when its gradients are there: to look is to wait for a GPU. In float16 infinite gradients are
+    part of the search for a scale, and the scaler skips such steps itself; there the loss is looked at.
     """
 
     batch: Any = None
+    loss: Tensor | None = None  # the sum over what the step accumulates: not finite if one of them is not
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -26,19 +28,25 @@ class StopAtNonFinite(L.Callback):
         self.batch = batch
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if not torch.isfinite(loss):
+        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        assert self.loss is not None
+        loss, self.loss = self.loss, None
+        named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
+        fine = loss.isfinite()
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            # the largest, not the root of the sum of squares, which overflows before its parts do
+            largest = torch.nn.utils.get_total_norm([g for g in named.values() if g.numel()], norm_type=math.inf)
+            fine = fine & largest.isfinite()
+        if fine:
+            return
+        if not loss.isfinite():
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 where = first_non_finite(pl_module, self.batch.images)
             raise _stopped(trainer, f"the loss became {loss.item()}", where)
-
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return
-        named = {name: p.grad for name, p in pl_module.named_parameters() if p.grad is not None}
-        # the largest, not the root of the sum of squares, which overflows before its parts do
-        if not torch.nn.utils.get_total_norm([g for g in named.values() if g.numel()], norm_type=math.inf).isfinite():
-            where = next(name for name, grad in named.items() if not grad.isfinite().all())
-            raise _stopped(trainer, "a gradient is not finite", where)
+        where = next(name for name, grad in named.items() if not grad.isfinite().all())
+        raise _stopped(trainer, "a gradient is not finite", where)
 
 
 def first_non_finite(model: nn.Module, images: Tensor) -> str:

@@ -225,13 +225,13 @@ class ImageData(L.LightningDataModule):
         self.refuse_unlabelled("training")
         images = self.splits["train"]
         order = TrainOrder(len(images), self.batch_size, fold(self.seed), *self._rank_and_world())
-        return TrainLoader(images, order, self.num_workers)
+        return TrainLoader(images, order, self.num_workers, self._on_cuda)
 
     def val_dataloader(self) -> Loader:
-        return self._eval_loader("val", self.num_workers)
+        return self._eval_loader("val", self.num_workers, self._on_cuda)
 
     def test_dataloader(self) -> Loader:
-        return self._eval_loader("test", self.num_workers)
+        return self._eval_loader("test", self.num_workers, self._on_cuda)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         assert self.trainer is not None
@@ -259,7 +259,8 @@ class ImageData(L.LightningDataModule):
         positions = np.array(evenly(images, len(self.splits[split]))) if isinstance(images, int) else images
         chosen = positions.numpy() if isinstance(positions, torch.Tensor) else positions
         # no workers: starting them for every walk costs more than the gathers they would hide
-        for batch in self._eval_loader(split, num_workers=0, chosen=chosen):
+        pin = torch.device(device).type == "cuda"
+        for batch in self._eval_loader(split, num_workers=0, pin=pin, chosen=chosen):
             moved = Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
             yield self.transform(moved, train=False)
 
@@ -272,10 +273,15 @@ class ImageData(L.LightningDataModule):
         batch = self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False)
         return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
 
-    def _eval_loader(self, split: str, num_workers: int, chosen: np.ndarray | None = None) -> Loader:
+    def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: np.ndarray | None = None) -> Loader:
         images = self.splits[split]
         chosen = np.arange(len(images)) if chosen is None else chosen
-        return Loader(images, EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()), num_workers)
+        return Loader(images, EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()), num_workers, pin)
+
+    @property
+    def _on_cuda(self) -> bool:
+        """Whether Lightning's loops take the batches to a GPU: there may be one that this run does not use."""
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

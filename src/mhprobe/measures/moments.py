@@ -14,6 +14,7 @@ from torch import Tensor
 
 CHUNK = 1024  # rows cast to float64 at a time: they stay in the cache, and a large batch is never copied whole
 _BLOCK = 96  # channels multiplied at a time; blocks left of the diagonal are skipped, which saves nearly half
+_NUMBERS, _WIDE = 2**25, 768  # elsewhere than on a CPU: numbers cast, and channels multiplied, at a time
 
 # a direction with less than this share of its part's mean square is rounding noise of the float64 sums
 _RESOLUTION = 1e-12
@@ -47,16 +48,18 @@ class SecondMoments:
 
     def add(self, x_NC: Tensor) -> None:
         """Take in the rows of ``x_NC``, of any floating dtype."""
-        for chunk in x_NC.split(CHUNK):
+        rows = CHUNK if x_NC.device.type == "cpu" else max(CHUNK, _NUMBERS // x_NC.shape[1])
+        for chunk in x_NC.split(rows):
             chunk = chunk.double()
             self.total.add_(chunk.sum(0))
             self.add_products(chunk)
 
     def add_products(self, x_NC: Tensor) -> None:
         """Take in rows of float64, but for their total, which the caller has."""
-        for start in range(0, x_NC.shape[1], _BLOCK):
-            block = x_NC[:, start : start + _BLOCK]
-            self.outer[start : start + _BLOCK, start:].addmm_(block.mT, x_NC[:, start:])
+        width = _BLOCK if x_NC.device.type == "cpu" else _WIDE
+        for start in range(0, x_NC.shape[1], width):
+            block = x_NC[:, start : start + width]
+            self.outer[start : start + width, start:].addmm_(block.mT, x_NC[:, start:])
         self.rows.add_(len(x_NC))
 
     def merge(self, other: SecondMoments) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,9 @@ from mhprobe.recording.checks import sized
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 
-_FILLS = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side
+_BUSY = {"cpu": 16, "cuda": 1024}  # images that keep a device busy; smaller batches go side by side ...
+_WIDE = 1024 * 197 * 768  # ... on a GPU as long as no more numbers enter a block: those of ViT-B/16 at 224 px
+_HELD = 14  # numbers that a block holds for each that enters it: itself, three copies, the MLP's hidden ones twice
 
 
 def masked_logits(
@@ -101,11 +104,9 @@ class Replay:
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
         """side_by_side: how many masks, at most, share one batch once they have parted from all others.
 
-        None: as many as fill the device. With 1, and no smaller copy, every product is of the same numbers as in the
-        whole model.
+        None: as many as keep the device busy and fit into half of its free memory. With 1, and no smaller copy, every
+        product is of the same numbers as in the whole model.
         """
-        if side_by_side is None:
-            side_by_side = max(1, _FILLS.get(images.device.type, 1) // max(1, len(images)))
         with inspecting(self.model, gradients=False), sized(self.model, images):
             logits, fill = None, None if self.fill is None else self.fill.for_images(images)
             if self.tree is not None:
@@ -245,7 +246,7 @@ class _Answers:
 class _Tree:
     """The walk of one batch through the blocks."""
 
-    widest = 1  # masks side by side
+    widest: int | None = 1  # masks side by side; None: what suits the device
     fill: Fill | None = None  # what stands in a head's place in this batch
 
     @classmethod
@@ -287,22 +288,32 @@ class _Tree:
         with contextlib.ExitStack() as stack:
             for seam in self.seams[block]:
                 stack.enter_context(_instead(seam.attention, _Remembering(seam)))
-            for masks in self._beside(branches):
+            for masks in self._beside(branches, self.widest or _widest(x, self.attended(block, x))):
                 y = self._run(block, _copies(x, len(masks)), [rows[0] for rows in masks])
                 if len(masks) == 1:
                     self._walk(block + 1, y, masks[0])
                 else:
                     self._straight(block + 1, y, [rows[0] for rows in masks])
 
-    def _beside(self, branches: list[list[int]]) -> Iterator[list[list[int]]]:
+    def attended(self, block: int, x: Tensor) -> int:
+        """How many attention weights a batch ``x`` has in the widest site from ``block`` on."""
+        tokens = x[..., 0].numel()
+        counts = [
+            site.num_heads * (math.prod(site.windows.size) if site.windows else tokens // len(x))
+            for site in self.gates.layout.sites
+            if site.block >= block
+        ]
+        return tokens * max(counts, default=0)
+
+    def _beside(self, branches: list[list[int]], widest: int) -> Iterator[list[list[int]]]:
         """Which branches go together: those of a single mask, which never part again; the very first goes alone.
 
         What it computes is what the attentions remember.
         """
         alone = max(1, sum(len(masks) > 1 for masks in branches))
         yield from ([masks] for masks in branches[:alone])
-        for start in range(alone, len(branches), self.widest):
-            yield branches[start : start + self.widest]
+        for start in range(alone, len(branches), widest):
+            yield branches[start : start + widest]
 
     def _straight(self, block: int, x: Tensor, masks: list[int]) -> None:
         for number in range(block, len(self.segments.blocks)):
@@ -335,6 +346,25 @@ class _Remembering:
 
     def _keep(self, _module: nn.Module, args: tuple[Tensor, ...]) -> None:
         self.heads = args[0]
+
+
+def _widest(x: Tensor, attended: int) -> int:
+    """How many copies of a batch ``x`` (B, tokens ..., channels) go side by side. attended: its attention weights."""
+    free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
+    return most_beside(x.device.type, len(x), x.numel(), attended, x.element_size(), free)
+
+
+def most_beside(device: str, images: int, numbers: int, attended: int, size: int, free: int | None) -> int:
+    """How many copies of a batch keep a kind of device busy, and fit.
+
+    numbers: that enter a block. attended: attention weights of one layer, which are there twice, before and after the
+    softmax. size: bytes of each. free: bytes, of which half may be used; None where memory sets no limit.
+    """
+    busy = _BUSY.get(device, 1) // max(1, images)
+    if free is not None:
+        room = free // 2 // (size * (_HELD * numbers + 2 * attended))
+        busy = min(busy, _WIDE // numbers, room)
+    return max(1, busy)
 
 
 def _copies(x: Tensor, count: int) -> Tensor:

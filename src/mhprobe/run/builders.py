@@ -119,8 +119,8 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
     """The classes that the whole network gives the images stand for labels."""
     if cfg["command"] == "train":
         data.refuse_unlabelled("training")
-    use = torch.cuda.is_available() and cfg["trainer"]["accelerator"] != "cpu"
-    data.label_by(backbone.to("cuda" if use else "cpu").eval(), class_names, "cuda" if use else "cpu")
+    device = _lightning(cfg, logger=False, enable_checkpointing=False).strategy.root_device  # each rank has its own
+    data.label_by(backbone.to(device).eval(), class_names, device)
     if is_first():
         print(
             f"data: {data.source.name} has no labels. Accuracy is the share of images whose largest logit is where the "
@@ -198,20 +198,24 @@ def callbacks(
 
 def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Trainer:
     """Lightning's, with whole checkpoints and our samplers."""
+    return _lightning(
+        cfg,
+        callbacks=[*callbacks, StopAtOnce()],
+        logger=report.loggers,
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=report.folder,
+        use_distributed_sampler=False,  # ours pads with flagged images
+        num_sanity_val_steps=0,
+    )
+
+
+def _lightning(cfg: Config, **more: Any) -> L.Trainer:
+    """What ``trainer`` says, as Lightning understands it."""
     settings = dict(cfg["trainer"])
     if settings["precision"] == "auto":
         settings["precision"] = _best_precision(settings["accelerator"])
     try:
-        return L.Trainer(
-            **settings,
-            callbacks=[*callbacks, StopAtOnce()],
-            logger=report.loggers,  # type: ignore[arg-type]
-            plugins=[AtomicCheckpointIO()],
-            default_root_dir=report.folder,
-            use_distributed_sampler=False,  # ours pads with flagged images
-            num_sanity_val_steps=0,
-            enable_model_summary=False,
-        )
+        return L.Trainer(**settings, **more, enable_model_summary=False)
     except (MisconfigurationException, FabricMisconfiguration, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
