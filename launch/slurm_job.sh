@@ -3,6 +3,8 @@
 set -uo pipefail
 folder=${RUN_DIR:-outputs/slurm/$SLURM_JOB_ID}
 mkdir -p "$folder"
+# since SLURM 22.05 srun no longer asks for what sbatch was told: each process would get a single core
+[ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # job <command> [override ...]: a process for each GPU. SIGUSR1 says that the time is over: srun hands it on to all of
 # them (a SIGTERM it would answer by killing them at once) and mhprobe takes it for a SIGTERM; who does not end is

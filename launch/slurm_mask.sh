@@ -10,6 +10,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 source "${SLURM_SUBMIT_DIR:-.}/launch/slurm_job.sh"
 job mask "$@"

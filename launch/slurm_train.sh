@@ -12,6 +12,7 @@
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
+#SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 source "${SLURM_SUBMIT_DIR:-.}/launch/slurm_job.sh"
 resume=()

@@ -13,6 +13,7 @@ import lightning as L
 import pytest
 
 import runs
+from mhprobe.run import sections
 from mhprobe.run.quiet import quiet
 from mhprobe.weights.checkpoint import load_checkpoint
 
@@ -43,11 +44,11 @@ def test_scripts_are_bash_and_say_how_they_are_used(script):
     assert "$@" in script.read_text() and "/home/" not in script.read_text()
 
 
-def start(cwd: Path, command: str, *overrides: str) -> subprocess.Popen[str]:
+def start(cwd: Path, command: str, *overrides: str, **more: str) -> subprocess.Popen[str]:
     """launch/slurm_<command>.sh as SLURM runs it, one task on one machine."""
     cluster = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_NAME": "mhprobe"}
     python = Path(sys.executable).parent
-    environment = {**runs.environment(), **cluster, "SLURM_SUBMIT_DIR": str(LAUNCH.parent)}
+    environment = {**runs.environment(), **cluster, **more, "SLURM_SUBMIT_DIR": str(LAUNCH.parent)}
     environment["PATH"] = f"{cwd / 'bin'}:{python}:{environment['PATH']}"
     return subprocess.Popen(
         ["bash", str(LAUNCH / f"slurm_{command}.sh"), *overrides],
@@ -76,6 +77,75 @@ def cluster(tmp_path):
 
 
 TRAINING = [*runs.TINY, "masking=none", "measure=[]", "checkpoint.every_n_steps=1", "trainer.max_epochs=100000"]
+
+
+def test_every_task_gets_the_cores_that_the_job_asked_for(cluster):
+    """srun stopped reading SLURM_CPUS_PER_TASK in 22.05; what it reads is SRUN_CPUS_PER_TASK."""
+    (cluster / "bin" / "srun").write_text('#!/usr/bin/env bash\necho "cores: $SRUN_CPUS_PER_TASK"\n')
+    for cores, said in (("8", "cores: 8"), (None, "cores: ")):
+        asked = {} if cores is None else {"SLURM_CPUS_PER_TASK": cores}
+        assert start(cluster, "mask", **asked).communicate(timeout=60)[0].strip("\n") == said
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if "#SBATCH" in path.read_text()], ids=lambda p: p.name)
+def test_jobs_keep_what_they_print_over_all_their_starts(script):
+    lines = script.read_text().splitlines()
+    assert "#SBATCH --output=%x-%j.log" in lines and "#SBATCH --open-mode=append" in lines
+    (command,) = (line.split()[1] for line in lines if line.startswith("job "))
+    assert script.name == f"slurm_{command}.sh" and command in sections.commands()
+
+
+def test_the_page_of_launchers_names_every_script():
+    page = (LAUNCH.parent / "docs" / "scaling.md").read_text()
+    for script in SCRIPTS:
+        assert script.name in page or "#SBATCH" not in script.read_text()
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    """launch/torchrun.sh with stand-ins, on a machine of three GPUs: what torchrun is told, or what is refused."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name, text in (("torchrun", 'echo "$@"'), ("nvidia-smi", "printf 'one\\ntwo\\nthree\\n'")):
+        (bin / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (bin / name).chmod(0o755)
+
+    def told(**settings: str) -> tuple[int, str]:
+        environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        environment |= {"PATH": f"{bin}:{environment['PATH']}", **settings}
+        done = subprocess.run(
+            ["bash", str(LAUNCH / "torchrun.sh"), "seed=1"],
+            cwd=tmp_path,
+            env=environment,
+            text=True,
+            capture_output=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 3), ("0,2", 2), ("1", 1), ("GPU-8932f937,MIG-2", 2), ("0,-1,2", 1)]
+)
+def test_torchrun_starts_a_process_for_each_gpu_that_cuda_shows(torchrun, visible, count):
+    code, said = torchrun(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
+    assert code == 0 and f"--standalone --nproc-per-node={count} " in said
+    assert f"trainer.devices={count} trainer.num_nodes=1 " in said and said.strip().endswith(" seed=1")
+
+
+def test_torchrun_without_a_gpu_says_so(torchrun):
+    code, said = torchrun(CUDA_VISIBLE_DEVICES="")
+    assert code == 2 and "no GPU to run on; set NPROC" in said
+    assert "--nproc-per-node=2 " in torchrun(CUDA_VISIBLE_DEVICES="", NPROC="2")[1]
+
+
+def test_torchrun_on_two_machines_meets_at_one_of_them(torchrun):
+    code, said = torchrun(NODES="2", FIRST="host1:29500", RUN_DIR="/shared/run")
+    assert code == 0 and "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=host1:29500 --rdzv-id=mhprobe " in said
+    assert "trainer.num_nodes=2 hydra.run.dir=/shared/run seed=1" in said
+    code, said = torchrun(NODES="2", FIRST="host1:29500")
+    assert code != 0 and "a folder that all machines share" in said
 
 
 @pytest.mark.slow
