@@ -116,7 +116,7 @@ def _length(loader: Iterable[Any]) -> int:
 
 
 def _say(found: Mapping[str, Any], refused: Mapping[str, UserError]) -> None:
-    """What measures refused: an error where nothing was found, else a warning for each."""
+    """Raise the refusal of a measure where none gave a result, else warn of each."""
     for name, error in refused.items():
         if not found:
             raise error
@@ -272,7 +272,7 @@ def _marks(batch: Batch) -> Tensor:
 
 
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
-    """What slopes are taken of where nobody says: what labels, or none, allow."""
+    """Choose the scalar that gradients are of, by whether there are labels and logits."""
     if iter(loader) is loader:
         return "loss"  # it can be walked once only; without labels record says what to ask for
     first = next(iter(loader), None)
@@ -324,7 +324,10 @@ def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Itera
 
 
 def _batch(item: Any, first: int, split: Split) -> Batch:
-    """first: the index of its first image. UserError for what is no batch."""
+    """Make a Batch of an item of a loader. UserError for an item that is no batch.
+
+    first: the index of its first image.
+    """
     if not isinstance(item, Batch):
         images, labels = split(item)
         item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))  # type: ignore[arg-type]

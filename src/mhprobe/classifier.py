@@ -78,7 +78,7 @@ class GatedClassifier(L.LightningModule):
 
     @property
     def features_only(self) -> bool:
-        """Whether there is no classifier: what comes out are features, which labels say nothing about."""
+        """True if there is no classifier: labels say nothing about the features that come out."""
         return gives_features(self.backbone)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class GatedClassifier(L.LightningModule):
         return loss if self.penalty is None else loss + self._price()
 
     def _price(self) -> Tensor:
-        """What the open heads cost, in nats."""
+        """Return the price of the open heads, in nats."""
         assert self.penalty is not None
         amount = self.gates.amount()
         price = self.penalty(amount, min(1.0, self.global_step / self.total_steps))

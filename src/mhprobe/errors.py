@@ -32,7 +32,7 @@ def short(text: str, most: int) -> str:
 
 
 def quoted(value: object, most: int = 60) -> str:
-    """What somebody gave, as Python writes it, shortened."""
+    """Return an argument as Python writes it, shortened."""
     return short(repr(value), most)
 
 

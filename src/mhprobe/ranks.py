@@ -1,4 +1,4 @@
-"""What processes of one run tell each other. Alone, a process is rank 0 of 1 and nothing is sent.
+"""Communication of the processes of one run. Alone, a process is rank 0 of 1 and nothing is sent.
 
 All but ``rank`` and ``size`` are collectives: every rank calls them, in the same order.
 """
@@ -19,7 +19,7 @@ PIECE = 2**21  # numbers; 16 MiB of float64
 
 
 def size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -42,7 +42,7 @@ def pieces(large: Tensor) -> Sequence[Tensor]:
 
 
 def from_rank_zero(find: Callable[[], T]) -> T:
-    """What rank 0 finds, on every rank; only rank 0 looks."""
+    """Return the result of rank 0 on every rank; only rank 0 works."""
     if size() == 1:
         return find()
     found = [find() if rank() == 0 else None]
@@ -51,7 +51,7 @@ def from_rank_zero(find: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """What each rank has, in the order of the ranks, on every rank. For small things: they are pickled."""
+    """Gather an object of each rank, in the order of the ranks, on every rank. For small things: they are pickled."""
     if size() == 1:
         return [value]
     everyone: list[T] = [value] * size()

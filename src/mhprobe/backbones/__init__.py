@@ -1,4 +1,4 @@
-"""Which models are supported, and where their heads are. Families are found by looking through its files."""
+"""Find the family of a model, its heads, and put gates on them. Families are found by looking through its files."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def _huggingface() -> str:
 
 
 def gives_features(model: nn.Module) -> bool:
-    """Whether what is, or is inside, ``model`` has no classifier of its own: features come out of it, no logits."""
+    """Return True if the backbone in ``model`` has no classifier of its own, so that features come out of it."""
     backbone = backbone_of(model)
     return family_of(backbone).features_only(backbone)
 
 
 def puts_out_features(model: nn.Module) -> bool:
-    """Whether features come out of ``model`` itself: what wraps a backbone may bring a classifier of its own."""
+    """Return True if ``model`` itself gives features; a module around a backbone may bring a classifier."""
     return backbone_of(model) is model and gives_features(model)
 
 
@@ -158,7 +158,7 @@ def build(
 
 
 def input_spec(model: nn.Module) -> dict[str, Any]:
-    """What a model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+    """Return the input that a model expects: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
     return family_of(model).input_spec(model)
 
 

@@ -1,4 +1,4 @@
-"""What a backbone family declares: where its heads are, and what other packages need to know of its modules.
+"""A backbone family: where its heads are, and all that other packages need to know of its modules.
 
 The methods here have timm's usual answers. A family overrides those that differ. Nothing outside this package names a
 part of an attention module.
@@ -35,7 +35,7 @@ class Segments(NamedTuple):
 
 
 class DirectPath(NamedTuple):
-    """What a write into the residual stream goes through on its way to the logits when it skips all later blocks.
+    """The direct path of a write into the residual stream to the logits, past all later blocks.
 
     between: one for each of ``Family.blocks``: what stands on the stream in front of the block, None for nothing. It
     merges fields of 2 x 2 tokens, (B, rows, columns, C), of any grid.
@@ -69,7 +69,7 @@ class Seam:
     visible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def rest(self, heads: Tensor) -> Any:
-        """What ``attention`` gives back in eval mode, from the input of ``point`` on."""
+        """Return the output of ``attention`` in eval mode, from the input of ``point`` on."""
         return self.point(heads)
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class Family(ABC):
     @staticmethod
     @abstractmethod
     def claims(model: nn.Module) -> bool:
-        """Whether the model belongs here."""
+        """Return True if the model belongs to this family."""
 
     @staticmethod
     @abstractmethod
@@ -187,7 +187,7 @@ class Family(ABC):
 
     @classmethod
     def builds(cls, name: str) -> bool:
-        """Whether ``name`` is for this family to build; families of timm models leave that to timm."""
+        """Return True if this family builds models of this ``name``; families of timm models leave that to timm."""
         return False
 
     @classmethod
@@ -197,17 +197,17 @@ class Family(ABC):
 
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
-        """What the model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
+        """Return the input of the model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel."""
         return timm_models.input_spec(model)
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
-        """What makes logits of features; nothing in a model that only gives features."""
+        """Return the classifier, which makes logits of features; an empty module if the model only gives features."""
         return getattr(model, "get_classifier", nn.Identity)()
 
     @classmethod
     def features_only(cls, model: Any) -> bool:
-        """Whether the model, without one around it, gives features and no logits."""
+        """Return True if the model, without a module around it, gives features and no logits."""
         return isinstance(getattr(model, "get_classifier", lambda: None)(), nn.Identity)
 
     @classmethod

@@ -56,20 +56,20 @@ class Blank:
     # around the blocks
 
     def embed(self, pixels: Tensor) -> None:
-        """pixels: (C, 3 * patch * patch), what each channel reads from a patch."""
+        """Set the patch embedding: (C, 3 * patch * patch), the weight of each pixel of a patch for each channel."""
         weight = self.model.patch_embed.proj.weight
         weight.copy_(pixels.view_as(weight))
 
     def place(self, class_token: Tensor, tokens: Tensor) -> None:
-        """Where tokens stand, as a ViT adds it: (C,) and (T, C)."""
+        """Set the class token (C,) and the embeddings of positions (T, C), as a ViT adds them."""
         self.model.pos_embed[0, 0], self.model.pos_embed[0, 1:] = class_token, tokens
 
     def merge(self, stage: int, weight: Tensor) -> None:
-        """What a Swin makes, on the way into a stage, of the mean of 2 x 2 tokens: (C behind, C before)."""
+        """Set the merging of 2 x 2 tokens into a stage of a Swin, from their mean: (C behind, C before)."""
         self.model.layers[stage].downsample.reduction.weight.copy_((weight / 2).repeat(1, 4))
 
     def classify(self, weight: Tensor) -> None:
-        """weight: (K, C) of the classifier."""
+        """Set the (K, C) weight of the classifier."""
         (self.model.head if self.family == "vit" else self.model.head.fc).weight.copy_(weight)
 
     # in a block
@@ -100,7 +100,7 @@ class Blank:
 
     @torch.no_grad()
     def parts(self, site: int, head: int) -> dict[str, Tensor]:
-        """What ``write`` takes, as it is."""
+        """Return the argument of ``write`` as it is."""
         attention, at = self._block(site).attn, self.site(site)
         span = slice(head * at.head_dim, (head + 1) * at.head_dim)
         found = {"output": attention.proj.weight[:, span].T.clone()}
@@ -135,7 +135,7 @@ class Blank:
         return self._seen(self._block(site).norm2, images)[1]
 
     def _seen(self, norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters and leaves a norm, in raster order."""
+        """Record the input and output of a norm, in raster order."""
         seen: list[Tensor] = []
         handle = norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
         self.model(images)

@@ -14,7 +14,7 @@ from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 
 
 def conv_stem(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
-    """What timm's models take as ``embed_layer``.
+    """Return a stem of convolutions that timm's models take as ``embed_layer``.
 
     channels: of the convolutions before the last, which gives the tokens' width. Batch norm and ReLU stand behind each
         but the last. The later ones halve the image, until a token stands for ``patch_size`` pixels.

@@ -32,7 +32,7 @@ class _Network:
 
 
 def freeze(model: nn.Module, frozen: Frozen) -> None:
-    """Nothing of what is named is trained from now on.
+    """Keep the named parts from being trained from now on.
 
     frozen: "nothing", the "backbone" (all but its classifier), all "weights", or parts, see ``part_of``. UserError
     where the model's family cannot tell a part from the rest.

@@ -24,7 +24,7 @@ IMPLEMENTATION = "mhprobe_open"
 
 
 class Kind(NamedTuple):
-    """How a class names its parts. layers: its blocks. attention: in a block. middle: what the stream enters next.
+    """Names of the parts of a class. layers: its blocks. attention: in a block. middle: what the stream enters next.
 
     prefix: tokens before the grid; a name is one of the configuration. text: there is no grid.
     """

@@ -73,7 +73,7 @@ def weight_of(layer: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class Trial:
-    """What the run without numbers met at one attention module.
+    """One attention module as the run on the meta device met it.
 
     entered: the shape of the heads' outputs, (rows, ..., H * D) or, channels first, (rows, H * D, height, width).
     block: the module that holds the attention; outer: the shape of what came in there. name: of the attention.
@@ -100,7 +100,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a class of attention names its parts.
+    """Names of the parts of a class of attention.
 
     point: what the heads enter side by side. output: W_O, where it is a part of that.
     parts: (module, H) -> the weights of queries, keys, values, (H, D, C) each, themselves and no copies.
@@ -148,7 +148,9 @@ class Reshaped(nn.Module):
 
 
 class Located(Family):
-    """model: timm's class, by its module and name. kinds: by attention class, likewise.
+    """A family that is written as a table of names.
+
+    model: timm's class, by its module and name. kinds: by attention class, likewise.
 
     aside: classes of attention that are left alone: of one query, or of no head.
     """
@@ -167,7 +169,7 @@ class Located(Family):
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
-        """How many tokens stand before the grid."""
+        """Return the number of tokens before the grid."""
         return 0
 
     @classmethod
@@ -301,7 +303,7 @@ def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first
 
 
 def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) -> list[Trial]:
-    """What attention modules meet, in the order in which they run; points: by attention, what the heads enter.
+    """Record attention modules in the order in which they run; points: by attention, the module that heads enter.
 
     UserError where the model does not take images of ``size``.
     """

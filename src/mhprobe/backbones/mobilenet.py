@@ -19,7 +19,7 @@ def shared(attention: Any, heads: int) -> Parts:
 
 
 def full(attention: Any) -> nn.Module | None:
-    """Where weights pass, if queries and keys are on the grid."""
+    """Return the module that attention weights pass, if queries and keys are on the grid."""
     return None if attention.kv_stride > 1 or attention.has_query_strides else attention.attn_drop
 
 

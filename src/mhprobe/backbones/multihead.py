@@ -73,7 +73,7 @@ class Open(nn.MultiheadAttention):
         return out.transpose(0, 1) if self.batch_first else out
 
     def _mask(self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
-        """What is added to (B, H, T, T) scores."""
+        """Return the mask that is added to (B, H, T, T) scores."""
         attn, padding = (None if part is None else _added(part, q.dtype) for part in (attn, padding))
         if attn is not None and attn.dim() == 3:
             attn = attn.unflatten(0, (batch, self.num_heads))

@@ -16,7 +16,7 @@ _LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call th
 
 
 class NoHeads(nn.Module):
-    """What is left of attention without heads: a projection of nothing, i.e. its bias, for every token.
+    """Attention that has lost all heads: every token gets the bias of the projection.
 
     The one place where a pruned model needs a class that timm does not have: Swin's WindowAttention cannot reshape to
     zero heads, and no module of torch or timm that ignores its input takes the block's ``mask`` argument.
@@ -73,7 +73,7 @@ def linear_pool(pool: str) -> None:
 
 
 def other_forward(model: nn.Module, base: Any) -> bool:
-    """Whether a subclass of timm's ``base`` wrote the forward anew that ``Family.segments`` takes apart."""
+    """Return True if a subclass of timm's ``base`` overrides the forward that ``Family.segments`` takes apart."""
     kind: Any = type(model)
     return kind.forward is not base.forward or kind.forward_features is not base.forward_features
 

@@ -9,7 +9,7 @@ from mhprobe.errors import UserError
 
 
 def patch_embedding(model: nn.Module) -> nn.Module:
-    """What embeds the patches of a timm model: images (B, 3, height, width) to maps (B, C, h, w).
+    """Return the module that embeds the patches of a timm model: images (B, 3, height, width) to maps (B, C, h, w).
 
     One convolution without overlap, or a stem of several. UserError for another.
     """

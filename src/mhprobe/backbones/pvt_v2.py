@@ -10,7 +10,7 @@ from mhprobe.backbones.located import COARSER, Kind, Located, apart, never
 
 
 def full(attention: Any) -> nn.Module | None:
-    """Where weights pass, if keys are on the grid of the queries."""
+    """Return the module that attention weights pass, if keys are on the grid of the queries."""
     return attention.attn_drop if attention.sr is None else None
 
 

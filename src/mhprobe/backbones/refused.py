@@ -11,7 +11,10 @@ from mhprobe.heads import HeadSite
 
 
 class Refused(Located):
-    """reason: what its heads are, up to the full stop. error: HeadsMixed where no family could ever find one."""
+    """A refused class of timm.
+
+    reason: a clause on its heads, up to the full stop. error: HeadsMixed where no family could ever find one.
+    """
 
     kinds: ClassVar = {}
     reason: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Which of timm's models are supported, and why the others are not.
+"""Survey of timm's models: the supported ones, and the reason for each refused one.
 
 Every name is asked for without weights or memory (torch's meta device). Of a class that no family claims, only the
 first model is built: the others get the same answer.
@@ -19,7 +19,7 @@ from mhprobe.errors import HeadsMixed, UserError
 
 @dataclass
 class Architecture:
-    """What became of the names of one class. attention: whether its models have modules with heads at all.
+    """Result of the survey for one class of timm. attention: True if its models have modules with heads.
 
     mixed: how many of the refused have heads that are no slices of what enters a projection.
     """

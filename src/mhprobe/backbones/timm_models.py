@@ -1,4 +1,4 @@
-"""How a timm model is made, and what it wants to see."""
+"""Create timm models, and read the input that they expect."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def registered(name: str) -> dict[str, Any]:
 
 
 def _instead_of(name: str) -> str:
-    """What may have been meant by a name that timm does not have."""
+    """Suggest names of timm that are close to an unknown one."""
     import timm
 
     if "/" in name:
@@ -149,7 +149,7 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 
 def input_spec(model: Any) -> dict[str, Any]:
-    """What a timm model wants to see: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
+    """Return the input of a timm model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
 
     The size is the one that the model was built for. A model that keeps no note of it has the one of its
     ``pretrained_cfg``.

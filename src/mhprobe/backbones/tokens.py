@@ -1,4 +1,4 @@
-"""What timm's models of tokens share: ``blocks`` one after the other, all patches attending to each other.
+"""Families of timm's token models: ``blocks`` one after the other, all patches attending to each other.
 
 Attention concatenates its heads, head 0 first, and projects. Prefix tokens stand before the grid.
 """
@@ -20,7 +20,10 @@ Piece = Callable[[Tensor], Tensor]
 
 
 class Tokens(Family):
-    """model, attention: timm's classes. middle: by class of block, its part that the stream enters after attention."""
+    """A family of token models.
+
+    model, attention: timm's classes. middle: by class of block, its part that the stream enters after attention.
+    """
 
     model: ClassVar[Any]
     attention: ClassVar[tuple[type, ...]]

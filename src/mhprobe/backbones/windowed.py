@@ -1,4 +1,4 @@
-"""What timm's two Swin Transformers share: shifted windows, a ragged number of heads per stage.
+"""Families of timm's two Swin Transformers: shifted windows, a ragged number of heads per stage.
 
 WindowAttention concatenates its heads like a ViT, over rows that are image-major (image x window); ``Windows`` says
 how to put them back in raster order.
@@ -18,7 +18,10 @@ from mhprobe.heads import Block, HeadSite, Windows
 
 
 class Windowed(Family):
-    """model, stage, attention: timm's classes. middle: the part of a block that the stream enters after attention."""
+    """A family of windowed models.
+
+    model, stage, attention: timm's classes. middle: the part of a block that the stream enters after attention.
+    """
 
     model: ClassVar[Any]
     stage: ClassVar[type[Any]]

@@ -26,7 +26,7 @@ from mhprobe.stats.lowest import lowest
 
 
 class Instead(NamedTuple):
-    """What stands in heads' places, in front of their gates, while several versions of the gates share a batch.
+    """Replacements of heads, in front of their gates, while several versions of the gates share a batch.
 
     heads: per site (B or windows, T, H * D), as they enter the projection. mask: (R, A) bool on the CPU, which
     heads of each version they stand for.

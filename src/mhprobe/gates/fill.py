@@ -1,4 +1,4 @@
-"""What stands in a head's place while it is off: nothing, or numbers from elsewhere.
+"""Fills: what stands in a head's place while its gate is closed.
 
 Where a gate lets a head through by xi, (1 - xi) times what stands in its place is added, before the projection. Which
 numbers those are is found in ``recording.fills``; here they are only kept.
@@ -17,12 +17,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Fill:
-    """sites: per site (S, W, T, H * D), in the order in which the site's projection sees them."""
+    """Values for the places of heads.
+
+    sites: per site (S, W, T, H * D), in the order in which the site's projection sees them.
+    """
 
     sites: tuple[Tensor, ...]
 
     def for_images(self, images: Tensor) -> Fill:
-        """What stands there in a batch of these images."""
+        """Return the values for a batch of these images."""
         return self
 
     def rows(self, number: int) -> Tensor:
@@ -31,7 +34,10 @@ class Fill:
 
 
 class Filling(NamedTuple):
-    """fill: of a batch. left_out: (R, A) how much of every head is missing, a row for each part of the batch."""
+    """A fill and the heads that it stands for.
+
+    fill: of a batch. left_out: (R, A) the missing share of every head, a row for each part of the batch.
+    """
 
     fill: Fill
     left_out: Tensor

@@ -1,4 +1,4 @@
-"""How a penalty comes in: not at all, then linearly, then in full."""
+"""Ramp of a penalty: not at all, then linearly, then in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the heads did on a batch, and what may be asked about them.
+"""Records of the heads on a batch, and names of what can be recorded.
 
 Shapes: B images, T tokens (prefix tokens first, then the grid in raster order), H heads of one site, D head width,
 C classes, M masks.
@@ -88,7 +88,7 @@ class Stream(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """What each part of the model writes into each logit on the direct path: past all later blocks, norms frozen.
+    """Writes of each part of the model into each logit on the direct path: past all later blocks, norms frozen.
 
     heads: (B, A, C). biases: (B, blocks, C) of the blocks' output projections. mlps: (B, blocks, C).
     embedding: (B, 1, C) what enters the first block. constant: (B, 1, C) biases of merging, norms and classifier.
@@ -103,7 +103,7 @@ class Direct(NamedTuple):
 
 
 class Patched(NamedTuple):
-    """What a Patching found, in units of its metric.
+    """Effects of a Patching, in units of its metric.
 
     clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted twin. effect: by
     estimate (B, A), how far head and image go from one run towards the other: from "corrupt" to "clean" in denoising.
@@ -133,7 +133,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, repr=False)
 class HeadBatch:
-    """What the heads did in one forward pass, and one backward pass where it was asked for.
+    """Record of the heads in one forward pass, and one backward pass where it was asked for.
 
     z: per site (B, T, H, D), the heads' outputs before the gate. Windowed sites are put back in raster order.
     grad: per site (B, T, H, D), d(loss of the image)/d(gated z); taken after the gate, so that a masked head

@@ -1,4 +1,4 @@
-"""What a head is and where it sits.
+"""Heads and their places: sites, layouts, and the one conversion of (site, head) to a flat index.
 
 A head is a declared set of input channels of its block's output projection: head h of a site owns channels
 ``h * head_dim ... (h + 1) * head_dim - 1``. ``HeadLayout`` is the one place that converts between (site, head) and the
@@ -31,7 +31,7 @@ Scope = Literal["nothing", "backbone", "weights"]  # of what is not trained; a b
 
 @dataclass(frozen=True)
 class Windows:
-    """How a windowed site cuts its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
+    """Windows of a site on its (height, width) grid: ``size`` per window, after a roll by ``-shift``.
 
     pad_first: whether the grid is filled up to whole windows before the roll, as torchvision does, or after it (timm).
     strided: whether a window's tokens are as far apart as they can be (MaxViT's grid), and not neighbours.
@@ -172,7 +172,7 @@ class HeadSite:
 
     @property
     def attention_size(self) -> int:
-        """How many attention weights an image has here; 0 where that depends on the image."""
+        """Number of attention weights of an image; 0 where that depends on the image."""
         if self.line or self.grid is None:
             return 0
         if self.windows is None:
@@ -315,7 +315,7 @@ class HeadLayout:
         return flat
 
     def _could_be_mask(self, given: Tensor, heads: object) -> bool:
-        """Whether whole numbers say 0 or 1 of every head: in one row, or in a row per site where all have two heads."""
+        """Return True if every number is 0 or 1: in one row of heads, or in a row per site where all have two heads."""
         if given.min() < 0 or given.max() > 1:
             return False
         listed = isinstance(heads, (list, tuple))
@@ -327,7 +327,7 @@ class HeadLayout:
 
 
 def _tensor(heads: object) -> Tensor:
-    """What a user gave as a tensor; NaN for what is none: words, rows of different lengths, bool among numbers."""
+    """Return an argument as a tensor; NaN if it is none: words, rows of different lengths, bool among numbers."""
     mixed = isinstance(heads, (list, tuple)) and {bool} < {type(each) for each in heads}
     try:
         return torch.tensor(torch.nan) if mixed else torch.as_tensor(heads)

@@ -44,7 +44,7 @@ def stands_on(config: Any) -> dict[str, dict[str, str]]:
 
 
 def is_file(text: str) -> bool:
-    """Whether a configuration's text names a file that there is."""
+    """Return True if the text of a configuration names an existing file."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):  # too long, or with a zero byte

@@ -1,4 +1,4 @@
-"""Which test images a run got right: one small file, by which runs are compared image by image.
+"""Outcomes of a run: which test images are right, in one small file, so that runs are compared image by image.
 
 A file that cannot be read, or that says nothing of its images, is as good as none.
 
@@ -21,7 +21,10 @@ FILE = "outcomes.safetensors"
 
 
 class Outcomes(NamedTuple):
-    """right: (N,) bool. images: a digest of their pixels and labels and which they are; equal for the same images."""
+    """Outcomes of N test images.
+
+    right: (N,) bool. images: a digest of their pixels, labels and places; equal for the same images.
+    """
 
     right: Tensor
     images: str
@@ -37,7 +40,7 @@ def write(folder: Path, right: Tensor, positions: Tensor, images: str) -> Path:
 
 
 def read(folder: Path) -> Outcomes | None:
-    """What a run left; None if it left nothing that can be read."""
+    """Read the outcomes of a run; None if there are none that can be read."""
     try:
         with safe_open(str(folder / FILE), "pt") as file:
             return Outcomes(file.get_tensor("right").bool(), file.metadata()["images"])

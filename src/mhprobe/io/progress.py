@@ -1,4 +1,4 @@
-"""What a command shows while it works: on a terminal one live view, elsewhere a line per event, or nothing.
+"""Progress of a command: on a terminal one live view, elsewhere a line per event, or nothing.
 
 A command opens a ``screen``; whatever works inside says what it does (``stage``), how far it is (``progress``) and what
 is best so far (``best``). Events go through standard logging, below the logger ``mhprobe``: the live view has them in
@@ -23,7 +23,7 @@ WORTH_A_LINE = 5  # seconds that work has to take for a line at its end
 
 
 class Advance(Protocol):
-    """What ``progress`` yields."""
+    """The progress of one piece of work."""
 
     def __call__(self, pieces: int, text: str | None = None, done: int | None = None) -> None:
         """``pieces`` were just finished. text: a new description. done: that many are finished or not needed."""
@@ -67,7 +67,7 @@ def screen(title: str, mode: str = "auto", verbose: bool = False) -> Iterator[No
 
 
 def stage(text: str) -> None:
-    """What the command does next, e.g. "masking curve 2 of 6: layer_max"."""
+    """Announce the next piece of work, e.g. "masking curve 2 of 6: layer_max"."""
     _screen.stage, _screen.best = text, ""
     log.info("%s", text)
 
@@ -81,7 +81,7 @@ def announce(lines: Sequence[str]) -> None:
 
 
 def best(text: str) -> None:
-    """What is best so far, for the live view."""
+    """Show the best result so far in the live view."""
     _screen.best = f"best: {text}"
 
 
@@ -148,7 +148,7 @@ def duration(seconds: float) -> str:
 
 
 def _can_move() -> bool:
-    """Whether what was written can be written anew: at a terminal, in a notebook."""
+    """Return True if written lines can be rewritten: at a terminal, in a notebook."""
     from rich.console import Console
 
     console = Console()  # rich's own remembers what stdout was when somebody first asked

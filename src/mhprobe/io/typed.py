@@ -1,4 +1,4 @@
-"""What was typed: the overrides of the command that made a run, as Hydra keeps them in the run's folder."""
+"""Words of the command line: the overrides of the command that made a run, as Hydra keeps them in the run's folder."""
 
 from __future__ import annotations
 

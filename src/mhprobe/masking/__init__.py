@@ -1,3 +1,3 @@
-"""Which heads go together, which go next, and what is left of the accuracy."""
+"""Masking curves: sets of heads, orders in which they go, and the accuracy that is left."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What masking is made of: scores of masks, sets of heads, and paths through them.
+"""Types of masking: scores of masks, sets of heads (units), and paths through them.
 
 This package takes an evaluate function and never the model behind it: anything that turns masks into scores will
 do, a network on eight GPUs or a table in a test.
@@ -23,7 +23,7 @@ from mhprobe.masking.limits import Limits
 
 
 class Scored(NamedTuple):
-    """What the numbers of a score are called (scoring/score.py).
+    """Names of the numbers of a score (scoring/score.py).
 
     name: of the score. metric: in metrics. right: the share of right images, larger is better. lost: the mean loss,
     smaller is better. Figures draw ``lost`` where it says a distance that the share of right images does not.
@@ -39,7 +39,7 @@ LABELS = Scored()
 
 
 class Scores(NamedTuple):
-    """What M masks did on the same n images, image by image, so that masks can be compared in pairs."""
+    """Scores of M masks on the same n images, image by image, so that masks can be compared in pairs."""
 
     right: Tensor  # (M, n) bool, whether the image is classified correctly: its counts are integers, so ties are exact
     losses: Tensor  # (M, n) float64, cross-entropy in nats
@@ -141,7 +141,7 @@ class Units:
         return len(self.names)
 
     def steps(self, wanted: int | None) -> int:
-        """How long a path is that takes one unit a step: ``wanted`` steps, None for all, at most all."""
+        """Return the length of a path that takes one unit a step: ``wanted`` steps, None for all, at most all."""
         return len(self) if wanted is None else min(wanted, len(self))
 
     def path(self, order: Sequence[int], **more: Any) -> Path:
@@ -164,7 +164,7 @@ class Units:
 
 @dataclass(frozen=True)
 class Path:
-    """Which heads go at each step. seed: of a random path, else None. added: (S, A) bool. names: S labels.
+    """Heads that go at each of S steps. seed: of a random path, else None. added: (S, A) bool. names: S labels.
 
     spent, exhaustive: of a search, per step, the image-forwards that it asked for and that every candidate on every
         image takes; empty where nothing was searched.
@@ -195,7 +195,7 @@ class Order(abc.ABC):
         return len(units)
 
     def search_name(self, units: Units) -> str:
-        """How its steps are decided, for tables and figures; empty where nothing is searched."""
+        """Name of the search that decides its steps, for tables and figures; empty where nothing is searched."""
         return ""
 
     @abc.abstractmethod

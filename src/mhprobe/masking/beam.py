@@ -27,7 +27,10 @@ class _Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Beam(Order):
-    """width: how many sets are kept."""
+    """Greedy search that keeps several sets of masked units at every step.
+
+    width: the number of sets; 1 is ``KeepBest``.
+    """
 
     width: int = 4
 

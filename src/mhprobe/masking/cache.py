@@ -48,7 +48,7 @@ _LOSS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 
 
 class MaskCache:
-    """What is known about the masks of one model on one split.
+    """Scores of masks of one model on one split that are already known.
 
     folder, key: name the file; the key (see ``cache_key``) stands for everything besides the question that decides
         the answer: weights, data, split.
@@ -186,7 +186,7 @@ def _digest(question: tuple[Any, ...]) -> bytes:
 
 
 def _pack(right: Tensor, losses: Tensor) -> bytes:
-    """What one mask did on n images."""
+    """Scores of one mask on n images."""
     wide = losses.numpy()
     width = 4 if (wide.astype(_LOSS[4]) == wide).all() else 8  # float32 models give float32 losses
     bits = np.packbits(right.numpy()).tobytes()

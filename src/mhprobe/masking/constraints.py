@@ -1,4 +1,4 @@
-"""How far a curve may go: a floor under every layer, and a target at which it stops.
+"""Limits of a curve: a floor under every layer, and a target at which it stops.
 
 A unit that would take a layer below ``min_heads_per_layer`` is skipped, so the heads that an order likes best stay.
 A target says what shall be left: a number of heads, or a share of the dense model's FLOPs or time; the path ends with

@@ -28,7 +28,7 @@ from mhprobe.masking.units import make_units
 
 @dataclasses.dataclass(frozen=True)
 class CurveSpec:
-    """What a curve shows.
+    """Specification of a curve: units, order, fill and limits.
 
     name: of the curve. units: index, layer, head or stage. order: which goes next. exclude_layers: never masked.
     min_heads_per_layer: of every layer so many heads stay. rescale: whether the heads that a layer keeps are

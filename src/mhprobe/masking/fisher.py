@@ -34,7 +34,10 @@ from mhprobe.masking.base import Evaluate, Order, Path, Units
 
 @dataclass(frozen=True)
 class Fisher(Order):
-    """rearranged: also exchange heads within each layer; where units are single heads."""
+    """Mask the units of least Fisher information first.
+
+    rearranged: also exchange heads within each layer; where units are single heads.
+    """
 
     rearranged: bool = True
 

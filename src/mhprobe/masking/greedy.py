@@ -19,7 +19,9 @@ from mhprobe.masking.search.base import Search, Step, search_name
 
 @dataclass(frozen=True)
 class GreedySearch(Order):
-    """tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
+    """Greedy search: one more unit at each step.
+
+    tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
 
     search: how the unit of a step is found.
     """

@@ -21,27 +21,33 @@ Cost = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Target:
-    """unit: heads, flops or latency. value: at most so much shall be left, by ``cost``."""
+    """A target at which a curve stops.
+
+    unit: heads, flops or latency. value: at most so much shall be left, by ``cost``.
+    """
 
     unit: str
     value: float
     cost: Cost
 
     def left(self, mask: Tensor) -> float:
-        """What the (A,) mask leaves."""
+        """Return the cost of what the (A,) mask leaves."""
         return float(self.cost(mask[None])[0])
 
 
 @dataclass(frozen=True)
 class Limits:
-    """min_heads_per_layer: of every layer so many heads stay. target: where to stop, None for nowhere."""
+    """Limits of a path.
+
+    min_heads_per_layer: of every layer so many heads stay. target: the point to stop at, None for the end.
+    """
 
     layout: HeadLayout
     min_heads_per_layer: int = 0
     target: Target | None = None
 
     def reached(self, off: Tensor) -> bool:
-        """Whether the (A,) mask meets the target."""
+        """Return True if the (A,) mask meets the target."""
         return self.target is not None and self.target.left(off) <= self.target.value + ROUNDING
 
     def permits(self, off: Tensor, after: Tensor) -> Tensor:

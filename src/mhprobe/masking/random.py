@@ -21,7 +21,9 @@ from mhprobe.masking.limits import Limits
 
 @dataclass(frozen=True)
 class Random(Order):
-    """repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
+    """Random paths, the control of every other order.
+
+    repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
 
     With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out.
     """

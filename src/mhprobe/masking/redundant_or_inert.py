@@ -48,7 +48,9 @@ Phase = Literal["before", "at", "after"]
 
 
 class Similarity(NamedTuple):
-    """value: (A, A), 1 for the same; NaN for pairs that were not compared.
+    """Similarities of heads and their chance level.
+
+    value: (A, A), 1 for the same; NaN for pairs that were not compared.
 
     null: (A, A) what chance gives. draws: (A, A, N) single draws of that. None where there are none.
     """
@@ -74,7 +76,7 @@ class Likeness(NamedTuple):
 
     @property
     def standing(self) -> float:
-        """How far up from chance (0) to identity (1)."""
+        """Return the height between chance (0) and identity (1)."""
         null = self.null or 0.0
         return (self.similarity - null) / (1 - null)
 
@@ -106,7 +108,7 @@ class MaskedHead:
 
     @property
     def standing(self) -> float:
-        """How far up from chance (0) to identity (1), by the similarity where it stands highest; NaN without any."""
+        """Return the largest height between chance (0) and identity (1), over the similarities; NaN without any."""
         return max((like.standing for like in self.likeness.values() if like is not None), default=math.nan)
 
     @property
@@ -140,7 +142,7 @@ class RedundantOrInert:
             raise UserError("masking.join: name at least one pairwise measure under similar or distant.")
 
     def measures(self, layout: HeadLayout) -> dict[str, Any]:
-        """What has to be measured, by name."""
+        """Return the measures that are needed, by name."""
         makers = {"writes": self.writes, **self.similar, **(self.distant or {})}
         return {name: make(layout) for name, make in makers.items()}
 
@@ -202,7 +204,7 @@ def _judged(head: MaskedHead, p: float, bar: float, level: float) -> MaskedHead:
 
 
 def _bar(heads: Sequence[MaskedHead], head: MaskedHead, level: float) -> float:
-    """What all but a share ``level`` of the others that can not go stay below; NaN without any."""
+    """Return the height that only a share ``level`` of the needed heads exceeds; NaN without any."""
     others = [each.standing for each in heads if each.phase != "before" and each is not head]
     known = sorted(standing for standing in others if not math.isnan(standing))
     return known[len(known) - 1 - math.floor(level * len(known))] if known else math.nan

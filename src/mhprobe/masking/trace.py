@@ -65,7 +65,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run says about one curve on one split.
+    """Numbers of one curve on one split.
 
     search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
     images chose the path, None where none did. rescale: whether kept heads were multiplied by H / kept. traces: one;
@@ -87,12 +87,12 @@ class Curve:
 
     @property
     def optimistic(self) -> bool:
-        """Whether the path was chosen on the images that it is scored on: the curve lies higher than on new ones."""
+        """True if the path was chosen on the images that score it: the curve then lies higher than on new ones."""
         return self.chosen_on == self.split
 
     @property
     def averaged(self) -> bool:
-        """Whether ``points`` are means over repeats."""
+        """True if ``points`` are means over repeats."""
         return len(self.traces) > 1
 
     @property
@@ -102,7 +102,7 @@ class Curve:
 
     @property
     def points(self) -> Points:
-        """Those of the one trace; of several the means over them, with Student's 95 % intervals over repeats."""
+        """Points of the one trace; of several their means, with Student's 95 % intervals over repeats."""
         if not self.averaged:
             return self.traces[0].points
         count = len(self.step)

@@ -1,4 +1,4 @@
-"""Which heads go together: the same index in every layer, one layer, one head, or one stage.
+"""Units, the sets of heads that go together: the same index in every layer, one layer, one head, or one stage.
 
 A layer is a site of the layout; layers count from 0 through all stages, and negative numbers from the end. Excluded
 layers are never masked. (The curve layer_max2 of Byun & Kim, "What does the multi-head do?", leaves out the last one.)

@@ -1,4 +1,4 @@
-"""How far an image's output, logits or features, has turned away from the unmasked model's."""
+"""Cosine distance of an image's output, logits or features, to the unmasked model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the distribution over classes is from the unmasked model's: the Kullback-Leibler divergence."""
+"""Kullback-Leibler divergence of the distribution over classes from the unmasked model's."""
 
 from __future__ import annotations
 

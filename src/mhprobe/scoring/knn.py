@@ -1,4 +1,4 @@
-"""Whether an output, logits or features, still lies among unmasked ones of its class: nearest neighbours."""
+"""Nearest neighbours: does an output still lie among the unmasked outputs of its class?"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def tally(
     done: Callable[[Batch], None] = lambda batch: None,
     score: Score | None = None,
 ) -> dict[str, Tensor]:
-    """What ``model`` gets right on a split of ``num_images``, with its gates as they are; see ``Tally.compute``.
+    """Count the right images of a split of ``num_images``, the gates of ``model`` as they are; see ``Tally.compute``.
 
     model: in evaluation mode. Full precision, whatever autocast is around. done: called after each batch.
     score: as for ``Tally``. A collective.

@@ -16,7 +16,7 @@ from mhprobe.stats.significance import Z95
 
 
 class Pearson(NamedTuple):
-    """r over ``heads`` heads, with Fisher's 95 % interval; NaN where it is not defined."""
+    """Correlation r over ``heads`` heads, with Fisher's 95 % interval; NaN where it is not defined."""
 
     r: float
     low: float
@@ -25,7 +25,9 @@ class Pearson(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """spearman: (M, M) rank correlations; overlap: (M, M) share of the k heads with the largest value in common.
+    """Agreement of M measures on the same heads.
+
+    spearman: (M, M) rank correlations; overlap: (M, M) share of the k heads with the largest value in common.
 
     chance: (M, M) the overlap that two random rankings are expected to have. low, high: (M, M) 95 % interval of
     spearman.

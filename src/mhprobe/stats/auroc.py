@@ -1,4 +1,4 @@
-"""How well a number tells two groups apart: the chance that one of the first group has the larger one.
+"""Area under the ROC curve: the chance that a number of the first group is larger than one of the second.
 
 Hanley & McNeil, 1982, Radiology 143:29. Half of it for ties, so that a number that is the same for all gives 0.5.
 """
@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """inside: (P,). outside: (N,). In [0, 1]; NaN where a group is empty. NaN numbers are left out of both.
+    """Return the area in [0, 1], .5 by chance; NaN where a group is empty.
+
+    inside: (P,). outside: (N,). NaN numbers are left out of both.
 
     >>> import torch
     >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal

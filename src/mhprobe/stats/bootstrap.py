@@ -1,4 +1,4 @@
-"""How sure is a mean over images? Its percentile interval over resampled images (Efron & Tibshirani, 1993, ch. 13).
+"""Percentile interval of a mean over resampled images (Efron & Tibshirani, 1993, ch. 13).
 
 All rows see the same resamples, so differences of paired rows are resampled as pairs.
 

@@ -1,4 +1,4 @@
-"""How many steps of a path can be taken so that, at a given confidence, new images lose no more than so much?
+"""Learn-then-Test: the steps of a path that can be promised, at a given confidence, for new images.
 
 Learn-then-Test: Angelopoulos, Bates, Candes, Jordan & Lei, 2021, arXiv 2110.01052, with a fixed sequence: step 1 is
 tested, then step 2, and so on to the first that is not shown. Each test is at the full level, and the promise still
@@ -68,7 +68,7 @@ class Guarantee:
 def kept_promise(
     whole_n: Tensor, steps_Sn: Tensor, points: float = 1.0, confidence: float = 0.95, seed: int = 0
 ) -> int:
-    """How many of S nested steps can be promised to lose at most ``points`` of accuracy; 0 for none.
+    """Return the number of S nested steps that can be promised to lose at most ``points`` of accuracy; 0 for none.
 
     whole: (n,) bool, images right with the whole model. steps: (S, n) bool, right after each step.
     points: in percent of all images. confidence: that the promise holds. seed: of the order of the images.

@@ -126,7 +126,7 @@ class Paired(NamedTuple):
 
 
 def paired(before_N: Tensor, after_N: Tensor) -> Paired:
-    """What (N,) bool, which images are right, say of the change from ``before`` to ``after``."""
+    """Compare accuracy ``before`` and ``after`` on the same N images, each (N,) bool, True where an image is right."""
     counts = [(x & y).sum()[None] for x, y in ((before_N, after_N), (before_N, ~after_N), (~before_N, after_N))]
     both, lost, won = counts
     low, high = paired_difference(both, lost, won, torch.tensor([len(before_N)], device=both.device))  # of the loss

@@ -1,4 +1,4 @@
-"""Which functions survive: what the heads that a pruning keeps were doing in the whole model.
+"""Functions of the heads that a pruning keeps, as they were in the whole model.
 
 Voita et al., 2019, Figure 8, where heads are positional, syntactic or for rare words. Here for images, from tables of
 measures on the whole model; the first rule that holds gives the label:
@@ -64,7 +64,7 @@ def holds(columns: Mapping[str, Column], num_heads: int) -> dict[str, list[bool]
 
 
 def _known(columns: Mapping[str, Column], num_heads: int) -> list[bool]:
-    """Whether any table says something about the head."""
+    """True if any table says something about the head."""
     there = [columns[name] for name in USED if name in columns and not name.startswith("attention_distance")]
     there += [_nearness(columns, num_heads, reference) for reference in ("uniform", "whole")]
     return [any(not math.isnan(values[head]) for values in there) for head in range(num_heads)]
@@ -81,7 +81,7 @@ LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "windo
 
 
 class Survivors(NamedTuple):
-    """How many heads of a group one run kept, of how many."""
+    """Number of heads of a group that one run kept, and the size of the group."""
 
     run: str
     heads: int

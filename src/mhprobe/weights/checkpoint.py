@@ -40,7 +40,7 @@ def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtyp
 def weights_files(
     model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> dict[Path, bytes]:
-    """What ``save_weights`` writes."""
+    """Return the files that ``save_weights`` writes."""
     from safetensors.torch import save
 
     state = {
@@ -235,7 +235,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _wrong_digest(path: Path, comment: bytes) -> str | None:
-    """What is damaged, if the file is not the one that its comment was made for."""
+    """Return a clause on the damage, if the file is not the one that its comment was made for."""
     digest, left = hashlib.sha256(), path.stat().st_size - len(comment) - len(_NO_COMMENT)
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):

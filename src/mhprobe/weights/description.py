@@ -1,4 +1,4 @@
-"""What may stand in the JSON of weights, or in a checkpoint. A stranger may have written it.
+"""Check the JSON of weights, or of a checkpoint. A stranger may have written it.
 
 timm's constructors take more than numbers: paths and addresses that they open (``checkpoint_path``,
 ``pretrained_cfg``), and what they open may be a pickle. So a setting of the backbone passes only if the model's own
@@ -32,7 +32,7 @@ Size = Annotated[int, Field(ge=1, le=LARGEST)]
 
 
 class Input(BaseModel):
-    """What the model wants to see: size (height, width) in pixels, mean and std per channel."""
+    """Input that the model expects: size (height, width) in pixels, mean and std per channel."""
 
     model_config = ConfigDict(strict=True)
     size: Annotated[list[Size], Field(min_length=2, max_length=2)]
@@ -41,7 +41,7 @@ class Input(BaseModel):
 
 
 class Stem(BaseModel):
-    """What a backbone may hold that timm's models do not take, see mhprobe.backbones.conv_stem."""
+    """Settings of a backbone that timm's models do not take, see mhprobe.backbones.conv_stem."""
 
     model_config = ConfigDict(strict=True)
     conv_stem: Annotated[list[Size], Field(min_length=1, max_length=16)] | None = None
@@ -84,7 +84,7 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
 
 
 def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``timm.create_model`` takes to build the described model with all its heads."""
+    """Return the arguments with which ``timm.create_model`` builds the described model with all its heads."""
     settings = description["backbone"]
     return {
         "model_name": settings["name"],
@@ -170,7 +170,7 @@ def _harmless(key: str, value: Any, annotation: Any) -> bool:
 
 
 def _timms_word(key: str, word: str, annotation: Any) -> bool:
-    """Whether timm itself defines this word for this keyword."""
+    """Return True if timm itself defines this word for this keyword."""
     from timm.layers import get_act_layer, get_norm_layer
 
     for part, look_up in (("norm", get_norm_layer), ("act", get_act_layer)):

@@ -117,7 +117,7 @@ def read_state(path: Path, where: str) -> State:
 
 
 def _is_state(found: Mapping[Any, Any]) -> bool:
-    """Whether most of what is in it are tensors: Lightning's gates and metrics keep other things beside them."""
+    """Return True if most values are tensors: Lightning's gates and metrics keep other things beside them."""
     tensors = sum(isinstance(value, Tensor) for value in found.values())
     return tensors > len(found) / 2
 
@@ -199,7 +199,7 @@ def _quiet_resampling() -> Iterator[None]:
 
 
 def _without_prefix(state: State, names: set[str]) -> State:
-    """What stands under the prefix (``module.``, ``model.``, ``teacher.backbone.`` ...) that most names are behind."""
+    """Strip the prefix (``module.``, ``model.``, ``teacher.backbone.`` ...) that most names are behind."""
     behind: Counter[str] = Counter()
     for key in state:
         parts = key.split(".")

@@ -47,7 +47,7 @@ def push_to_hub(
 
 
 def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: Any) -> Path:
-    """What ``push_to_hub`` uploads, as files in ``folder``: model.safetensors, model.json and README.md, the card.
+    """Write the files for ``push_to_hub`` into ``folder``: model.safetensors, model.json and README.md, the card.
 
     Raises UserError as ``push_to_hub`` does.
     """
@@ -125,7 +125,7 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
 
 
 class _hub:
-    """What the Hub answers, as a UserError in one line."""
+    """Turn an error of the Hub into a UserError of one line."""
 
     def __init__(self, repo: str) -> None:
         self.repo = repo

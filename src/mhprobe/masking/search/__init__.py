@@ -1,4 +1,4 @@
-"""How one step of a greedy search finds its unit: by trying everything, or by less that is as good."""
+"""Searches of one greedy step: trying every unit, or fewer that are as good."""
 
 from mhprobe.masking.search.base import Choice, Search, Step
 

@@ -23,7 +23,10 @@ def _fast() -> Search:
 
 @dataclass(frozen=True)
 class Auto:
-    """several: for units of several heads. single: for units of one head."""
+    """Choose the search by the size of the units.
+
+    several: for units of several heads. single: for units of one head.
+    """
 
     several: Search = field(default_factory=Exact)
     single: Search = field(default_factory=_fast)
@@ -33,5 +36,5 @@ class Auto:
         return self.single if bool((masks.sum(1) == 1).all()) else self.several
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
-        """What the search for these units chooses."""
+        """Return the choice of the search for these units."""
         return self.of(step.units).choose(step, evaluate)

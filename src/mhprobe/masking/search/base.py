@@ -1,4 +1,4 @@
-"""What a search is asked and what it answers: of some candidates, which leaves the best score on the split?
+"""The interface of a search: of some candidates, find the one that leaves the best score on the split.
 
 Shapes: A heads, U candidates, N images of the split.
 """
@@ -41,7 +41,7 @@ class Step:
         return dataclasses.replace(self, units=self.units[candidates])
 
     def winner(self, scores: Scores) -> int:
-        """Which of the masks that were scored wins; the first of equals."""
+        """Return the index of the best scored mask; the first of equals."""
         merit = [
             (self.prefers * correct, -self.prefers * loss if self.loss_breaks_ties else 0.0)
             for correct, loss in zip(scores.correct.tolist(), scores.loss.tolist(), strict=True)

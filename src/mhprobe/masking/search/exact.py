@@ -33,7 +33,9 @@ ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks t
 
 @dataclass(frozen=True)
 class Exact:
-    """parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.
+    """Evaluate every candidate until it cannot win any more.
+
+    parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.
 
     least: images of a piece, where a part would be fewer: small batches are slow.
     """

@@ -43,7 +43,9 @@ DARING = 0.9  # share of the largest bet that cannot ruin
 
 @dataclass(frozen=True)
 class Racing:
-    """epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two looks at who can go.
+    """Race candidates on random images until one is ahead.
+
+    epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two looks at the candidates.
 
     seed: of the order of the images, another one at every step.
     """

@@ -29,7 +29,10 @@ SLOPES = 2  # evaluations that a recorded backward pass costs
 
 @dataclass(frozen=True)
 class Screened:
-    """best: how many candidates are evaluated; all, where there are but two more. then: who chooses among them."""
+    """Rank candidates by predicted loss; ``then`` chooses among the ``best`` lowest.
+
+    With at most ``best + 2`` candidates all are evaluated.
+    """
 
     best: int = 20
     then: Search = field(default_factory=Exact)
@@ -39,7 +42,7 @@ class Screened:
             raise UserError(f"masking search screened: best is at least 1, got {self.best}.")
 
     def choose(self, step: Step, evaluate: Evaluate) -> Choice:
-        """What ``then`` chooses among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
+        """Let ``then`` choose among the ``best`` candidates of lowest predicted loss (highest, for hurt_most)."""
         if len(step.units) <= self.best + SLOPES:  # looking at those left out costs no more than predicting
             return self.then.choose(step, evaluate)
         change_U = predicted_change(step, evaluate)

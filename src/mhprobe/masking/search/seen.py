@@ -1,4 +1,4 @@
-"""What is known so far of the candidates of one step: a table that fills up as masks are evaluated.
+"""Scores of the candidates of one step: a table that fills up as masks are evaluated.
 
 Shapes: U candidates, N images of the split.
 """
@@ -39,6 +39,6 @@ class Seen:
         return int(candidates[self.step.winner(self.scores(candidates, images))])
 
     def scores(self, candidates: Tensor, images: Tensor) -> Scores:
-        """What some candidates scored on some images."""
+        """Scores of some candidates on some images."""
         at = candidates[:, None], images
         return Scores(self.right[at], self.losses[at])
