@@ -43,7 +43,7 @@ class Archive(Protocol):
         """The wanted files' contents, in the order that streams best."""
 
     def key(self) -> dict[str, Any]:
-        """What changes when the contents change, without reading them all."""
+        """Return facts that change when the contents change, without reading all of them."""
 
 
 def open_archive(path: str | Path) -> Archive:
@@ -111,7 +111,7 @@ class Folder:
 
 
 def _look(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
-    """Which folder it is, whatever path led there, and what is in it."""
+    """Return the identity of a folder, whatever path led there, and its contents."""
     try:
         here = os.stat(folder)
         with os.scandir(folder) as entries:
@@ -129,7 +129,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _state(path: Path) -> str:
-    """What is another where the contents are, for a file or what a link leads to.
+    """Return facts of a file, or of a link's target, that change with its contents.
 
     Size and modification time alone are not: copying tools set the time (``cp -p``, ``rsync -t``, ``tar``), and files
     that exchange their names keep both. Nobody sets the inode or the time of the last change.

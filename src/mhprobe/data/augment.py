@@ -25,7 +25,7 @@ _DOWN, _RIGHT, _FLIP, _MIX, _RAND = range(5)
 
 @dataclass(frozen=True)
 class Augment:
-    """What training does to images; the defaults do nothing.
+    """Augmentations of training images; the defaults do nothing.
 
     crop_padding: pixels of reflected border within which a crop of the original size is placed at random.
     flip: mirror half of the images left to right. Wrong where left and right mean something (digits, text).

@@ -34,7 +34,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model expects: (height, width), and the mean and deviation per channel of pixels in [0, 1]."""
+    """Input that a model expects: (height, width), and the mean and deviation per channel of pixels in [0, 1]."""
 
     size: tuple[int, int]
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -145,7 +145,7 @@ class ImageData(L.LightningDataModule):
 
     @property
     def unlabelled(self) -> bool:
-        """Whether the source has no labels."""
+        """True if the source has no labels."""
         return not self._cache.class_names
 
     def refuse_unlabelled(self, what: str) -> None:

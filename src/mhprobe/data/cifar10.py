@@ -28,7 +28,9 @@ SECONDS = 30  # without an answer, before a download is given up
 
 
 class Cifar10:
-    """root: folder or archive that has the images; an empty folder: download there.
+    """CIFAR-10 from a folder, an archive or torchvision's download.
+
+    root: folder or archive that has the images; an empty folder: download there.
 
     download_dir: where to download if root is None.
     """

@@ -50,7 +50,9 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {f.__name__: f for f in (blu
 
 
 class Corrupted:
-    """source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test image gets one.
+    """A data set with damaged test images.
+
+    source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test image gets one.
 
     severity: 1 (slight) to 5. seed: of which image gets which kind, and of the noise.
     """
@@ -78,7 +80,7 @@ class Corrupted:
         return dataclasses.replace(contents, images=images)
 
     def kind_of(self, position: int) -> str:
-        """Which damage the test image at ``position`` has."""
+        """Return the damage of the test image at ``position``."""
         return self.kinds[int(draw(fold(self.seed), torch.tensor(position), len(self.kinds)))]
 
     def damaged(self, image: np.ndarray, position: int) -> np.ndarray:

@@ -16,7 +16,10 @@ from mhprobe.errors import UserError
 
 
 class Digits:
-    """test_fraction: share of the images in the test split; which ones depends on ``split_seed`` alone."""
+    """Scikit-learn's 1,797 digits of 8 x 8 pixels.
+
+    test_fraction: share of the images in the test split; which ones depends on ``split_seed`` alone.
+    """
 
     name = "digits"
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Picks(NamedTuple):
-    """Which images make a batch: positions in the split, and whether each counts."""
+    """Images of a batch: positions in the split, and True for each that counts."""
 
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     valid: np.ndarray
@@ -145,7 +145,7 @@ class Loader:
 
     @property
     def _iterator(self) -> Any:
-        """Where Lightning, at the end of a run, looks for worker processes to shut down."""
+        """The place where Lightning, at the end of a run, looks for worker processes to shut down."""
         return self._loader._iterator
 
     @_iterator.setter
@@ -169,7 +169,7 @@ class TrainLoader(Loader):
 
     @property
     def sampler(self) -> TrainOrder:
-        """Where Lightning looks for set_epoch."""
+        """The place where Lightning looks for set_epoch."""
         return self.order
 
     def __iter__(self) -> Iterator[Batch]:
@@ -184,7 +184,7 @@ class TrainLoader(Loader):
             yield batch
 
     def _facts(self) -> dict[str, int]:
-        """What must be as it was for (epoch, taken) to mean the same images."""
+        """Return the facts under which (epoch, taken) means the same images."""
         order = self.order
         return {name: getattr(order, name) for name in ("num_images", "batch_size", "world_size", "seed")}
 

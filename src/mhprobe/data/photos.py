@@ -22,7 +22,9 @@ LEAST = 8  # so that half of them can be cut again
 
 
 class Photos:
-    """root: folder or archive; what is no image by its name, or hidden, is left aside.
+    """Photographs without labels.
+
+    root: folder or archive; files that are hidden, or no images by their names, are left out.
 
     stored_size: pixels of the square that is kept of each image. test_fraction: share of them that heads are judged on;
     the others choose. Which is which follows from the names alone.

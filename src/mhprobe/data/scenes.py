@@ -21,7 +21,9 @@ SHAPES = ("disc", "square", "triangle", "ring")
 
 
 class Scenes:
-    """size: pixels of a side. train, test: scenes per split. objects: at most so many in a scene, at least one.
+    """Generated scenes with objects and their masks.
+
+    size: pixels of a side. train, test: scenes per split. objects: at most so many in a scene, at least one.
 
     seed: of all that is drawn.
     """

@@ -1,4 +1,4 @@
-"""What loaders yield, as images and labels: tuples, dicts, lists and tensors as they are common.
+"""Images and labels of the items that loaders yield: tuples, dicts, lists and tensors as they are common.
 
 Hugging Face's datasets give dicts of tensors, or of lists of one part per image (``iter``); WebDataset gives tuples or
 dicts after its files' endings, with labels as numpy arrays or lists.
@@ -24,7 +24,7 @@ Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 
 
 def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
-    """What a loader yielded -> (B, ...) images and (B,) labels, None without.
+    """Return the (B, ...) images and (B,) labels, None without, of an item of a loader.
 
     Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names. In either, a list of
     one part per image is stacked. Raises UserError for anything else.

@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Contents:
-    """What a source holds, known before any image is decoded.
+    """Contents of a source, known before any image is decoded.
 
     class_names: empty where nobody has labelled the images.
     labels: split ("train", "test") -> (N,) int64 class numbers; the order is the images' order in the split.
@@ -34,7 +34,7 @@ class Source(Protocol):
     name: str
 
     def key(self) -> dict[str, Any]:
-        """What the decoded images depend on, as plain values: another key is another cache. Cheap."""
+        """Return plain values that the decoded images depend on: another key is another cache. Cheap."""
 
     def scan(self) -> Contents:
         """List everything; every fault that can be seen without decoding raises UserError here."""

@@ -42,7 +42,7 @@ SECONDS = 30  # without an answer, before a download is given up
 
 
 def fetched(make: Callable[..., Any], title: str, root: Path, folder: str, other: str, download: bool) -> Any:
-    """What ``make(root, download=...)`` makes; a UserError in one line where it is not in ``root``.
+    """Return the result of ``make(root, download=...)``; a UserError in one line where it is not in ``root``.
 
     folder: what torchvision calls its own, in ``root``. other: a data set to take instead. download: fetch it first.
     """

@@ -27,7 +27,7 @@ def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[st
 
 
 def _name(kind: Any) -> str:
-    """As the measure itself says it, without a layout to make one of."""
+    """Read an attribute of a measure's class, without a layout."""
     said = kind.__dict__.get("name")
     return said if isinstance(said, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
 

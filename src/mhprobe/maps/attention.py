@@ -1,4 +1,4 @@
-"""Where each head looks: its attention weights, as the row of a class token that is read, or as the mean over queries.
+"""Attention of each head: the row of a class token that is read, or the mean over queries.
 
 Windowed sites: a token is attended from its own window only, so the mean over all queries of the image is taken.
 

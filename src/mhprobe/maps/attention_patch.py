@@ -1,4 +1,4 @@
-"""Where each head looks from one token: a patch, the class token or a register.
+"""Attention of each head from one token: a patch, the class token or a register.
 
 Windowed sites: a token sees its own window only; outside it the map is 0.
 

@@ -1,4 +1,4 @@
-"""What a kind of map is: given a model and images, where each image's patches matter, as grids.
+"""The interface of a map: of a model and images, a grid of each image's patches by their relevance.
 
 A kind is one file of this package with one class; conf/maps/<kind>.yaml makes it from its options.
 
@@ -19,7 +19,10 @@ from mhprobe.heads import HeadLayout, HeadSite
 
 
 class MapKind(ABC):
-    """per_head: whether it gives a map for every head (drawn in a figure of its own) or one per image."""
+    """A kind of map.
+
+    per_head: True for a map of every head (drawn in a figure of its own), False for one per image.
+    """
 
     per_head: ClassVar[bool] = False
 
@@ -33,7 +36,7 @@ class MapKind(ABC):
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:
-    """What is explained where nobody says: the largest logit, or the length of features, which are no logits."""
+    """Return the default of the explained scalar: the largest logit, or the length of features, which are no logits."""
     return "norm" if puts_out_features(model) else "top1"
 
 
@@ -56,5 +59,5 @@ def readout(queries: Tensor, site: HeadSite) -> Tensor:
 
 
 def reads_class_token(site: HeadSite) -> bool:
-    """Whether the logits are read off the class token; of a model that pools the grid its row says nothing."""
+    """Return True if the logits are read off the class token; a model that pools the grid ignores its row."""
     return site.class_token and not site.pooled

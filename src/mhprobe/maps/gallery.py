@@ -129,7 +129,7 @@ def gallery(
 
 
 def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:
-    """What the model takes each image for, and how surely."""
+    """Return the predicted class of each image and its probability."""
     with torch.inference_mode():
         sure, best = model(images).double().softmax(1).cpu().max(1)
     return [(names[number], share) for number, share in zip(best.tolist(), sure.tolist(), strict=True)]
@@ -174,7 +174,7 @@ def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
 
 
 def _called(image: int | str) -> int | str:
-    """What figures and tables call it."""
+    """Return the name of an image in figures and tables."""
     return Path(image).stem if isinstance(image, str) else image
 
 
@@ -183,5 +183,5 @@ def _explains_label(kind: MapKind) -> bool:
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
-    """Those that are one map per image."""
+    """Return the kinds that give one map per image."""
     return {name: one for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()}

@@ -1,4 +1,4 @@
-"""Where heads look, in one line: attention from one token, or from all, laid over the grid of patches.
+"""Attention of heads in one call: from one token, or from all, laid over the grid of patches.
 
 Windows are put back to where they are in the image.
 

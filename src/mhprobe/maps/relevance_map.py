@@ -1,4 +1,4 @@
-"""Which patches the explained logit came from, by layer-wise relevance propagation (see recording/lrp.py)."""
+"""Relevance of patches for the explained logit, by layer-wise relevance propagation (see recording/lrp.py)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SCORES = ("pixel accuracy", "mean IoU", "average precision")
 
 
 class Overlap(NamedTuple):
-    """What images add to the scores, each (B,) float64; all but the last are shares of an image's pixels.
+    """Contributions of images to the scores, each (B,) float64; all but the last are shares of an image's pixels.
 
     right: taken for what they are. both_object: taken for the object, and the object; any_object: one of the two; the
     same for the ground. precision: average precision, in [0, 1].
@@ -35,7 +35,10 @@ class Overlap(NamedTuple):
 
 
 def overlap(maps: Tensor, mask: Tensor) -> Overlap:
-    """maps: (B, h, w), larger means more relevant. mask: (B, H, W) bool, with a pixel of the object in each image."""
+    """Compare maps with masks of objects.
+
+    maps: (B, h, w), larger means more relevant. mask: (B, H, W) bool, with a pixel of the object in each image.
+    """
     pixels = F.interpolate(maps[:, None].double(), size=mask.shape[-2:], mode="bilinear")[:, 0].flatten(1)
     shown = mask.flatten(1)
     hot = pixels > pixels.mean(1, keepdim=True)

@@ -33,7 +33,7 @@ def check_model(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def sized(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """What fails inside is said to be the size of the images, where that is not the model's."""
+    """Blame an error inside on the size of the images, where that is not the model's."""
     try:
         yield
     except UserError:

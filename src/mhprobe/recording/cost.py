@@ -1,4 +1,4 @@
-"""What a recorded pass costs: floating-point operations, in units of one plain forward pass of the same images."""
+"""Cost of a recorded pass: floating-point operations, in units of one plain forward pass of the same images."""
 
 from __future__ import annotations
 

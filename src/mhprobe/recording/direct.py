@@ -31,7 +31,7 @@ _HALF = 0.2  # the same where the model itself rounds to half precision
 
 
 def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream], logits: Tensor) -> Direct:
-    """What each part of the model writes into the logits.
+    """Return the write of each part of the model into the logits.
 
     z: per site (B, T, H, D) before the gate. stream: per block. logits: (B, K), what all parts add up to.
 

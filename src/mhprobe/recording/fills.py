@@ -1,4 +1,4 @@
-"""What stands in the place of a head that is off, found on the images that choose.
+"""Fills for heads that are off, found on the images that choose.
 
 zero: nothing, what removal leaves.
 mean: the head's mean output over images and positions.
@@ -63,7 +63,7 @@ class _Some(NamedTuple):
 
 
 def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
-    """What stands in for each head of ``model``; None for zero. A collective.
+    """Find the fill of each head of ``model``; None for zero. A collective.
 
     batches: starts a walk over the images that choose. UserError for an unknown name, for resampling from a single
     image, and for a fit without labels.

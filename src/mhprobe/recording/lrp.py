@@ -39,7 +39,7 @@ from mhprobe.recording.state import inspecting, usable
 
 
 class Relevances(NamedTuple):
-    """What ``relevances`` finds.
+    """Relevances of one batch.
 
     explained: (B,) the logit that was shared out.
     heads: per site the relevance of the projection's input rows, (B * windows, tokens, H * D).

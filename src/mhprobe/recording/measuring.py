@@ -39,7 +39,7 @@ def measure(
     at_gates: bool = False,
     of: Of = "loss",
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """What measures say about ``model`` on these images, and why some of them say nothing.
+    """Return the columns of measures of ``model`` on these images, and the errors of measures that refused.
 
     model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
     batches: starts a walk over the images. select: over those that measures choose on which have to choose something
@@ -120,18 +120,18 @@ def recorded(
 
 
 def needs_of(measures: Iterable[Measure], selecting: bool = False) -> frozenset[Need]:
-    """What ``record`` has to deliver for all of them together."""
+    """Return all that ``record`` has to deliver for these measures together."""
     return frozenset[Need]().union(*((m.select_needs or frozenset()) if selecting else m.needs for m in measures))
 
 
 def fills_of(measures: Iterable[Measure]) -> list[FillName]:
-    """What measures want in a head's place, by name, besides nothing."""
+    """Return the fills that measures ask for, by name."""
     needs = [need for each in measures for need in (*each.needs, *(each.select_needs or ()))]
     return sorted({need.fill for need in needs if isinstance(need, Ablation)} - {"zero"})
 
 
 def label_of(measured: Measure, of: Of) -> str:
-    """What its value is, for an axis, where slopes were taken of something else than the loss."""
+    """Return the label of a measure's axis where gradients are of something else than the loss."""
     return (
         f"{measured.label.replace(' (nats)', '')}, of the {of}"
         if of != "loss" and "grad" in measured.needs

@@ -1,4 +1,4 @@
-"""What slopes are taken of: the loss of each image, one of its logits, or the length of its features.
+"""The scalar that gradients are of: the loss of each image, one of its logits, or the length of its features.
 
 Shapes: B images, C classes.
 """

@@ -1,4 +1,4 @@
-"""What a model gives back as one tensor: its logits, or, where it classifies nothing, its features.
+"""The output of a model as one tensor: its logits, or, where it classifies nothing, its features.
 
 Shapes: B images, C classes or features, T tokens.
 """

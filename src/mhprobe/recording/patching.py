@@ -42,7 +42,10 @@ Estimate = Literal["exact", "atp", "graddrop"]
 
 
 class Run(NamedTuple):
-    """images: (B, ...). heads: per site (B or windows, T, H * D), in front of the gates. logits: (B, C)."""
+    """One of the two runs of a patching.
+
+    images: (B, ...). heads: per site (B or windows, T, H * D), in front of the gates. logits: (B, C).
+    """
 
     images: Tensor
     heads: Sequence[Tensor]

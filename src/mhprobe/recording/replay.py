@@ -102,7 +102,9 @@ class Replay:
             self.tree = _Tree.of(backbone, self.versions)
 
     def __call__(self, images: Tensor, side_by_side: int | None = None) -> Tensor:
-        """side_by_side: how many masks, at most, share one batch once they have parted from all others.
+        """Replay many masks on one batch, sharing the blocks before they part.
+
+        side_by_side: masks, at most, that share one batch once they have parted from all others.
 
         None: as many as keep the device busy and fit into half of its free memory. With 1, and no smaller copy, every
         product is of the same numbers as in the whole model.
@@ -132,7 +134,7 @@ class _Versions(NamedTuple):
         return self.values if self.instead is None else self.instead.mask
 
     def at(self, rows: Sequence[int]) -> tuple[Tensor, Instead | None]:
-        """What ``HeadGates.side_by_side`` takes for some of them."""
+        """Return the arguments of ``HeadGates.side_by_side`` for some of the masks."""
         chosen = list(rows)
         instead = None if self.instead is None else Instead(self.instead.heads, self.instead.mask[chosen])
         return self.values[chosen], instead
@@ -141,7 +143,7 @@ class _Versions(NamedTuple):
 def _versions(
     gates: HeadGates, masks: Tensor, rescale: bool, heads: Sequence[Tensor] | None
 ) -> tuple[_Versions, Tensor]:
-    """What ``masks`` ask for, without repetition, and for each mask where it is among them."""
+    """Return the different masks among ``masks``, and the place of each mask among them."""
     if heads is None:
         values, place = _unlike(gate_values(gates, masks, rescale))
         return _Versions(values), place
@@ -174,7 +176,7 @@ def _unlike(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forwards(layout: HeadLayout, values: Tensor) -> float:
-    """How many whole forward passes ``masked_logits`` does for one image, counting blocks; a fork's block counts whole.
+    """Count the forward passes of ``masked_logits`` for one image, by blocks; a fork's block counts whole.
 
     values: (M, A) masks, or the gates under them where some are closed anyhow (see ``gate_values``). One mask after the
     other would be M passes.
@@ -205,7 +207,7 @@ def _whole(model: nn.Module, gates: HeadGates, images: Tensor, versions: _Versio
 
 
 def _around(model: nn.Module, backbone: nn.Module, images: Tensor, tree: _Tree) -> list[Tensor] | None:
-    """What a wrapper makes of the backbone's logits under each mask; None if it never calls the backbone's forward.
+    """Return a wrapper's outputs under each mask; None if it never calls the backbone's forward.
 
     The wrapper runs once per mask, and wherever it calls the backbone it is told the answer.
     """
@@ -296,7 +298,7 @@ class _Tree:
                     self._straight(block + 1, y, [rows[0] for rows in masks])
 
     def attended(self, block: int, x: Tensor) -> int:
-        """How many attention weights a batch ``x`` has in the widest site from ``block`` on."""
+        """Count the attention weights of a batch ``x`` in the widest site from ``block`` on."""
         tokens = x[..., 0].numel()
         counts = [
             site.num_heads * (math.prod(site.windows.size) if site.windows else tokens // len(x))
@@ -306,7 +308,7 @@ class _Tree:
         return tokens * max(counts, default=0)
 
     def _beside(self, branches: list[list[int]], widest: int) -> Iterator[list[list[int]]]:
-        """Which branches go together: those of a single mask, which never part again; the very first goes alone.
+        """Group branches that go together: those of a single mask, which never part again; the very first goes alone.
 
         What it computes is what the attentions remember.
         """
@@ -349,13 +351,13 @@ class _Remembering:
 
 
 def _widest(x: Tensor, attended: int) -> int:
-    """How many copies of a batch ``x`` (B, tokens ..., channels) go side by side. attended: its attention weights."""
+    """Count the copies of a batch ``x`` (B, tokens ..., channels) to go side by side. attended: its attention weights."""
     free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
     return most_beside(x.device.type, len(x), x.numel(), attended, x.element_size(), free)
 
 
 def most_beside(device: str, images: int, numbers: int, attended: int, size: int, free: int | None) -> int:
-    """How many copies of a batch keep a kind of device busy, and fit.
+    """Limits to the copies of a batch that go side by side: enough to keep a kind of device busy, and to fit.
 
     numbers: that enter a block. attended: attention weights of one layer, which are there twice, before and after the
     softmax. size: bytes of each. free: bytes, of which half may be used; None where memory sets no limit.

@@ -20,7 +20,10 @@ Corrupt = Literal["class", "noise", "object"]
 
 
 class Twins(NamedTuple):
-    """images: (B, ...) like the clean ones. label: (B,) of the donors, None where there are none. paired: (B,) bool."""
+    """Corrupted twins of a batch.
+
+    images: (B, ...) like the clean ones. label: (B,) of the donors, None where there are none. paired: (B,) bool.
+    """
 
     images: Tensor
     label: Tensor | None

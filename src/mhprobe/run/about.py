@@ -1,4 +1,4 @@
-"""What a choice of the command line is: ``mhprobe measure=svcca`` says what it does and which options it has.
+"""Explain a choice of the command line: ``mhprobe measure=svcca`` prints its meaning and its options.
 
 The answer is the yaml's own first lines, its options with their defaults as they are typed, and what the docstrings of
 the classes behind it say of them. Nothing is imported.
@@ -55,7 +55,7 @@ def _whole(file: Path) -> DictConfig:
 
 
 def _place(file: Path) -> str:
-    """Where its keys are: what it says itself (``# @package``), else its group."""
+    """Return the place of a file's keys: its ``# @package``, else its group."""
     said = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
     group = str(file.parent.relative_to(CONF)).replace("/", ".")
     return (said[1] if said else group).removeprefix("_global_")

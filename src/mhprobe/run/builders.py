@@ -129,7 +129,7 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
 
 
 def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
-    """What ``optim`` says, as the classifier takes it, with the teacher loaded: ``data`` knows the student's input."""
+    """Return the options of ``optim`` for the classifier, with the teacher loaded for the input of ``data``."""
     settings = {key: value for key, value in cfg.get("optim", {}).items() if key != "ema"}
     if settings.get("teacher") is not None:
         settings["teacher"] = _teacher(settings["teacher"], data)
@@ -144,7 +144,7 @@ def _teacher(path: str, data: ImageData) -> Teacher:
 
 
 def has_weights(cfg: Config) -> bool:
-    """Whether the network comes from a file. ``weights=random`` says that it is meant to have learned nothing."""
+    """Return True if the network comes from a file. ``weights=random`` asks for a network that has learned nothing."""
     return cfg["weights"] not in (None, "random")
 
 
@@ -163,7 +163,7 @@ def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
 
 
 def _network(cfg: Config) -> str:
-    """What the small print of figures calls the network: the run that trains it, or where its weights come from."""
+    """Return the network's name for the small print of figures: the run that trains it, or the file of its weights."""
     if "ckpt_path" in cfg:
         return str(cfg["name"])
     backbone = cfg["backbone"]
@@ -242,7 +242,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
 
 
 def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
-    """Which test images were right, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
+    """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
     if len(right) and not data.unlabelled:  # a network that labels the images itself is right about all of them
         outcomes.write(folder, right, torch.from_numpy(data.splits["test"].positions), data.test_fingerprint)
 
@@ -294,7 +294,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
 
 
 def is_first() -> bool:
-    """Whether this is the only process of the run, or the first of several."""
+    """Return True in the only process of the run, or the first of several."""
     return rank() == 0
 
 
@@ -323,7 +323,7 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
 
 
 def _features_asked(cfg: Config) -> bool:
-    """Whether ``backbone.num_classes=0`` leaves the classifier out. UserError for another number of classes."""
+    """Return True if ``backbone.num_classes=0`` leaves the classifier out. UserError for another number of classes."""
     asked = cfg["backbone"].get("num_classes")
     if asked not in (None, 0):
         raise UserError(
@@ -360,7 +360,7 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
 
 
 def random_twin(model: GatedClassifier, seed: int) -> RandomTwin:
-    """What makes the network's control when it is asked for. UserError for pruned weights, which have none."""
+    """Return the maker of the network's control. UserError for pruned weights, which have none."""
     return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
 
 
@@ -436,7 +436,7 @@ def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[Ma
 
 
 def score(cfg: Config) -> type[Score] | None:
-    """What is right and what is lost of an image; None for what the data and the model allow."""
+    """Return the score of an image; None for the one that the data and the model allow."""
     return construct(cfg["score"], "score").func if cfg.get("score") else None
 
 
@@ -482,7 +482,7 @@ def masking_curve(
 
 
 def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
-    """fill: of curves that name none."""
+    """Build a curve from its part of the configuration. fill: of curves that name none."""
     where = f"masking.curves.{name}"
     order = construct(part.get("order"), f"{where}.order")
     make: Callable[..., CurveSpec] = explained(CurveSpec, where)

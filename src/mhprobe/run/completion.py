@@ -1,4 +1,4 @@
-"""What bash offers behind the word ``mhprobe``: a command, then what Hydra knows of the command's configuration.
+"""Completion in bash behind the word ``mhprobe``: a command, then what Hydra knows of the command's configuration.
 
 Hydra's own completion (``-sc install=bash``) is of a program that is one command, with every group of conf/. Here it is
 asked for one of several commands, and answers with what this command has. Where it knows nothing, bash offers files.
@@ -25,7 +25,7 @@ complete -o default -o nospace -F _mhprobe mhprobe"""
 
 
 def offers(line: str, commands: Iterable[str], demo: tuple[str, ...]) -> list[str]:
-    """What can stand where ``line`` ends: ``mhprobe train data=d`` -> ``data=digits``.
+    """Return the words that can stand where ``line`` ends: ``mhprobe train data=d`` -> ``data=digits``.
 
     Empty for a command without a configuration, and where what was typed does not compose. demo: what the word ``demo``
     stands for.

@@ -1,4 +1,4 @@
-"""What a part of the configuration with a ``_target_`` describes, with a wrong key or value named in one line."""
+"""Build a part of the configuration with a ``_target_``; a wrong key or value is named in one line."""
 
 from __future__ import annotations
 

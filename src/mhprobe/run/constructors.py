@@ -1,4 +1,4 @@
-"""What a class or function of ours takes and says of it, read from its file: importing it would take seconds (torch).
+"""Options and docstrings of our constructors, read from their files: importing them would take seconds (torch).
 
 A default is a literal, or a name for one. One that is made (``default_factory``) is left to the constructor.
 """
@@ -42,7 +42,7 @@ def docstrings(target: str) -> list[tuple[str, str]]:
 
 
 def _above(module: str, base: ast.expr) -> list[tuple[str, str]]:
-    """Those of a base class that has options."""
+    """Return the options of a base class."""
     return docstrings(f"{module}.{base.id}") if isinstance(base, ast.Name) and _of(module, base.id) else []
 
 
@@ -70,7 +70,7 @@ def _of(module: str, name: str) -> Options:
 
 
 def _named(module: str, name: str) -> ast.stmt | ast.expr | tuple[str, str] | None:
-    """What a file means by a name: a definition, a constant's value, or (module, name) of ours that it imports."""
+    """Resolve a name in a file: a definition, a constant's value, or (module, name) of ours that it imports."""
     for node in _tree(module).body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
             return node
@@ -130,7 +130,7 @@ def _literal(module: str, name: str, default: ast.expr) -> Iterator[tuple[str, A
 
 
 def _meant(module: str, default: ast.expr) -> ast.expr:
-    """What a constant (``LIMIT``) or another class's default (``Rule.gamma``) stands for, else the default itself."""
+    """Resolve a constant (``LIMIT``) or another class's default (``Rule.gamma``), else return the default itself."""
     if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
         known = _of(module, default.value.id)
         return ast.Constant(known[default.attr]) if default.attr in known else default

@@ -16,7 +16,7 @@ Place = tuple[str | int, ...]  # of keys
 
 
 class Filled(NamedTuple):
-    """What one part was given: where it is, what it is, its options."""
+    """Defaults that one part was given: its place, its target, its options."""
 
     path: Place
     target: str

@@ -1,4 +1,4 @@
-"""Which run a checkpoint is of. A run that goes on is the same run, or says what is different.
+"""Fingerprint of a run: a run that goes on is the same run, or says what is different.
 
 The facts are what makes the numbers: seed, images, backbone, gates, optimizer, precision, processes, versions. Settings
 that only say where files lie or what is measured (folders, loggers, measures, curves) are not among them. All facts are
@@ -32,7 +32,7 @@ WHY = {"processes": " (they share out the images of a step)"}
 
 
 def facts(cfg: Mapping[str, Any], description: Mapping[str, Any], images: str) -> dict[str, Any]:
-    """What makes the run of a checked configuration, by key; how many processes, and how exact, the trainer adds.
+    """Return the facts of a run, by key, from a checked configuration; the trainer adds its processes and precision.
 
     description: of the network (mhprobe.weights). images: the digest of those to train and validate on.
     """

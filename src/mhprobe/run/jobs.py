@@ -1,4 +1,4 @@
-"""Where jobs write, and how a sweep ends whose jobs failed.
+"""Folders of jobs, and the end of a sweep whose jobs failed.
 
 A job of a sweep may run in another process (joblib) or on another machine (submitit). A job that fails writes so into
 its folder, where whoever started the sweep reads it. A job whose process or machine is gone is found by the launcher:

@@ -92,7 +92,7 @@ def module(task: str) -> Any:
 
 
 def _refuse_strategy(strategy: Any) -> None:
-    """What spreads a network over processes, or starts processes in a way of its own."""
+    """Raise UserError for any strategy but auto and ddp."""
     if re.fullmatch(r"auto|single_device|ddp(_find_unused_parameters_(true|false))?", str(strategy)):
         return
     raise UserError(
@@ -218,7 +218,7 @@ def _rank(task: str, folder: Path) -> None:
 
 
 def _last_words(text: object) -> None:
-    """What this rank has to say at its end: a traceback, or the number of the signal that it got."""
+    """Return the last words of this rank: a traceback, or the number of the signal that it got."""
     path = Path(os.environ[NOTES]) / f"rank_{rank()}.txt"
     with contextlib.suppress(FileExistsError, FileNotFoundError), path.open("x") as file:
         file.write(str(text))

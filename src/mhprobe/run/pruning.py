@@ -89,7 +89,7 @@ def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None
 def made_from(
     cfg: dict[str, Any], data: ImageData, source: Given | OnPath | Promised, weights: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the pruned file's JSON says of where it comes from. weights: the description of the loaded ones.
+    """Return the origin for the JSON of a pruned file. weights: the description of the loaded weights.
 
     UserError for too few images to promise on; a line where the training may have looked at them.
     """
@@ -107,7 +107,7 @@ def made_from(
 
 
 def one_process(trainer: L.Trainer) -> torch.device:
-    """Where to prune; UserError for several processes."""
+    """Return the device to prune on; UserError for several processes."""
     if trainer.world_size > 1:
         raise UserError(
             f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
@@ -143,7 +143,7 @@ def retraining(
 
 
 def source_of(settings: dict[str, Any], order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
-    """What the section ``prune`` of the configuration says of the heads that go. order: of prune=order."""
+    """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
     guarantee = Guarantee(**settings["guarantee"]) if asked_promise(settings) else None
     if order is None:
         named = {name: settings[name] for name in ("heads", "curve", "step", "remove", "threshold")}
@@ -220,7 +220,7 @@ def folded_gates(model: nn.Module) -> list[float] | None:
 
 
 def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
-    """What the terminal is told at the end: every stage, then dense against pruned."""
+    """Return the lines for the terminal: every stage, then dense against pruned."""
     first, last = found.stages[0], found.stages[-1]
     what, lost = found.scored.right, found.scored.lost
     said = [
@@ -289,7 +289,7 @@ def _report_promise(report: Report, promise: Promise) -> None:
 
 
 def nothing_promised(promise: Promise) -> UserError:
-    """What the command ends with where no step can be promised."""
+    """Return the error of a command where no step can be promised."""
     which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
     return UserError(
         f"prune.guarantee: {which} be promised to lose at most {promise.guarantee.points:g} points on "

@@ -32,7 +32,7 @@ def resume(cfg: dict[str, Any], folder: Path, trainer: L.Trainer) -> Path | None
 
 
 def begun(cfg: dict[str, Any], folder: Path) -> bool:
-    """Whether a part of a study has the checkpoint that ``ckpt_path`` asks for; with ``last`` it need not."""
+    """Return True if a part of a study has the checkpoint that ``ckpt_path`` asks for; with ``last`` it need not."""
     return cfg["ckpt_path"] is not None and (cfg["ckpt_path"] != "last" or bool(earlier(_runs(cfg), folder)))
 
 

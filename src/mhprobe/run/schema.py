@@ -1,4 +1,4 @@
-"""What the configuration may hold: types and cross-field rules that yaml itself cannot state.
+"""Schema of the configuration: types and cross-field rules that yaml itself cannot state.
 
 Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the thing they construct.
 """
@@ -265,7 +265,7 @@ def refuse_without_classifier(command: str) -> None:
 
 
 def comes_with_weights(cfg: Any) -> bool:
-    """Whether the backbone itself says where its weights are."""
+    """Return True if the backbone itself names its weights."""
     backbone = cfg["backbone"]
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 

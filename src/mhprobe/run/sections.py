@@ -1,4 +1,4 @@
-"""Which parts of the configuration a command has: those of its own file in conf/.
+"""Sections of the configuration that a command has: those of its own file in conf/.
 
 An experiment speaks to all commands: it names a backbone, data, how to train, what to measure and what to mask. Each
 command takes the sections it has, and leaves the others out. A section that a command does not have is a mistake on its
@@ -46,7 +46,7 @@ def sections(command: str) -> set[str]:
 
 
 def settings(command: str) -> set[str]:
-    """Those of its file and of the files that it begins with: always there, while of a group nothing may be chosen."""
+    """Return the settings of a command's file and of its base files: always there, unlike the choice of a group."""
     file = _file(command)
     found = {str(key) for key in file if key not in ("defaults", "hydra")}
     return found.union(*(settings(base) for base in begins_with(file)))

@@ -1,4 +1,4 @@
-"""What a machine can run out of: memory, and room on a disk. One line says which setting to change."""
+"""Shortage of memory or of room on a disk: one line names the setting to change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether a device or the machine had no memory left: torch's OutOfMemoryError, or a CPU's, which has no type."""
+    """Return True if memory ran out: torch's OutOfMemoryError, or that of a CPU, which has no type."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
         and any(part in str(error) for part in ("out of memory", "can't allocate memory"))

@@ -1,4 +1,4 @@
-"""What a model costs, what each of its heads costs, and what masks leave of that: parameters, operations, time.
+"""Costs of a model, of each of its heads, and under masks: parameters, operations, time.
 
 Operations: of matrix products; softmax, norms and biases are left out, and a multiplication with its addition counts
 as two. Time: a layer's attention is timed as it is and with half of its heads removed, on what really enters it; the
@@ -99,7 +99,7 @@ def _left(share_A: Tensor, masks: Tensor) -> Tensor:
 
 
 def _inputs(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str, tuple[Any, Any]]:
-    """What enters each of the named modules when ``images`` go through the model: (args, kwargs)."""
+    """Record the inputs (args, kwargs) of each of the named modules when ``images`` go through the model."""
     inputs: dict[str, tuple[Any, Any]] = {}
 
     def keep(name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -28,7 +28,10 @@ from mhprobe.stats.promise import Guarantee
 
 
 class Choice(NamedTuple):
-    """mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept."""
+    """Heads that a user names.
+
+    mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept.
+    """
 
     mask: Tensor
     rescale: bool = False
@@ -36,7 +39,9 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Given:
-    """heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
+    """Read the heads that a user names.
+
+    heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
 
     threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided. guarantee: they go only if
     it is kept without all of them; None to promise nothing. seed: of the order in which images are looked at for it.
@@ -51,7 +56,10 @@ class Given:
     seed: int = 0
 
     def choose(self, model: nn.Module, kept: Tensor | None = None) -> Choice:
-        """kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights have none."""
+        """Choose heads by learned gates.
+
+        kept: (A,) bool, the binary decision of the run that learned the gates; None if the weights have none.
+        """
         layout = layout_of(model)
         if isinstance(self.heads, list | tuple):
             choice = Choice(_listed(layout, list(self.heads), "prune.heads"))

@@ -28,7 +28,9 @@ WHERE = "prune"  # the options, for messages
 
 @dataclass(frozen=True)
 class OnPath:
-    """order: of the path. units: head, index, layer or stage, what goes in one step.
+    """Heads at a point of a masking path.
+
+    order: of the path. units: head, index, layer or stage, the heads of one step.
 
     remove: how many heads go in all. target: or, instead, what shall be left of the loaded network: {heads: how many} |
         {flops: share} | {latency: share}.
@@ -100,7 +102,7 @@ class OnPath:
         return Choice(mask, self.rescale), left * units.limits.target.left(mask) if costs_left else left
 
     def _in_all(self, num_heads: int) -> int | None:
-        """How many heads go, where that is what the options say."""
+        """Return the number of heads to remove, where the options name a number."""
         if self.target is None or "heads" not in self.target:
             return self.remove
         heads = self.target["heads"]

@@ -29,7 +29,7 @@ WHERE = "prune"  # the options, for messages
 
 
 class Promise(NamedTuple):
-    """What can be promised. steps: of the path. heads: that go with them. images: that the promise stands on.
+    """A promise: the steps of the path, the heads that go with them, and the number of images that it stands on.
 
     curve: of the whole path on these images.
     """
@@ -43,7 +43,9 @@ class Promise(NamedTuple):
 
 @dataclass(frozen=True)
 class Promised:
-    """order: of the path. units: head, index, layer or stage, what goes in one step.
+    """Heads of a path as far as can be promised.
+
+    order: of the path. units: head, index, layer or stage, the heads of one step.
 
     guarantee: what is to be kept. remove: at most so many heads go; None for all but what has to stay.
     exclude_layers, min_heads_per_layer, rescale: as for ``OnPath``. chosen_on: the split that chooses the path.
@@ -96,7 +98,7 @@ class Promised:
 
 
 def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: int = 0, layout: str = "") -> Promise:
-    """Whether the promise holds without all heads of ``choice``, which go in one step or not at all.
+    """Test the promise without all heads of ``choice``, which go in one step or not at all.
 
     layout: digest of the heads, as in ``Curve``.
     """

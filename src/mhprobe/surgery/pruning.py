@@ -80,7 +80,7 @@ class Stage(NamedTuple):
 
 @dataclass
 class Pruned:
-    """What is left. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
+    """Result of a pruning. model: a plain timm model without gates. gone: (A,) bool, the heads that were removed.
 
     stages: in their order; the last is of ``model``. right: (N,) bool per stage, which test images it has right.
     difference: the largest between masked and pruned logits.
@@ -148,7 +148,7 @@ class Images:
             self.scores["calibration"] = looked(kind, dense, self._calibration, sizes["calibration"])
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
-        """What is to stand in the place of the heads that go, found on the images that choose."""
+        """Find the fill for the heads that go, on the images that choose."""
         if fold != "zero":
             refuse_unfoldable(model)
         return find_fill(model, fold, self.selection)

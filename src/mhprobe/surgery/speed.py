@@ -1,4 +1,4 @@
-"""What removal gains: images per second, dense against masked against pruned, beside what the FLOPs predict.
+"""Speed of removal: images per second, dense against masked against pruned, beside the prediction from FLOPs.
 
 All variants are timed in turn, round after round, so that whatever else the machine does hits them alike; a speed-up is
 the median over rounds of the ratio within a round. Intervals are of medians, from order statistics: no distribution is
