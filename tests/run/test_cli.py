@@ -32,6 +32,8 @@ MISTAKES = {
     (*TRAIN, "trainer.max_epoch=3"): ("trainer.max_epoch", "max_epochs"),
     (*TRAIN, "optim.lrr=1"): ("optim.lrr", "did you mean lr", "weight_decay"),
     (*TRAIN, "sed=1"): ("'sed'", "did you mean seed"),
+    ("prune", "weights=random", "prune.remove=36"): ("'prune.remove': prune=given and prune=order have it",),
+    ("prune", "weights=random", "prune.units=head"): ("'prune.units': prune=order has it",),
     (*TRAIN, "data.batchsize=3"): ("data.batchsize", "batch_size"),
     (*TRAIN, "+optim.momentum=1"): ("optim.momentum",),
     (*TRAIN, "optim.lr=fast"): ("optim.lr", "fast"),

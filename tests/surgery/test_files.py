@@ -22,6 +22,7 @@ from models import images_for
 from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network, save_pruned
 
 DOC = Path(__file__).parents[2] / "docs" / "pruning.md"
+WEIGHTS = Path(__file__).parents[2] / "weights"
 
 
 @pytest.mark.parametrize("removed", [REMOVED, EMPTIED], ids=["uneven", "emptied"])
@@ -65,21 +66,29 @@ def snippet(name):
 
 @pytest.mark.slow
 def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
-    """Of each backbone, with heads left in every layer and with an emptied one; all in one process."""
+    """Of each backbone, with heads left in every layer and with an emptied one, and of shipped weights; one process."""
     lines = [line for line in snippet("reload").splitlines() if line and not line.startswith(("import", "from"))]
     assert len(lines) <= 10
     saved = {}
-    for kind in BACKBONES:
-        for removed in (REMOVED, EMPTIED):
-            (folder := tmp_path / str(len(saved))).mkdir()
-            pruned = save_pruned(network(kind), removed[kind], folder / "pruned.safetensors", description(kind))
-            saved[folder] = pruned, images_for(pruned, 3)
-            torch.save(saved[folder][1], folder / "images")
-            code = snippet("reload")
-            if kind == "swin" and removed is EMPTIED:
-                head, loop = code.split("for name, heads", 1)
-                code = head + snippet("emptied swin") + "for name, heads" + loop
-            (folder / "code.py").write_text(code + "torch.save(model(torch.load('images')).detach(), 'logits')")
+    networks = [
+        (network(kind), removed[kind], description(kind)) for kind in BACKBONES for removed in (REMOVED, EMPTIED)
+    ]
+    for path in sorted(WEIGHTS.glob("*_stem.safetensors")):  # those of docs/tutorials/engineer.md
+        model, about = load_weights(path)
+        networks.append((model, [0, 5, 17], about))
+    assert len(networks) > 2 * len(BACKBONES)
+    for model, removed, about in networks:
+        (folder := tmp_path / str(len(saved))).mkdir()
+        pruned = save_pruned(model, removed, folder / "pruned.safetensors", about)
+        saved[folder] = pruned, images_for(pruned, 3)
+        torch.save(saved[folder][1], folder / "images")
+        before, after = snippet("reload").split("model =", 1)
+        first = snippet("conv stem") if "conv_stem" in about["backbone"] else ""
+        if removed is EMPTIED["swin"]:
+            head, loop = after.split("for name, heads", 1)
+            after = head + snippet("emptied swin") + "for name, heads" + loop
+        code = f"{before}{first}model ={after}"
+        (folder / "code.py").write_text(code + "torch.save(model(torch.load('images')).detach(), 'logits')")
     every = "import os, sys; sys.modules['mhprobe'] = None\nfor folder in sys.argv[1:]:\n    os.chdir(folder)\n"
     command = [sys.executable, "-c", every + "    exec(open('code.py').read(), {})", *map(str, saved)]
     done = subprocess.run(command, env=runs.environment(), capture_output=True, text=True)
