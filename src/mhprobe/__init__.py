@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mhprobe.api import load as load
     from mhprobe.api import masking_curve as masking_curve
     from mhprobe.api import measure as measure
+    from mhprobe.api import photos as photos
     from mhprobe.backbones import attach as attach
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
@@ -34,6 +35,7 @@ _HOME = {
     "load_pruned": "weights.pruned",
     "masking_curve": "api",
     "measure": "api",
+    "photos": "api",
     "prune_heads": "surgery.removal",
     "push_to_hub": "weights.hub",
     "record": "recording.record",
@@ -49,6 +51,7 @@ __all__ = [
     "masking_curve",
     "measure",
     "measures",
+    "photos",
     "plot",
     "prune_heads",
     "push_to_hub",

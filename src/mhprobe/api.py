@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
-from mhprobe.backbones import attach, puts_out_features
+from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features
 from mhprobe.data.batch import Batch
+from mhprobe.data.photos import PhotoLoader
 from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName, HeadLayout
@@ -204,6 +205,17 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
     if settings:
         raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
     return load_weights(found(path))[0]
+
+
+def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None) -> PhotoLoader:
+    """A loader of the photos in a folder, at the size and with the mean and deviation that ``model`` expects.
+
+    It can be walked as often as one likes, and gives (B, 3, height, width) batches in the order of ``loader.files``.
+
+    folder: or a .tar or .zip; images at any depth. model: of a supported family. limit: at most so many images, evenly
+    from all. Raises UserError for a folder without images, and a model that does not say what it expects.
+    """
+    return PhotoLoader(folder, **input_spec(backbone_of(model)), batch_size=batch_size, limit=limit)
 
 
 class _Walked(NamedTuple):

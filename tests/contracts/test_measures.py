@@ -218,18 +218,31 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
     # what a value is read against is in the docs, and nothing else is
     own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
-    section = DOCS.read_text().partition("## What each number is read against")[2].partition("\n## ")[0]
-    (said,) = re.findall(rf"^\| \[{yaml.stem}\]\(#{yaml.stem}\) \| (.+) \|$", section, re.M)
+    said = cell("What each number is read against", yaml.stem)
     named = set(re.findall(r"`(\w+)`", said)) | ({"low"} if "interval" in said else set())
     references = own & {"null", "chance", "uniform"}
     assert references == named & {"null", "chance", "uniform"} and named <= own
     assert said != "none" or not references
 
 
+def cell(section: str, name: str) -> str:
+    """What a table of docs/measures.md says of a measure; fails naming the page where it says nothing."""
+    text = DOCS.read_text().partition(f"## {section}")[2].partition("\n## ")[0]
+    rows = re.findall(rf"^\| \[{name}\]\(#{name}\) \| (.+) \|$", text, re.M)
+    assert len(rows) == 1, (
+        f"docs/measures.md, '{section}': expected one row | [{name}](#{name}) | ... |, got {len(rows)}"
+    )
+    return str(rows[0])
+
+
+def test_a_measure_without_its_row_fails_with_the_page_and_the_row():
+    with pytest.raises(AssertionError, match=r"docs/measures\.md, 'What fools each measure': .*\[unheard_of\]"):
+        cell("What fools each measure", "unheard_of")
+
+
 def test_docs_say_what_fools_it(yaml):
     fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
-    section = DOCS.read_text().partition("## What fools each measure")[2].partition("\n## ")[0]
-    assert re.findall(rf"^\| \[{yaml.stem}\]\(#{yaml.stem}\) \| (.+) \|$", section, re.M) == [fooled_by]
+    assert cell("What fools each measure", yaml.stem) == fooled_by
     assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 

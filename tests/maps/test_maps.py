@@ -52,6 +52,22 @@ def test_rollout_is_the_product_of_whole_matrices(prepared, fusion):
     assert not torch.allclose(got[0], got[1])
 
 
+KINDS = {"attention": Attention, "patch": AttentionPatch, "rollout": Rollout, "gradient": GradientRollout}
+KINDS |= {"head": HeadRollout, "relevance": RelevanceMap}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_plain_model_is_given_gates_and_gates_that_are_there_stay_as_they_are(kind, prepared):
+    bare, gated, images = prepared
+    plain = copy.deepcopy(bare)
+    expected = kind()(gated, images)
+    assert all(torch.equal(kind()(plain, images)[name], expected[name]) for name in expected)
+    learned = copy.deepcopy(bare)
+    gates = mhprobe.attach(learned, learnable=True)
+    kind()(learned, images)
+    assert gates.values.requires_grad
+
+
 @pytest.mark.parametrize("fusion", ["mean", "max"])
 def test_gradient_rollout_is_the_product_of_whole_matrices(prepared, fusion):
     bare, gated, images = prepared

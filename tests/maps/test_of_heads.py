@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from matplotlib.text import Text
 
 import mhprobe
+from mhprobe.report.paper import LEAST, ONE, TWO
 from models import images_for, labels_for, text, tiny_registers, tiny_swin, tiny_vit
 
 
@@ -113,6 +115,25 @@ def test_figures_are_those_of_the_reports(found):
     assert len(figure.axes) == 6 and [axes.get_title() for axes in figure.axes[:3]] == ["image", "a", "b"]
 
 
+def test_figures_for_paper_are_as_wide_as_its_columns_and_can_be_read(found):
+    model, loader, values = found
+    rows = mhprobe.masking_curve(model, loader, units="layer")
+    layout, images, seen = values["cka"].heads, torch.rand(2, 3, 16, 16), torch.rand(2, 3, 4, 4)
+    drawn = {
+        "heads": lambda **style: mhprobe.plot.heads(values["gate_importance"], **style),
+        "own": lambda **style: mhprobe.plot.heads(torch.arange(6.0), layout, **style),
+        "pairs": lambda **style: mhprobe.plot.pairs(values["cka"], **style),
+        "curve": lambda **style: mhprobe.plot.curve(rows, **style),
+        "maps": lambda **style: mhprobe.plot.maps(images, seen, **style),
+    }
+    for name, draw in drawn.items():
+        paper = draw(style="paper")
+        assert paper.get_tightbbox().width <= TWO, name
+        assert min(text.get_fontsize() for text in paper.findobj(Text) if text.get_text()) >= LEAST, name
+    screen = drawn["curve"]().get_tightbbox().width  # the control: without it, it is drawn wider than a column
+    assert screen > ONE
+
+
 def test_what_cannot_be_drawn_is_said(found):
     _, loader, values = found
     for draw, reason in (
@@ -120,6 +141,7 @@ def test_what_cannot_be_drawn_is_said(found):
         (lambda: mhprobe.plot.heads(torch.ones(6)), "the layout they belong to"),
         (lambda: mhprobe.plot.pairs(values["gate_importance"]), "a measure that compares"),
         (lambda: mhprobe.plot.curve([{"accuracy": 1}]), "what mhprobe.masking_curve gave"),
+        (lambda: mhprobe.plot.heads(values["gate_importance"], style="poster"), "style.*screen.*paper.*poster"),
         (lambda: mhprobe.plot.maps(loader[0][0], torch.ones(1, 2, 4, 4)), r"expected \(8, heads, rows, columns\)"),
     ):
         with pytest.raises(mhprobe.UserError, match=reason):

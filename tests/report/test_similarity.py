@@ -43,7 +43,7 @@ def test_all_coefficients_of_a_pair_are_one_row_and_pairs_without_any_have_none(
     rho = torch.full((3, 3, 2), torch.nan)
     rho[:2, :2] = torch.tensor([0.5, torch.nan])  # the third head was not compared, and the second coefficient is none
     table = tables.pairwise_along(layout, rho, ["rho_1", "rho_2"])
-    assert table.columns == ["head_a", "head_b", "rho_1", "rho_2"]
+    assert table.columns == ["head_a", "head_b", "rho_1", "rho_2", "block_a", "index_a", "block_b", "index_b"]
     assert [row[:3] for row in table.rows] == [[0, 1, 0.5]] and table.rows[0][3] != table.rows[0][3]
 
 

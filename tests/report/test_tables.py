@@ -33,18 +33,25 @@ def test_per_head_rows_say_where_each_head_sits_and_read_back_exactly(tmp_path):
     assert {row["images"] for row in rows} == {"7"}
 
 
+PLACES = ("block_a", "index_a", "block_b", "index_b")
+
+
 def test_pairwise_rows_are_the_pairs_that_were_compared_once_each(tmp_path):
     value = torch.full((5, 5), torch.nan, dtype=torch.float64)
     for span in (SWIN.span(0), SWIN.span(1)):
         value[span, span] = torch.arange(25, dtype=torch.float64).view(5, 5)[span, span] / 7
     columns = {"value": value, "null": value / 2, "dims": torch.arange(5), "seed": torch.tensor(3), "rho": value[None]}
     rows = runs.rows(tables.write_csv(tmp_path / "t.csv", tables.pairwise(SWIN, columns)))
-    assert list(rows[0]) == ["head_a", "head_b", "value", "null", "dims_a", "dims_b", "seed"]
+    assert list(rows[0]) == ["head_a", "head_b", "value", "null", "dims_a", "dims_b", "seed", *PLACES]
     pairs = [(int(row["head_a"]), int(row["head_b"])) for row in rows]
     assert pairs == [(0, 1), (2, 3), (2, 4), (3, 4)]
     for (a, b), row in zip(pairs, rows, strict=True):
         assert (float(row["value"]), float(row["null"])) == ((5 * a + b) / 7, (5 * a + b) / 14)
         assert (row["dims_a"], row["dims_b"], row["seed"]) == (str(a), str(b), "3")
+    # SWIN has two heads in block 0, three in block 1
+    assert [[int(row[name]) for name in PLACES] for row in rows] == [
+        [0, 0, 0, 1], [1, 0, 1, 1], [1, 0, 1, 2], [1, 1, 1, 2],
+    ]  # fmt: skip
 
 
 def test_rows_keep_their_columns(tmp_path):
@@ -64,7 +71,7 @@ def test_a_curve_of_repeats_has_their_rows_and_their_mean():
 def test_a_table_without_pairs_has_a_header_and_no_rows(tmp_path):
     one = HeadLayout((HeadSite("blocks.0.attn", 0, 0, 1, 4),))
     path = tables.write_csv(tmp_path / "t.csv", tables.pairwise(one, {"value": torch.ones(1, 1)}))
-    assert path.read_text() == "head_a,head_b,value\n"
+    assert path.read_text() == "head_a,head_b,value,block_a,index_a,block_b,index_b\n"
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):

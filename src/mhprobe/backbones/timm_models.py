@@ -149,14 +149,21 @@ def _refuse_cut_images(name: str, model: Any) -> None:
 
 
 def input_spec(model: Any) -> dict[str, Any]:
-    """Return the input of a timm model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
+    """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
 
     The size is the one that the model was built for. A model that keeps no note of it has the one of its
-    ``pretrained_cfg``.
+    ``pretrained_cfg``; mean and deviation are 0.5 where that says nothing of them. UserError where nothing says the size.
     """
-    config = model.pretrained_cfg
-    size = _noted_size(model) or config["input_size"][1:]
-    return {"size": tuple(size), "mean": tuple(config["mean"]), "std": tuple(config["std"])}
+    config = getattr(model, "pretrained_cfg", None) or {}
+    size = _noted_size(model) or config.get("input_size", ())[1:]
+    if not size:
+        raise UserError(
+            f"{type(model).__name__}: nothing says how large its images are. Give it "
+            f"model.pretrained_cfg = {{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] "
+            f"where they are not 0.5."
+        )
+    half = (0.5, 0.5, 0.5)
+    return {"size": tuple(size), "mean": tuple(config.get("mean", half)), "std": tuple(config.get("std", half))}
 
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:

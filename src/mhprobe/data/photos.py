@@ -1,21 +1,27 @@
 """Images that nobody has labelled: all that lie in a folder, a tar or a zip, at any depth.
 
 Their classes are those that the examined network gives them (``ImageData.label_by``): accuracy is then agreement with
-the whole network. Images are decoded as those of class folders are.
+the whole network. Images are decoded as those of class folders are. ``Photos`` is a data set with splits, for the
+command line; ``PhotoLoader`` yields batches, for a notebook.
+
+Shapes: B images of a batch, height x width pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from mhprobe.data.archive import open_archive
+from mhprobe.data.augment import normalise
 from mhprobe.data.images import SUFFIXES, decode_all
 from mhprobe.data.source import Contents
-from mhprobe.data.split import stratified
+from mhprobe.data.split import evenly, stratified
 from mhprobe.errors import UserError
 
 LEAST = 8  # so that half of them can be cut again
@@ -67,3 +73,54 @@ class Photos:
 def _is_image(file: str) -> bool:
     hidden = any(part.startswith((".", "__MACOSX")) for part in file.split("/"))
     return not hidden and file.lower().endswith(SUFFIXES)
+
+
+class PhotoLoader:
+    """Batches (B, 3, height, width) float32 of the photos in a folder or archive, by name, without labels.
+
+    Of each photo the square in its middle is taken, scaled to ``size`` (height, width) in pixels, and normalised by
+    ``mean`` and ``std`` per channel of pixels in [0, 1]. Photos are decoded when they are first walked over and kept:
+    a square of 224 pixels takes 150 kB.
+
+    limit: at most so many, evenly from all. ``files`` has their names, in the order of the images.
+    UserError for a folder without images.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        size: tuple[int, int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        batch_size: int = 32,
+        limit: int | None = None,
+    ) -> None:
+        if min(batch_size, limit or 1) < 1:
+            raise UserError(f"photos: batch_size and limit are at least 1, got {batch_size} and {limit}.")
+        if not Path(root).expanduser().exists():
+            raise UserError(f"photos: {root} does not exist. Give a folder of images, or a .tar or .zip of them.")
+        self.archive = open_archive(root)
+        every = sorted(file for file in self.archive.names() if _is_image(file))
+        if not every:
+            raise UserError(f"photos: {self.archive.path} has no images ({', '.join(SUFFIXES)}).")
+        self.files = [every[number] for number in evenly(limit or len(every), len(every))]
+        self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
+        self._pixels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self.files) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for pixels in self._decoded().split(self.batch_size):
+            yield normalise(pixels, self.size, self.mean, self.std)
+
+    def _decoded(self) -> Tensor:
+        """(N, 3, side, side) uint8, in the order of ``files``."""
+        if self._pixels is None:
+            side = max(self.size)
+            slot = {file: number for number, file in enumerate(self.files)}
+            pixels = np.empty((len(slot), side, side, 3), dtype=np.uint8)
+            for file, decoded in decode_all(self.archive, slot, side, resize=True):
+                pixels[slot[file]] = decoded
+            self._pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return self._pixels

@@ -1,6 +1,6 @@
 """Maps of single images: where attention, its rollouts and relevance point, and how faithful that is.
 
-    model = mhprobe.load("model.safetensors"); mhprobe.attach(model)
+    model = mhprobe.load("model.safetensors")
     found = mhprobe.maps.rollout.Rollout(fusion="max")(model, images)        # {"rollout": (B, h, w)}
     mhprobe.maps.faithfulness.faithfulness(model, images, list(found.values()))  # deletion and insertion areas
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, choose_block, reads_class_token
+from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, reads_class_token
 from mhprobe.recording.record import record
 
 
@@ -30,7 +29,7 @@ class Attention(MapKind):
         self.blocks = list(blocks)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = gates_of(model).layout
+        layout = layout_of(model)
         chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention")]
         attn = record(model, images, needs={"attn"}).need("attn", "attention")
         maps: dict[str, Tensor] = {}

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, choose_block
+from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of
 from mhprobe.recording.record import record
 
 
@@ -31,7 +30,7 @@ class AttentionPatch(MapKind):
         self.blocks, self.query = list(blocks), query
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = gates_of(model).layout
+        layout = layout_of(model)
         chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention_patch")]
         tokens = [token_of(self.query, layout.sites[number]) for number in chosen]
         attn = record(model, images, needs={"attn"}).need("attn", "attention_patch")

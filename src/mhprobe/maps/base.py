@@ -13,8 +13,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from mhprobe.backbones import puts_out_features
+from mhprobe.backbones import attach, puts_out_features
 from mhprobe.errors import UserError
+from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
 
 
@@ -30,9 +31,16 @@ class MapKind(ABC):
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Maps (B, h, w) by name; larger means more relevant.
 
-        model: with gates (``mhprobe.attach``). images: (B, 3, height, width), as the model wants them. labels: (B,),
-        for kinds that explain the label's logit. UserError names a module that has no attention weights.
+        model: of a supported family; gates are attached if it has none. images: (B, 3, height, width), as the model
+        wants them. labels: (B,), for kinds that explain the label's logit. UserError names a module that has no
+        attention weights.
         """
+
+
+def layout_of(model: nn.Module) -> HeadLayout:
+    """The heads of a model, which gets gates if it has none; gates that it has stay as they are."""
+    gates = find_gates(model)
+    return (attach(model) if gates is None else gates).layout
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mhprobe.gates import gates_of
-from mhprobe.maps.base import MapKind, as_grid, readout, usual_target
+from mhprobe.maps.base import MapKind, as_grid, layout_of, readout, usual_target
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
@@ -28,7 +27,7 @@ class GradientRollout(MapKind):
         self.fusion, self.discard, self.target = fusion, discard, target
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = gates_of(model).layout
+        layout = layout_of(model)
         batch = record(model, images, labels, {"attn_grad"}, of=self.target or usual_target(model))
         attn, slopes = batch.need("attn", "gradient rollout"), batch.need("attn_grad", "gradient rollout")
         rows = [

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
 from mhprobe.heads import HeadWeights, wide
-from mhprobe.maps.base import MapKind, as_grid, choose_block, readout
+from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
 from mhprobe.recording.record import record
 
@@ -36,7 +35,7 @@ class HeadRollout(MapKind):
         self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = gates_of(model).layout
+        layout = layout_of(model)
         chosen, *others = choose_block(self.block, layout, "head_rollout")
         if others:
             raise UserError(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.maps.base import MapKind, usual_target
+from mhprobe.maps.base import MapKind, layout_of, usual_target
 from mhprobe.recording.lrp import patch_relevances
 
 
@@ -26,6 +25,7 @@ class RelevanceMap(MapKind):
         self.target, self.gamma, self.epsilon = target, float(gamma), float(epsilon)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        layout = layout_of(model)
         rule = Relevance(self.target or usual_target(model), self.gamma, self.epsilon)
         _, patches = patch_relevances(model, images, labels, rule)
-        return {"relevance": patches.unflatten(1, gates_of(model).layout.sites[0].token_grid)}
+        return {"relevance": patches.unflatten(1, layout.sites[0].token_grid)}

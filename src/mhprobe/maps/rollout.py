@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.maps.base import MapKind, as_grid, readout
+from mhprobe.maps.base import MapKind, as_grid, layout_of, readout
 from mhprobe.recording.record import record
 
 Fusion = Literal["mean", "max", "min"]
@@ -42,7 +41,7 @@ class Rollout(MapKind):
         self.fusion, self.discard = fusion, discard
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = gates_of(model).layout
+        layout = layout_of(model)
         attn = record(model, images, needs={"attn"}).need("attn", "rollout")
         rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
         chained = chain(layout, rows)

@@ -4,28 +4,33 @@ mhprobe.plot.heads(found["gate_importance"])
 mhprobe.plot.pairs(found["cka"])
 mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[3, 17], query="class"))
 mhprobe.plot.curve(mhprobe.masking_curve(model, loader))
+
+Each takes style="paper": as wide as one column of a printed page or two, no text below six points, 300 dots per inch.
+``figure.savefig("heads.pdf", bbox_inches="tight")`` keeps that width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import curves, pairwise, pairwise_layers, per_head
-from mhprobe.report.figures.style import canvas, place
+from mhprobe.report.figures.style import canvas, place, printed
+from mhprobe.report.paper import DPI
 from mhprobe.report.values import Values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Style = Literal["screen", "paper"]
 _SIDE, _GAP, _TITLE = 1.25, 0.14, 0.25  # inches
 
 
-def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value") -> Figure:
+def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value", style: Style = "screen") -> Figure:
     """A square per head, blocks from input to output; with intervals and references where the values have them.
 
     values: what ``mhprobe.measure`` gave, or (A,) numbers of your own with the layout they belong to.
@@ -34,16 +39,16 @@ def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value"
     if isinstance(values, Values):
         if values.kind != "per_head":
             raise UserError(f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs.")
-        return per_head.draw(values.heads, values.columns, values.label)
+        return _styled(per_head.draw(values.heads, values.columns, values.label), style)
     if layout is None or values.shape != (layout.num_heads,):
         expected = "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
         raise UserError(
             f"plot.heads: expected {expected}, got {tuple(values.shape)} numbers; give layout=gates.layout."
         )
-    return per_head.draw(layout, {"value": values.detach().cpu()}, label)
+    return _styled(per_head.draw(layout, {"value": values.detach().cpu()}, label), style)
 
 
-def pairs(values: Values) -> Figure:
+def pairs(values: Values, style: Style = "screen") -> Figure:
     """How much heads, or layers, have in common: a matrix per layer, or one of all.
 
     values: of a measure that compares. Raises UserError for one of single heads.
@@ -51,10 +56,10 @@ def pairs(values: Values) -> Figure:
     draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(getattr(values, "kind", ""))
     if draw is None:
         raise UserError("plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA.")
-    return draw(values.heads, values.columns, values.label)
+    return _styled(draw(values.heads, values.columns, values.label), style)
 
 
-def curve(rows: Any, chance: float | None = None) -> Figure:
+def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Figure:
     """Accuracy, or agreement, as heads are masked.
 
     rows: what ``mhprobe.masking_curve`` gave; several are drawn together if their curves are added up in one list.
@@ -64,10 +69,10 @@ def curve(rows: Any, chance: float | None = None) -> Figure:
     if not all(hasattr(each, "curves") for each in given):
         raise UserError("plot.curve: expected what mhprobe.masking_curve gave, or a list of such.")
     together = [each for one in given for each in one.curves]
-    return curves.draw(together, given[0].layout.num_heads, chance)
+    return _styled(curves.draw(together, given[0].layout.num_heads, chance), style)
 
 
-def maps(images: Tensor, seen: Tensor, titles: Any = None) -> Figure:
+def maps(images: Tensor, seen: Tensor, titles: Any = None, style: Style = "screen") -> Figure:
     """A row per image, a column per map laid over it, the images themselves first.
 
     images: (B, 3, height, width), as the model saw them; drawn with their own darkest as black and brightest as white.
@@ -93,6 +98,14 @@ def maps(images: Tensor, seen: Tensor, titles: Any = None) -> Figure:
                     axes.imshow(grid, alpha=0.65, cmap="viridis", extent=extent, interpolation="nearest")
                 if not row:
                     axes.set_title("image" if not column else names[column - 1], fontsize=7, pad=3)
+    return _styled(figure, style)
+
+
+def _styled(figure: Figure, style: Style) -> Figure:
+    """For the screen as it was drawn, for paper as wide as its columns. UserError for another style."""
+    one_of("plot", "style", style, Style)
+    if style == "paper":
+        printed(figure, DPI, paper=True)
     return figure
 
 

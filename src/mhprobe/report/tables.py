@@ -60,19 +60,32 @@ def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
 
 
 def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
-    """(A, A, K) values of pairs: head_a < head_b, then one column per name along K. Only pairs that have any."""
+    """(A, A, K) values of pairs: head_a < head_b, then one column per name along K, and the places of both heads.
+
+    Only pairs that have any.
+    """
     known = ~values.isnan().all(-1)
     a, b = torch.nonzero(known.triu(1), as_tuple=True)
     rows = zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)
-    return Table(["head_a", "head_b", *names], [[first, second, *more] for first, second, more in rows])
+    return _placed(
+        layout, Table(["head_a", "head_b", *names], [[first, second, *more] for first, second, more in rows])
+    )
 
 
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head_a < head_b, then the (A, A) columns; (A,) columns give two, of head a and of head b; () columns repeat.
 
-    Only pairs whose "value" is not NaN: the others were not compared.
+    Last block_a, index_a, block_b, index_b: the block of each head, and its number within its site. Only pairs whose
+    "value" is not NaN: the others were not compared.
     """
-    return _pairs("head", list(range(layout.num_heads)), columns)
+    return _placed(layout, _pairs("head", list(range(layout.num_heads)), columns))
+
+
+def _placed(layout: HeadLayout, table: Table) -> Table:
+    """The table of pairs of heads with the place of both behind its other columns."""
+    places = [[site.block, head] for _, head, site in layout]
+    names = ["block_a", "index_a", "block_b", "index_b"]
+    return Table([*table.columns, *names], [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows])
 
 
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:

@@ -75,15 +75,9 @@ def save(
     """
     from matplotlib import rc_context
 
-    box: Bbox | None = None
     dots = DPI if paper else SCREEN
-    figure.set_dpi(dots)  # as it is printed, so it is measured
-    for legend in figure.legends:
-        if legend.get_bbox_to_anchor() is figure.bbox:  # it would hang on what is printed, which is another box
-            legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
+    box = printed(figure, dots, paper)  # the small print comes below what has its last size: legends shrink less
     with rc_context(STYLE):
-        if paper:
-            box = fit(figure)  # the small print comes below what has its last size: legends shrink less than axes
         if about:
             above = figure.get_tightbbox()
             lowest = min(0.0, above.y0 / figure.get_figheight())  # a legend may hang below
@@ -97,6 +91,18 @@ def save(
             figure.savefig(data, format=suffix[1:], dpi=dots, metadata=metadata, bbox_inches=box)
         paths.append(write(stem.with_name(stem.name + suffix), data.getvalue()))
     return paths
+
+
+def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
+    """Prepare a figure for so many dots per inch; for paper also its width. What to print of it then, in inches."""
+    from matplotlib import rc_context
+
+    figure.set_dpi(dots)  # as it is printed, so it is measured
+    for legend in figure.legends:
+        if legend.get_bbox_to_anchor() is figure.bbox:  # it would hang on what is printed, which is another box
+            legend.set_bbox_to_anchor((0, 0, 1, 1), figure.transFigure)
+    with rc_context(STYLE):
+        return fit(figure) if paper else None
 
 
 def _around(figure: Figure, above: Bbox, small: Text) -> Bbox:
