@@ -36,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _of_the_disk(error: BaseException, path: Path) -> str:
-    """What the operating system said first, e.g. "No space left on device"."""
+    """Return the first message of the operating system, e.g. "No space left on device"."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):

@@ -1,4 +1,4 @@
-"""What every head looks at in a few test images, kept beside a run's results for the head atlas of its report.html.
+"""Attention of every head in a few test images, kept beside a run's results for the head atlas of its report.html.
 
 Shapes: B images, T tokens, h x w token grid.
 """
@@ -43,7 +43,7 @@ def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | No
 
 
 def queries(site: HeadSite) -> dict[str, Query]:
-    """Who can look, by name: the class token and the registers where there are any, or all patches; and one patch."""
+    """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
     height, width = site.token_grid
     registers = site.prefix_tokens > site.class_token
     first: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
@@ -76,7 +76,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
 
 
 def _classes(names: Sequence[str], label: int, taken: int | None) -> str:
-    """What the image shows, and what the model takes it for, where anybody knows."""
+    """Return the label of an image and its predicted class, where they are known."""
     shown = f": {names[label]}" if names else ""
     return shown if taken is None else f"{shown}, taken for {names[taken]}"
 

@@ -9,7 +9,10 @@ import lightning as L
 
 
 class SameRun(L.Callback):
-    """facts: what makes this run besides its trainer, plain values by key (mhprobe.run.fingerprint)."""
+    """Refuse a checkpoint of another run.
+
+    facts: of this run besides its trainer, plain values by key (mhprobe.run.fingerprint).
+    """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts, self.changed = dict(facts), False

@@ -30,7 +30,7 @@ class Plant(abc.ABC):
     first: ClassVar[bool] = False
 
     def fits(self, canvas: Canvas, site: HeadSite) -> bool:
-        """Whether it can stand there."""
+        """Return True if the plant can stand there."""
         return True
 
     @abc.abstractmethod

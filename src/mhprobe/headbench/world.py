@@ -24,7 +24,10 @@ CORNERS = [(y, x) for y in (0, 2, 4) for x in (0, 2, 4) if (y, x) != (0, 0)]
 
 
 class World(NamedTuple):
-    """images: (B, 3, 32, 32). labels, marks: (B,). objects: (B, 32, 32), 1 on the object."""
+    """Images of the planted world.
+
+    images: (B, 3, 32, 32). labels, marks: (B,). objects: (B, 32, 32), 1 on the object.
+    """
 
     images: Tensor
     labels: Tensor

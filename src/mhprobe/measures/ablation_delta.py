@@ -1,4 +1,4 @@
-"""What each head is worth: how many images go wrong, and how the loss moves, when it alone is switched off.
+"""Ablation of single heads: the images that go wrong, and the rise of the loss, when one head alone is switched off.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650, section 3.2, ablate one head at a time. Here all heads are tested on the
 same images, so differences are paired: exact McNemar for accuracy with Holm's correction over all heads, Newcombe's

@@ -155,7 +155,7 @@ class ActivationPatching(Measure):
         }
 
     def _estimated(self, value: Tensor) -> dict[str, Tensor]:
-        """What slopes say beside what is so."""
+        """Columns that compare the slope-based estimates (AtP, GradDrop) with the exact effect."""
         found: dict[str, Tensor] = {}
         size = self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:

@@ -1,4 +1,4 @@
-"""How far a head looks: the attention-weighted distance between a query and its keys, in pixels of the input image.
+"""Attention distance: the attention-weighted distance between a query and its keys, in pixels of the input image.
 
 Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu, Unterthiner, Kornblith, Zhang & Dosovitskiy, 2021,
 arXiv 2108.08810, section 4. Distances are Euclidean, between the centres of patches. Prefix tokens have no place in the

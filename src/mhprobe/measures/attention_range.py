@@ -1,4 +1,4 @@
-"""How far a head's attention spreads around the place it looks at most: r50 and r90.
+"""Attention range: the radius around the favourite key that holds 50 or 90 % of the other attention (r50, r90).
 
 The mass of a query's attention as a function of the distance from its own argmax key (not from the query, as in
 attention_distance). The mass on that key itself is left out: with it, r50 would be 0 for most heads of small windows.

@@ -1,4 +1,4 @@
-"""What every measure is: float64 sums over valid images, merged by addition, turned into columns at the end.
+"""The base of all measures: float64 sums over valid images, merged by addition, turned into columns at the end.
 
 Sums stream: their memory does not grow with the number of images, and the answer depends neither on batch size nor on
 order nor on how the images were spread over ranks. A measure works on a plain HeadBatch, in a notebook or a callback.
@@ -171,7 +171,7 @@ class Measure(Metric):
 
 
 def mean_of(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, NaN where nothing was counted."""
+    """Return total / count, NaN where nothing was counted."""
     return torch.where(count > 0, total.double() / count.clamp(min=1), torch.nan)
 
 

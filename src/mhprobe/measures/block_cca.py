@@ -1,4 +1,4 @@
-"""What do blocks share, direction by direction? Canonical correlations between the streams behind two blocks.
+"""Canonical correlations between the residual streams behind two blocks, direction by direction.
 
 Raghu et al., 2017, arXiv 1706.05806, between layers; Byun & Kim, "What does the multi-head do?", draw the correlations
 against their index, for blocks of a stage and for the last blocks of stages. Rows are the patches of all images; prefix

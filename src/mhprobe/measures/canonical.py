@@ -17,7 +17,7 @@ from mhprobe.measures.moments import Parts
 
 
 def axes(layout: HeadLayout) -> dict[str, list[str]]:
-    """What the tables of correlations call them: by their index, from the largest."""
+    """Return the columns' names of correlations: by their index, from the largest."""
     names = [f"rho_{number + 1}" for number in range(max(site.head_dim for site in layout.sites))]
     return {"rho": names, "null_rho": names}
 

@@ -1,4 +1,4 @@
-"""How strongly two heads that have nothing to do with each other seem to correlate: the floor under every CCA value.
+"""Chance level of correlations: the value of two heads that have nothing to do with each other.
 
 Permuting the rows of one head makes two heads independent. Whitened, each head is then an orthonormal frame among the
 n - 1 directions that are orthogonal to the constant, and the two frames lie at random to each other: their overlap T is

@@ -136,5 +136,5 @@ def modes_of(read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, 0 where there is nothing."""
+    """Return part / whole, 0 where there is nothing."""
     return torch.where(whole > 0, part / torch.where(whole > 0, whole, 1), 0)

@@ -1,4 +1,4 @@
-"""How common a patch of an image is: k-means codes of image patches, and the share of patches that have each code.
+"""Frequency of image patches: k-means codes of patches, and the share of patches that have each code.
 
 A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields: nothing that a network learned decides
 what is rare.
@@ -61,7 +61,10 @@ class Sample:
         return Sample(size, torch.empty(0, dtype=torch.long), torch.empty(0, features))
 
     def add(self, number: Tensor, patch: Tensor) -> None:
-        """number: (N,). patch: (N, F). The same patch of the same image counts once."""
+        """Add patches to the sample.
+
+        number: (N,). patch: (N, F). The same patch of the same image counts once.
+        """
         number, patch = torch.cat([self.number, number.cpu()]), torch.cat([self.patch, patch.cpu()])
         number, order = number.sort(stable=True)
         first = torch.ones_like(number, dtype=torch.bool)
@@ -76,7 +79,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Codes:
-    """centre: (C, F) float64. density: (C,) float64 share of the sample's patches that have the code."""
+    """Codes of patches.
+
+    centre: (C, F) float64. density: (C,) float64 share of the sample's patches that have the code.
+    """
 
     centre: Tensor
     density: Tensor

@@ -1,4 +1,4 @@
-"""How sure a head is where to look: the largest weight of a query's row, on average.
+"""Confidence: the largest attention weight of a query's row, on average.
 
 Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. They leave the end-of-sentence token out of
 the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised

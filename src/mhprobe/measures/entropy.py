@@ -1,4 +1,4 @@
-"""How widely a head spreads its attention: the entropy of a query's row.
+"""Attention entropy: the entropy of a query's row of weights; larger means that a head spreads wider.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys a query
 may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share. Of

@@ -1,4 +1,4 @@
-"""How much information the loss holds about a head's gate: the mean of the squared slope.
+"""Fisher information of a head's gate: the mean over images of the squared slope.
 
 Kwon et al., 2022, arXiv 2204.09656: the diagonal of the empirical Fisher information of the mask, from labels;
 half of it is their estimate of the loss that masking costs at a converged model, where slopes are 0 on average. It is

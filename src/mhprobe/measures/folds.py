@@ -40,7 +40,10 @@ Null = Literal["images", "rolled", "rows"]
 
 @dataclass(frozen=True)
 class Folds:
-    """count: (F,) int64 images of each fold. total: (F, T, C) float64 their sum. Updated in place."""
+    """Add images to their folds, in place.
+
+    count: (F,) int64 images of each fold. total: (F, T, C) float64 their sum.
+    """
 
     count: Tensor
     total: Tensor
@@ -59,7 +62,7 @@ class Folds:
 
     @property
     def deranged(self) -> bool:
-        """Whether there are two folds to permute."""
+        """Return True if there are two folds to permute."""
         return int((self.count > 0).sum()) > 1
 
     def crosses(self, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""How much the loss of an image moves when a head is switched off, to first order.
+"""Gate importance: the change of an image's loss when a head is switched off, to first order.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h at the present
 gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns). Here the

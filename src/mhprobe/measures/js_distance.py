@@ -1,4 +1,4 @@
-"""How differently two heads spread their attention: the Jensen-Shannon divergence of their rows.
+"""Jensen-Shannon divergence between the attention of two heads.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 6. JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2, so
 entropies of single heads are computed once, and only the mixtures are left to pairs. Here it is divided by ln 2, which
@@ -236,7 +236,7 @@ def _x_ln_x(rows: Tensor) -> Tensor:
 
 
 class _Rearrangement(NamedTuple):
-    """Where the rows of one site find those of another.
+    """Return the places at which the rows of one site find those of another.
 
     row: (W, Q) among the other's windows x queries. key: (W, Q, K) place in that row. there: (W, Q, K) bool, it is one.
     """

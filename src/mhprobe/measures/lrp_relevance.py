@@ -1,4 +1,4 @@
-"""Which share of a prediction came through each head of its layer, by layer-wise relevance propagation.
+"""Relevance of a head: its share of a prediction in its layer, by layer-wise relevance propagation.
 
 Voita et al. 2019, arXiv 1905.09418, Appendix A, after Ding et al. 2017; the propagation rules are those of Achtibat et
 al. 2024 (see recording/lrp.py). R_h is the sum of the relevance of head h's output over tokens and width.

@@ -41,7 +41,7 @@ class SecondMoments:
 
     @classmethod
     def of(cls, x_NC: Tensor) -> SecondMoments:
-        """Those of the rows of ``x_NC`` alone."""
+        """Return the moments of the rows of ``x_NC`` alone."""
         moments = cls.zeros(x_NC.shape[1], x_NC.device)
         moments.add(x_NC)
         return moments
@@ -83,7 +83,7 @@ class SecondMoments:
 
 @dataclass(frozen=True)
 class Parts:
-    """What any similarity between equally wide parts is made of.
+    """Second moments of equally wide parts, the material of every similarity.
 
     rows: () n. covariance: (H, D, H, D) between all of them. spectrum: (H, D) falling eigenvalues of each part's own
     covariance, 0 where there is nothing but rounding noise. direction: (H, D, D) their eigenvectors, as columns.

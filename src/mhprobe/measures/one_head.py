@@ -21,7 +21,7 @@ from mhprobe.stats.significance import mcnemar, paired_difference, standard_erro
 
 
 class OneHead(Measure):
-    """How well the model does with this head as its layer's only one (the other layers whole), for every head.
+    """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
     Columns, (A,) where nothing else is said:
         value: mean log-likelihood of the label with the head alone - with the whole layer, in nats; 0: it does as

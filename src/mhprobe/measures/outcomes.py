@@ -1,4 +1,4 @@
-"""Which images are classified rightly, and their losses: one function for all, so that equal logits give equal numbers.
+"""Right images and losses, by one function for all, so that equal logits give equal numbers.
 
 Shapes: B images, V valid images, C classes; leading axes are masks.
 """

@@ -1,4 +1,4 @@
-"""What all similarities between heads share: the pairs, their second moments, and what makes a number doubtful.
+"""Similarities between heads: the pairs, their second moments, and warnings of doubtful numbers.
 
 Rows are the tokens of all images, channels a head's output before its gate. Mean and covariance of a group's channels
 are enough for CCA, SVCCA, PWCCA, linear CKA and Procrustes, so those of a batch are computed once for all of them. So
@@ -192,7 +192,7 @@ class PairMeasure(Measure):
         return {name: part.cpu() for name, part in {**found, "alive": heads.alive}.items()}
 
     def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        """What chance makes of the columns of one group."""
+        """Return the chance columns of one group."""
         if self.null == "rows":
             return self.rows_null(group, heads)
         folds = declared(self, group, Folds)

@@ -1,4 +1,4 @@
-"""Which token stands where in an attention matrix, and the matrix itself, a few images at a time.
+"""Places of tokens in an attention matrix, and the matrix itself, a few images at a time.
 
 Attention weights come per window; in a shifted Swin window, places from opposite sides of the image stand next to each
 other and may not attend to each other; some places are padding. Here that is turned, once per site, into a few boolean

@@ -28,7 +28,7 @@ class Pool:
         self.parts: list[Tensor] = []
 
     def __len__(self) -> int:
-        """How many images are in it."""
+        """Return the number of images in the pool."""
         return int((self.number != _NOBODY).sum())
 
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:

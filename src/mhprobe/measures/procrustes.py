@@ -1,4 +1,4 @@
-"""How close can a rotation bring one head's outputs to another's? Orthogonal Procrustes.
+"""Orthogonal Procrustes: the distance of one head's outputs to another's after the best rotation.
 
 Schönemann, 1966, Psychometrika 31:1; as a distance between representations Ding, Denain & Steinhardt, 2021, arXiv
 2108.01661, and Williams et al., 2021, arXiv 2110.14739. Centre both, scale both to Frobenius norm 1; then

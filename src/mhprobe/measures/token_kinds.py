@@ -1,4 +1,4 @@
-"""What a head looks at: the share of its attention that goes to each kind of key.
+"""Token kinds: the share of a head's attention that goes to each kind of key.
 
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3, for words: [CLS], [SEP], the previous and the next
 token. Here for images: see kinds.py. A share means little by itself (a row of 14 tokens gets 7 % of attention spread
@@ -104,7 +104,7 @@ class TokenKinds(Measure):
 
 
 def _has(kind: str, site: HeadSite) -> bool:
-    """Whether a site has such tokens at all."""
+    """Return True if a site has such tokens at all."""
     if kind in ("cls", "cls_to_cls"):
         return site.class_token
     return kind != "registers" or site.prefix_tokens > int(site.class_token)

@@ -1,4 +1,4 @@
-"""How much a head writes: the length of what it adds to the residual stream, beside the length of the stream.
+"""Write norm: the length of a head's write into the residual stream, beside the length of the stream.
 
 Attention is a sum over heads, x + sum_h z_h W_O,h (Elhage et al., 2021, "A Mathematical Framework for Transformer
 Circuits"), so a head's write is z_h W_O,h: layer scale included, its share of the projection's bias left out. A head

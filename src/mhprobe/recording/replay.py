@@ -351,7 +351,7 @@ class _Remembering:
 
 
 def _widest(x: Tensor, attended: int) -> int:
-    """Count the copies of a batch ``x`` (B, tokens ..., channels) to go side by side. attended: its attention weights."""
+    """Count the copies of a batch ``x`` (B, tokens ..., channels) to go side by side. attended: attention weights."""
     free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else None
     return most_beside(x.device.type, len(x), x.numel(), attended, x.element_size(), free)
 

@@ -1,4 +1,4 @@
-"""What masking gives, as results of a report: curves, what became of the heads, and when importance settles."""
+"""Results of masking for a report: curves, what became of the heads, and when importance settles."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value"
 
 
 def pairs(values: Values, style: Style = "screen") -> Figure:
-    """How much heads, or layers, have in common: a matrix per layer, or one of all.
+    """Similarity of heads, or layers: a matrix per layer, or one of all.
 
     values: of a measure that compares. Raises UserError for one of single heads.
     """

@@ -79,7 +79,7 @@ def _one_scale(own: SubFigure, control: SubFigure) -> None:
 
 
 def _coloured(axes: Axes) -> list[Any]:
-    """What is coloured by a number."""
+    """The marks that are coloured by a number."""
     return [part for part in (*axes.images, *axes.collections) if part.get_array() is not None]
 
 
@@ -121,7 +121,7 @@ def _length(limits: tuple[float, float]) -> float:
 
 
 def _box(axes: Axes, across: tuple[float, float], up: tuple[float, float]) -> None:
-    """Where the frame of the panel above lies in this one."""
+    """Return the frame of the panel above in the coordinates of this one."""
     from matplotlib.patches import Rectangle
 
     corner, size = (across[0], up[0]), (_length(across), _length(up))

@@ -1,4 +1,4 @@
-"""What a measure answers in a notebook: its value as a tensor, with all its other columns beside it.
+"""Values of a measure in a notebook: a tensor, with all its other columns beside it.
 
 It is a tensor, so that ``argsort``, ``torch.testing``, NumPy and matplotlib take it. What is computed from it is a
 plain tensor: the columns belong to the value as measured, and to nothing derived from it.
@@ -76,7 +76,7 @@ class Values(Tensor):
         return f"{self.name}: {self.label} ({' x '.join(map(str, self.shape))})"
 
     def _shown(self) -> tuple[list[list[str]], list[str]]:
-        """As much of the table as fits on a screen, its header first, and a line about the rest."""
+        """Return the rows of the table that fit on a screen, its header first, and a line about the rest."""
         table = self.table()
         names = [name for name in table.columns if name not in _PLACE][:_COLUMNS]
         rows = [[row[table.columns.index(name)] for name in names] for row in table.rows[:_ROWS]]
@@ -103,7 +103,7 @@ def _pandas() -> Any:
 
 
 class Found(dict[str, Values]):
-    """What measures found, by their names. refused: why others found nothing; asking for one of them raises that."""
+    """Results of measures by name. refused: errors of measures that gave none; asking for one raises its error."""
 
     def __init__(self, found: Mapping[str, Values], refused: Mapping[str, UserError]) -> None:
         super().__init__(found)

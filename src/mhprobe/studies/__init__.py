@@ -1,1 +1,1 @@
-"""What one paper does. Each study is a command of its own; nothing imports a study."""
+"""Studies of single papers. Each study is a command of its own; nothing imports a study."""

@@ -1,4 +1,4 @@
-"""Which heads does the task need, and which get in its way? Gates fitted twice on a frozen model, pulled both ways.
+"""Causal head gating: gates fitted twice on a frozen model, pulled open and pulled shut.
 
 Causal head gating: Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. From gates that were
 fitted to the loss alone, two fits go on: with a price on every open head (+L1), and with a reward for it (-L1).

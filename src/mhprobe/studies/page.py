@@ -30,7 +30,7 @@ def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str
 
 
 def caption(paper: Mapping[str, Any], key: str) -> str:
-    """Which figure it is, what it shows, what to look for, and where ours differs from the paper's."""
+    """Return the caption of a figure: its number, content, what to look for, and where ours differs from the paper."""
     figure = paper["figures"][key]
     numbered, more = _number(key)
     which = f"{'Beside ' if more else ''}{numbered} of {paper['source']}" if numbered else f"After {paper['source']}"

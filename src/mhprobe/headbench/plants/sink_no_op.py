@@ -52,7 +52,7 @@ class SinkNoOp(Plant):
         return ("class_token",) if canvas.family == "vit" else ("landmark",)
 
     def drawn(self, canvas: Canvas, site: int, heads: Sequence[int]) -> float:
-        """How much of the attention, by weights written anew: the share of the write that sink tokens decide."""
+        """Share of the attention, by weights written anew: the share of the write that sink tokens decide."""
         tokens = self._sinks(canvas, site)
         parts = canvas.parts(site, heads[0])
         row = canvas.rows(site, self.sink(canvas))

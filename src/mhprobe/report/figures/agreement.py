@@ -1,4 +1,4 @@
-"""Which measures would have chosen the same heads: rank correlation and top-k overlap of every two, as matrices."""
+"""Agreement of measures on heads: rank correlation and top-k overlap of every two, as matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alike heads are in a trained and in an untrained network, block by block, a panel per measure."""
+"""Similarity of heads in a trained and in an untrained network, block by block, a panel per measure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """rows: measure, network, block, min, mean, max. labels: of the measures, for the axes."""
+    """Return the figure.
+
+    rows: measure, network, block, min, mean, max. labels: of the measures, for the axes.
+    """
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 4.0 / len(blocks))

@@ -1,4 +1,4 @@
-"""How much accuracy every class loses without every head: heads down, classes across."""
+"""Accuracy that every class loses without every head: heads down, classes across."""
 
 from __future__ import annotations
 

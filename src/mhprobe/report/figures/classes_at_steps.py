@@ -1,4 +1,4 @@
-"""What a masking curve costs each class: steps down, classes across."""
+"""Cost of a masking curve for each class: steps down, classes across."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ CAPTION = (
 
 
 def draw(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]) -> Figure:
-    """accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step."""
+    """Return the figure.
+
+    accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step.
+    """
     drop = 100 * (accuracy[:1] - accuracy)[1:].double()
     deep, classes = drop.shape
     wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))

@@ -106,7 +106,7 @@ def pair_lines(
 
 
 def _compared(pair: object, rho_NNR: Tensor) -> bool:
-    """Whether it is a pair of which there are correlations."""
+    """Return True for a pair that has correlations."""
     if not (isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2):
         return False
     there = all(type(each) is int and 0 <= each < len(rho_NNR) for each in pair)

@@ -95,7 +95,7 @@ def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, 
 
 
 def _promise(axes: Axes, curve: Curve, over: Over) -> None:
-    """Where the promise ends, and what it is."""
+    """Mark the end of the promise, and name it."""
     if curve.guarantee is None or curve.traces[0].promised is None:
         return
     steps = curve.traces[0].promised
@@ -109,7 +109,7 @@ def _promise(axes: Axes, curve: Curve, over: Over) -> None:
 
 
 def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
-    """What holds for all lines, as entries of the legend."""
+    """Return legend entries that hold for all lines."""
     if any(curve.worse is not None and curve.worse.any() for curve in shown):
         axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
     if any(curve.optimistic for curve in shown):
@@ -127,7 +127,7 @@ def _names(shown: Sequence[Curve]) -> dict[str, str]:
 
 
 def _a_step(shown: Sequence[Curve], name: str, over: Over) -> str:
-    """How many heads a step of this curve takes off, where that is one number; an index or a layer is several."""
+    """Return the heads of a step of this curve, where that is one number; an index or a layer is several."""
     heads = next(curve.points.heads for curve in shown if curve.name == name)
     taken = set(heads.diff().tolist()) if over == "steps" else set()
     if len(taken) != 1 or not (each := taken.pop()).is_integer():
@@ -141,7 +141,7 @@ def _look(number: int) -> tuple[str, str, Any]:
 
 
 def _across(curve: Curve, over: Over) -> list[float]:
-    """Where the points stand on the x axis."""
+    """Return the places of the points on the x axis."""
     return curve.points.heads.tolist() if over == "heads" else [float(step) for step in curve.step]
 
 

@@ -1,4 +1,4 @@
-"""What attention and MLPs do to the maps on their way through the network: variance, and share of high frequency."""
+"""Variance and share of high frequency of feature maps, before and after attention and MLPs of each block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far masked models are from the unmasked one, in the unit of their score: KL divergence, cosine and the like."""
+"""Distance of masked models from the unmasked one, in the unit of their score: KL divergence, cosine and the like."""
 
 from __future__ import annotations
 

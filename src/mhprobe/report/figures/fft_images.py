@@ -17,7 +17,10 @@ ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - b
 
 
 def draw(blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], most: int = 8) -> Figure:
-    """maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen."""
+    """Return the figure.
+
+    maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen.
+    """
     count = min(most, len(blocks))
     chosen = sorted({round(i * (len(blocks) - 1) / max(1, count - 1)) for i in range(count)})
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]

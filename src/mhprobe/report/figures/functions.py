@@ -1,4 +1,4 @@
-"""What each head does, as a grid of layers by heads: a mark per function that a head has."""
+"""Functions of heads, as a grid of layers by heads: a mark per function that a head has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str] = NO_RULES) -> Figure:
-    """functions: by name (A,) bool. Those that no head has are named in the legend with 0. rules: when each holds."""
+    """Return the figure.
+
+    functions: by name (A,) bool. Those that no head has are named in the legend with 0. rules: when each holds.
+    """
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
     tall_cell, left = 0.3, 0.55

@@ -18,7 +18,10 @@ BINS = 20
 
 
 def draw(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | None = None) -> Figure:
-    """shares: by name (BINS + 2,), P(gate = 0), of each bin, P(gate = 1). learned: (A,) gates, and their shares."""
+    """Return the figure.
+
+    shares: by name (BINS + 2,), P(gate = 0), of each bin, P(gate = 1). learned: (A,) gates, and their shares.
+    """
     panels = bool(shares) + (learned is not None)
     wide, gap = 2.6, 0.75
     with canvas((0.6 + panels * wide + (panels - 1) * gap + 0.2, 2.9)) as figure:

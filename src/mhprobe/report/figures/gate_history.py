@@ -1,4 +1,4 @@
-"""How gates moved while they were learned: heads by steps, layer by layer, and the number of open heads."""
+"""Gates while they were learned: heads by steps, layer by layer, and the number of open heads."""
 
 from __future__ import annotations
 

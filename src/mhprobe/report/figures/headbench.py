@@ -1,4 +1,4 @@
-"""Which measure finds which planted head: detectors down, plants across, one panel per family."""
+"""HeadBench: measures that find planted heads: detectors down, plants across, one panel per family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SHORT = 0.95  # from here on a measure can be believed
 
 
 def draw(rows: Sequence[Any]) -> Figure:
-    """rows: with family, plant, measure, direction and auroc, as in tables/headbench.csv."""
+    """Return the figure.
+
+    rows: with family, plant, measure, direction and auroc, as in tables/headbench.csv.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle

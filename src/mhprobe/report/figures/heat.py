@@ -1,4 +1,4 @@
-"""How concentrated the maps of rightly and of wrongly classified images are."""
+"""Concentration of the maps of rightly and of wrongly classified images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ CAPTION = (
 
 
 def draw(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
-    """right, wrong: the heat of each image. Two cumulative distributions."""
+    """Return the figure.
+
+    right, wrong: the heat of each image. Two cumulative distributions.
+    """
     with canvas((4.2, 2.95)) as figure:
         axes = place(figure, 0.55, 0.5, 3.45, 1.95)
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):

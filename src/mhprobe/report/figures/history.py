@@ -1,4 +1,4 @@
-"""How every head's value moved during training: a line per head, coloured by its block."""
+"""Every head's value during training: a line per head, coloured by its block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
-    """steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads."""
+    """Return the figure.
+
+    steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
+    """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(patterns: Tensor, share: Tensor) -> Figure:
-    """patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
+    """Return the figure.
+
+    patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength.
+    """
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
     with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:

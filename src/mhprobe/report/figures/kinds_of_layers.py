@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
-    """rows: kind, share, heads_masked, heads, accuracy, low, high."""
+    """Return the figure.
+
+    rows: kind, share, heads_masked, heads, accuracy, low, high.
+    """
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     with canvas((5.4, 3.0)) as figure:
         axes = place(figure, 0.55, 0.5, 3.0, 2.3)

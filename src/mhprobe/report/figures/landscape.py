@@ -19,7 +19,10 @@ CAPTION = (
 
 
 def draw(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
-    """places: S steps along each direction. losses: (S, S) of each draw, the first direction down."""
+    """Return the figure.
+
+    places: S steps along each direction. losses: (S, S) of each draw, the first direction down.
+    """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm

@@ -1,4 +1,4 @@
-"""What every head writes into every class's logit, on the images of that class: heads down, classes across."""
+"""Writes of every head into every class's logit, on the images of that class: heads down, classes across."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which heads are off at each step of masking curves: a row of small grids per curve."""
+"""Heads that are off at each step of masking curves: a row of small grids per curve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ON, OFF, GONE = "#DCE6EE", "#24425C", "#D55E00"
 
 
 def draw(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
-    """curves: by name the masks (steps + 1, A) bool, True off, step 0 first. most: grids in a row, evenly chosen."""
+    """Return the figure.
+
+    curves: by name the masks (steps + 1, A) bool, True off, step 0 first. most: grids in a row, evenly chosen.
+    """
     from matplotlib.colors import ListedColormap
 
     deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)

@@ -18,7 +18,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """columns: "singular" and "cosine" (A, K), NaN where there is no mode; "value", "null_low" and "null_high" (A,)."""
+    """Return the figure.
+
+    columns: "singular" and "cosine" (A, K), NaN where there is no mode; "value", "null_low" and "null_high" (A,).
+    """
     share = columns["singular"] / columns["singular"][:, :1]
     labels = ("singular value\n(share of largest)", "cosine")
     with layer_panels(layout, (1.25, 1.0), (0.6, 0.78), labels, least=3.4) as (figure, panels):

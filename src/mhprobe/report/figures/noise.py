@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
-    """rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high."""
+    """Return the figure.
+
+    rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high.
+    """
     with canvas((5.0, 2.8)) as figure:
         axes = place(figure, 0.55, 0.5, 3.45, 2.1)
         middles = [(row["low"] + row["high"]) / 2 for row in rows[1:]]

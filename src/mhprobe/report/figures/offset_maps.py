@@ -1,4 +1,4 @@
-"""Where heads look relative to the query: a small map of argmax offsets per head, positional heads framed."""
+"""Offsets of heads from the query: a small map of argmax offsets per head, positional heads framed."""
 
 from __future__ import annotations
 

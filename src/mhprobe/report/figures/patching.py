@@ -20,7 +20,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """columns: "value" and "atp", "size", "atp_size" and "graddrop" (A,); without estimates the values alone."""
+    """Return the figure.
+
+    columns: "value" and "atp", "size", "atp_size" and "graddrop" (A,); without estimates the values alone.
+    """
     with canvas((6.0, 2.8)) as figure:
         left, right = place(figure, 0.65, 0.5, 2.0, 1.9), place(figure, 3.4, 0.5, 2.0, 1.9)
         block = torch.tensor([site.block for _, _, site in layout])

@@ -17,7 +17,9 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: float) -> Figure:
-    """rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
+    """Return the figure.
+
+    rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
 
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """

@@ -1,4 +1,4 @@
-"""How the mass of attention is spread around the argmax key: one panel per layer, one curve per head."""
+"""Mass of attention around the argmax key: one panel per layer, one curve per head."""
 
 from __future__ import annotations
 

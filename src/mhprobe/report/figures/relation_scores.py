@@ -1,4 +1,4 @@
-"""How often each way to answer is right, relation by relation: heads or probes beside what needs neither."""
+"""Hit rates by relation: heads or probes beside baselines that need neither."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]. A row of the figure each."""
+    """Return the figure.
+
+    rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]. A row of the figure each.
+    """
     relations = list(dict.fromkeys(row["relation"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
     step = max(0.5, 0.16 * len(ways))

@@ -1,4 +1,4 @@
-"""How well heads follow relations between patches: every head, the best fixed offset, an even draw."""
+"""Hit rates of heads on relations between patches: every head, the best fixed offset, an even draw."""
 
 from __future__ import annotations
 

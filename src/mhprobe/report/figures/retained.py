@@ -23,7 +23,9 @@ def draw(
     before: float | None = None,
     chance: float | None = None,
 ) -> Figure:
-    """points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept.
+    """Return the figure.
+
+    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept.
 
     images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance, where a run
     comes near it.

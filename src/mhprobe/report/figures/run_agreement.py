@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """rows: measure, run_a, run_b, spearman."""
+    """Return the figure.
+
+    rows: measure, run_a, run_b, spearman.
+    """
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     tall = 0.24 * len(measures) + 0.15
     left = 0.35 + 0.065 * max(map(len, measures))

@@ -15,7 +15,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """rows: group, curve, split, heads_masked, runs, accuracy, low, high, of. The test split where there is one."""
+    """Return the figure.
+
+    rows: group, curve, split, heads_masked, runs, accuracy, low, high, of. The test split where there is one.
+    """
     splits = {row["split"] for row in rows}
     shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
     curves = list(dict.fromkeys(row["curve"] for row in shown))
@@ -49,7 +52,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _said(group: str, runs: set[int]) -> str:
-    """What a line and its band are of. runs: at its points, some of which not all runs may have."""
+    """Return the legend of a line and its band. runs: at its points, some of which not all runs may have."""
     few, most = min(runs), max(runs)
     of = "one run" if most == 1 else f"mean of {most} runs" if few == most else f"mean of {few} to {most} runs"
     band = "" if most == 2 else f", band: 95 % over {'images' if most == 1 else 'runs'}"

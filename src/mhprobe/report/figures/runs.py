@@ -17,7 +17,9 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
-    """rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
+    """Return the figure.
+
+    rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
 
     Of fewer than three runs only the dots: Student's interval of two reaches over most of the axis and says nothing.
     """

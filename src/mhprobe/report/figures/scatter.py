@@ -19,7 +19,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str) -> Figure:
-    """panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block."""
+    """Return the figure.
+
+    panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
+    """
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""How much the loss depends on attention to each kind of key, block by block: a line per kind."""
+"""Slope of the loss along attention to each kind of key, block by block: a line per kind."""
 
 from __future__ import annotations
 

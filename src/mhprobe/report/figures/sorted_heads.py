@@ -17,7 +17,10 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
-    """values: (A,) each by their label; heads are sorted by the first."""
+    """Return the figure.
+
+    values: (A,) each by their label; heads are sorted by the first.
+    """
     first = next(iter(values.values())).double()
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     cell = max(0.14, min(0.28, 3.2 / heads))

@@ -1,4 +1,4 @@
-"""How much faster a pruned network is, by batch size, beside what its FLOPs predict."""
+"""Speed-up of a pruned network, by batch size, beside the prediction from FLOPs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second."""
+    """Return the figure.
+
+    rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
     removed = list(dict.fromkeys(row["removed"] for row in rows))

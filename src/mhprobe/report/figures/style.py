@@ -1,4 +1,4 @@
-"""What all figures share: the look, axes placed in inches, colour scales, files.
+"""Style of all figures: the look, axes placed in inches, colour scales, files.
 
 Figures are made without pyplot: no window system, no global state. Colours can be told apart by colour-blind readers.
 """
@@ -106,7 +106,7 @@ def printed(figure: Figure, dots: int, paper: bool) -> Bbox | None:
 
 
 def _around(figure: Figure, above: Bbox, small: Text) -> Bbox:
-    """What there is to print, in inches, with a margin: the figure, and the small print below it."""
+    """Return the box to print, in inches, with a margin: the figure, and the small print below it."""
     from matplotlib import rcParams
     from matplotlib.transforms import Bbox
 
@@ -138,7 +138,7 @@ _room: contextvars.ContextVar[SubFigure | None] = contextvars.ContextVar("room",
 
 @contextlib.contextmanager
 def drawn_on(room: SubFigure) -> Iterator[None]:
-    """What is drawn inside takes this part of a figure for its canvas."""
+    """Let drawing inside take this part of a figure for its canvas."""
     token = _room.set(room)
     try:
         yield
@@ -364,7 +364,7 @@ def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
 
 
 def _reaches(axes: Axes, level: float) -> bool:
-    """Whether the axis of a colour bar holds ``level``: made longer for it, by its own length at most.
+    """Return True if the axis of a colour bar holds ``level``: made longer for it, by its own length at most.
 
     Beyond the colours the axis is bare: nothing in the matrices has that value.
     """

@@ -1,4 +1,4 @@
-"""Which heads a pruning keeps: by stage, block or function, against the number of heads kept."""
+"""Heads that a pruning keeps: by stage, block or function, against the number of heads kept."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ CAPTION = (
 
 
 def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
-    """points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
+    """Return the figure.
+
+    points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
 
     images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
     """

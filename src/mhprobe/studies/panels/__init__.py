@@ -1,1 +1,1 @@
-"""What makes a figure of a paper from what was measured: a file per way, with functions of a ``Material``."""
+"""Panels: functions of a ``Material`` that make a figure of a paper from columns, one file per kind."""

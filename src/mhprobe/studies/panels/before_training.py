@@ -1,4 +1,4 @@
-"""What training added: a similarity of heads, of this network and of one that has learned nothing.
+"""Similarity of heads in this network and in one that has learned nothing: the share that training added.
 
 Shapes: A heads of all sites.
 """

@@ -1,4 +1,4 @@
-"""Which classes a masking curve costs: accuracy within each class, step by step.
+"""Accuracy within each class along a masking curve, step by step.
 
 Every cell is compared with the unmasked model on the same images of the class (McNemar's exact test, Holm's correction
 over all cells of the curve).
@@ -59,7 +59,10 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
 
 
 def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
-    """right: (K, n) bool, step 0 unmasked. labels: (n,)."""
+    """Test the classes of a curve.
+
+    right: (K, n) bool, step 0 unmasked. labels: (n,).
+    """
     of_class = torch.nn.functional.one_hot(labels, classes).double()
     count = of_class.sum(0)
     before = right[:1]

@@ -33,7 +33,10 @@ MOST = 8  # clusters
 
 
 class Clusters(NamedTuple):
-    """cluster: (N,). silhouette: its mean. p: how often one cloud reaches it."""
+    """Clusters of heads.
+
+    cluster: (N,). silhouette: its mean. p: the share of single clouds that reach it.
+    """
 
     cluster: Tensor
     silhouette: float

@@ -1,4 +1,4 @@
-"""How wide attention is, of all queries and of the class token, beside a network that has learned nothing.
+"""Attention entropy of all queries and of the class token, beside a network that has learned nothing.
 
 Clark et al., 2019, arXiv 1906.04341, Figure 4.
 """

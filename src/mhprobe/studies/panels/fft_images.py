@@ -1,4 +1,4 @@
-"""What attention does to a feature map: the map and its Fourier image before and after each block's attention.
+"""Fourier images of feature maps before and after each block's attention.
 
 After Park & Kim, 2022, arXiv 2202.06709, and Byun & Kim, Figure 6. The map is of one image, the mean over channels; the
 Fourier image is ln |2-D transform|, per image and channel, averaged over images and channels AFTER the logarithm, with

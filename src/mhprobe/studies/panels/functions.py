@@ -1,4 +1,4 @@
-"""What each head does, several functions allowed (after Voita et al. 2019, section 5).
+"""Functions of heads, several for a head where they apply (after Voita et al. 2019, section 5).
 
 The rules of stats/survival.py, and two more. "rare": the head's argmax key is the rarest patch at least ``rare`` times
 as often as chance makes it. "object", where images have masks of objects: it is on an object ``on_object`` times as

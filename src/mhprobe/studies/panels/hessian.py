@@ -1,4 +1,4 @@
-"""How sharp is the loss? The largest eigenvalues of its Hessian, over all weights and over those of each block.
+"""Sharpness of the loss: the largest eigenvalues of its Hessian, over all weights and over those of each block.
 
 After Park & Kim, 2022, arXiv 2202.06709, section 2, who look at the largest eigenvalues; found here one by one by power
 iteration with Hessian-vector products. Each vector is orthogonal to those found before. A block's Hessian is the part

@@ -1,4 +1,4 @@
-"""What the heads of the first block read from a patch, as kernels over its pixels.
+"""Kernels over the pixels of a patch that the heads of the first block read.
 
 The first block sees embedded patches, so the value map of a head, after the embedding's convolution, is a linear map
 from pixels to the head's outputs. Its right singular vectors of largest singular value are the pixel patterns that a

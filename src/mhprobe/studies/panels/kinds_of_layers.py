@@ -1,4 +1,4 @@
-"""Which kind of layer needs its heads: heads of one kind only are masked, least important first.
+"""Masking curves by kind of layer: heads of one kind only are masked, least important first.
 
 Michel, Levy & Neubig, 2019, Figure 4, for the attention of encoder, decoder and between them. Here early, middle and
 late blocks, the stages of a network that has several, and blocks whose windows are plain or shifted.

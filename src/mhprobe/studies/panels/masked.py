@@ -1,4 +1,4 @@
-"""What masking curves switch off, and how alike those heads are among themselves.
+"""Heads that masking curves switch off, and the similarity among them.
 
 Shapes: A heads, S steps, P pairs, D draws.
 """

@@ -1,4 +1,4 @@
-"""What a panel may use: what was measured and masked for one figure, and the model and its images themselves."""
+"""Material of a panel: the columns and curves of one figure, and the model and its images themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frequencies does a network need? Accuracy under noise that is limited to a band of frequencies.
+"""Accuracy under noise that is limited to a band of frequencies.
 
 After Park & Kim, 2022, arXiv 2202.06709, section 2: Gaussian noise is filtered to a ring of frequencies, scaled to the
 same size in every ring, and added to the image as the model sees it (normalised).

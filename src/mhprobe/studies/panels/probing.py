@@ -1,4 +1,4 @@
-"""What do all heads together know about relations between patches? Probing classifiers on attention.
+"""Probing classifiers on the attention of all heads: relations between patches.
 
 Clark et al., 2019, arXiv 1906.04341, section 5. A probe gives each key j of a query i a score, and the largest is its
 answer. Attention-only: sum over heads of w_h a_h(i, j) + u_h a_h(j, i), with a_h the attention of head h.
@@ -90,7 +90,7 @@ def check(layout: HeadLayout) -> None:
 
 
 def collect(material: Material, model: nn.Module, split: str, images: int, centres: Tensor, queries: int) -> Queries:
-    """What probes see of a split, on the CPU, the same on every rank."""
+    """Return the features of a split for probes, on the CPU, the same on every rank."""
     site, layout = material.layout.sites[0], material.layout
     grid, prefix = site.token_grid, site.prefix_tokens
     patches = grid[0] * grid[1]
@@ -169,7 +169,7 @@ def _by_offset(fit: Queries, test: Queries, relation: int) -> Tensor:
 
 
 def _judge(score: Tensor, test: Queries, relation: int) -> dict[str, float]:
-    """How often the key of the largest score is right; where several keys have it, their share."""
+    """Return the hit rate of the key with the largest score; where several keys share it, their share."""
     score = score.masked_fill(test.itself, -torch.inf)
     best = score == score.amax(1, keepdim=True)
     # an offset that leaves the image names no key: wrong

@@ -1,4 +1,4 @@
-"""Which head follows a relation between patches best, and does it beat the best fixed offset? (Clark et al., Table 1).
+"""Relations between patches: the best head beside the best fixed offset (Clark et al., Table 1).
 
 A head's answer is the patch it attends to most, the query itself left out. The head and the offset are chosen on
 validation images and scored on test images; in windows, only keys of the window count, for all of them alike.

@@ -19,7 +19,10 @@ from mhprobe.studies.panels.material import Material
 
 
 class Accuracies(NamedTuple):
-    """rows: of a table, the whole images first. joint: (C, C) images that two of them both get right; of images: ()."""
+    """Accuracy under damage by rings of frequencies.
+
+    rows: of a table, the whole images first. joint: (C, C) images that two of them both get right; of images: ().
+    """
 
     rows: list[dict[str, Any]]
     joint: Tensor

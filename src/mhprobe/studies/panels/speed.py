@@ -1,4 +1,4 @@
-"""How fast the network is without heads, by batch size (Michel et al. 2019, Table 4)."""
+"""Speed of the network without heads, by batch size (Michel et al. 2019, Table 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each head is worth on two data sets with the same classes (Michel et al. 2019, Figure 2).
+"""Importance of each head on two data sets with the same classes (Michel et al. 2019, Figure 2).
 
 Shapes: A heads of all sites.
 """
