@@ -152,7 +152,7 @@ def input_spec(model: Any) -> dict[str, Any]:
     """Return the input of a model: ``size`` (height, width) in pixels, ``mean`` and ``std`` per channel.
 
     The size is the one that the model was built for. A model that keeps no note of it has the one of its
-    ``pretrained_cfg``; mean and deviation are 0.5 where that says nothing of them. UserError where nothing says the size.
+    ``pretrained_cfg``; mean and deviation are 0.5 where that gives none. UserError where nothing gives the size.
     """
     config = getattr(model, "pretrained_cfg", None) or {}
     size = _noted_size(model) or config.get("input_size", ())[1:]
