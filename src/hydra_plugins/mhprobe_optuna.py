@@ -109,12 +109,12 @@ class OptunaSweeper(Sweeper):
         return [float(metrics[name]) for name in self.directions]
 
     def _write(self, folder: Path, keys: list[str], rows: Sequence[list[Any]], best: set[int]) -> None:
-        from mhprobe.report.report import Report
+        from mhprobe.report.report import Report, Result
         from mhprobe.report.tables import Table
 
         columns = ["job", *keys, *self.directions, "best"]
         table = Table(columns, [[*row[:-1], int(row[-1] in best)] for row in rows])
-        Report(folder).add_table("trials", table)
+        Report(folder).add("trials", Result(table))
         for row in table.rows:
             if row[-1]:
                 print(f"best: {', '.join(f'{name} {value}' for name, value in zip(columns, row[:-1], strict=False))}")

@@ -26,15 +26,18 @@ def main() -> int:
     from mhprobe.report.html import write_comparison
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
-    from mhprobe.report.several import about, expand, lines, several
+    from mhprobe.report.runs.folder import reading
+    from mhprobe.report.runs.jobs import expand
+    from mhprobe.report.several import about, inert, lines, several
 
     try:
-        results = several(given.runs, given.over)
+        with reading(Path(", ".join(map(str, given.runs)))):
+            results = several(given.runs, given.over)
+            described = about(given.runs)
         report = Report(given.out, style=given.style)
         report.origin = origin_of_script("compare")
-        report.data, report.images = about(given.runs)
-        for name, result in results.items():
-            report.add(name, result)
+        report.data, report.images = described
+        report.add_all({name: inert(result) for name, result in results.items()})
         page = write_comparison(expand(given.runs), given.out / "comparison.html")
     except UserError as error:
         print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)

@@ -43,7 +43,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         builders.keep_outcomes(folder, found.right[-1], data)
     attach(found.model)  # what looks at heads finds them by their gates
     keep_attention(folder, found.model, data)
-    finish_report(folder, cfg["command"], model.gates.layout)
+    finish_report(folder, cfg["command"], model.gates.layout, model.description)
     report.close()
     show(folder)
     if found.promise is not None and not found.promise.steps:

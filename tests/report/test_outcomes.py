@@ -60,7 +60,7 @@ def test_runs_on_other_images_or_without_outcomes_are_not_tested(four):
     outcomes.write(b, outcomes.read(b).right, torch.arange(N), "others")
     (c / outcomes.FILE).unlink()
     (d / outcomes.FILE).write_bytes((d / outcomes.FILE).read_bytes()[:-1])  # half written
-    found = pairs(four, "abcd")
+    found = pairs([outcomes.read(run) for run in four], "abcd")
     said = {row["run_a"] + row["run_b"]: row["untested"] for row in found}
     assert said["ab"] == "they were tested on different images"
     assert said["ac"] == "c did not write which test images were right"
@@ -103,5 +103,5 @@ def test_a_run_writes_its_outcomes_and_runs_of_one_network_are_equal(trained, tm
               if at in everywhere]  # fmt: skip
     assert len(shared) > 10 and all(one == other for one, other in shared)
     copied = shutil.copytree(tmp_path / "again", tmp_path / "copied")
-    (row,) = pairs([trained.folder, copied], ["trained", "copied"])
+    (row,) = pairs([outcomes.read(run) for run in (trained.folder, copied)], ["trained", "copied"])
     assert row["p"] == 1 and row["difference"] == 0

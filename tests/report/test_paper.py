@@ -15,7 +15,8 @@ from mhprobe.masking.redundant_or_inert import Likeness
 from mhprobe.report.figures import maskable, per_head, runs, special_keys, speed
 from mhprobe.report.figures.style import canvas, save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
-from mhprobe.report.report import Report
+from mhprobe.report.report import Report, Result, counted
+from results import add_measure
 
 
 def ranked(layout):
@@ -27,10 +28,10 @@ def ranked(layout):
 def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     layout = LAYOUTS["one head"]
     report = Report(tmp_path, layout, style="paper")
-    report.network, report.data, report.images = "vit_tiny", "digits", "n = 360 test images"
-    report.add_measure("narrow", "per_head", {"value": torch.ones(1)})
+    report.network, report.data, report.images = "vit_tiny", "digits", counted(360)
+    add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
-    report.add_figure("wide", per_head.draw(layout, ranked(layout), "importance"))
+    report.add("wide", Result(figure=per_head.draw(layout, ranked(layout), "importance")))
     for name, inches in (("narrow", ONE), ("wide", TWO)):
         with Image.open(tmp_path / "figures" / f"{name}.png") as image:
             assert image.width == pytest.approx(300 * inches, abs=1)
@@ -66,7 +67,7 @@ def test_text_is_measured_as_wide_as_it_is_printed(tmp_path, paper):
 
 def test_screen_is_what_it_was(tmp_path):
     report = Report(tmp_path, LAYOUTS["one head"])
-    report.add_measure("narrow", "per_head", {"value": torch.ones(1)})
+    add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     with Image.open(tmp_path / "figures" / "narrow.png") as image:
         assert image.info["dpi"][0] == pytest.approx(150, abs=0.1)
 

@@ -14,6 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.masking import of_curves, of_masked_heads
 from mhprobe.report.report import Dashboard, Report, Result
+from results import add_measure
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
 CURVES = [curve("head_max", [0, 2, 4, 6], [0.9, 0.7, 0.5, 0.3])]
@@ -28,8 +29,8 @@ class Listener:
     def add_table(self, name, table) -> None:
         self.heard.append(("table", f"{name}: {len(table.rows)} rows"))
 
-    def add_figure(self, name, png) -> None:
-        assert png.read_bytes().startswith(b"\x89PNG")
+    def add_figure(self, name, png, caption) -> None:
+        assert png.read_bytes().startswith(b"\x89PNG") and caption.endswith(".")
         self.heard.append(("figure", name))
 
     def add_curves(self, curves) -> None:
@@ -50,21 +51,21 @@ def test_every_result_becomes_a_table_and_a_figure(tmp_path, capfd):
     listener = Listener()
     report = Report(tmp_path, LAYOUT, [object(), listener])
     made = [
-        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
-        *report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)}, suffix="_epoch_004"),
-        *report.add_measure("svcca", "pairwise", {"value": torch.rand(6, 6)}),
+        *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, label="nats"),
+        *add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)}, end="_epoch_004"),
+        *add_measure(report, "svcca", "pairwise", {"value": torch.rand(6, 6)}),
         *report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"]),
         *report.add_metrics({"test/accuracy": 0.9}),
     ]
     report.close()
     stems = ["gate_importance", "gate_importance_epoch_004", "svcca", "masking_curves"]
-    expected = {"metrics.json", "labels.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
+    expected = {"metrics.json", "results.json"} | {f"tables/{stem}.csv" for stem in [*stems, "svcca_blocks"]}
     expected |= {f"figures/{stem}.{kind}" for stem in stems for kind in ("png", "pdf")}
     assert names(tmp_path) == expected == {str(path.relative_to(tmp_path)) for path in made}
     assert listener.heard == [
         ("table", "gate_importance: 6 rows"), ("figure", "gate_importance"),
         ("table", "gate_importance_epoch_004: 6 rows"), ("figure", "gate_importance_epoch_004"),
-        ("table", "svcca: 15 rows"), ("table", "svcca_blocks: 3 rows"), ("figure", "svcca"),
+        ("table", "svcca: 15 rows"), ("figure", "svcca"), ("table", "svcca_blocks: 3 rows"),
         ("table", "masking_curves: 4 rows"), ("curves", "head_max"), ("figure", "masking_curves"),
         ("metrics", "test/accuracy"), ("finish", ""),
     ]  # fmt: skip
@@ -100,5 +101,5 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(tmp_path):
     (tmp_path / "file").write_text("")
     report = Report(tmp_path / "file" / "run", LAYOUT)
     with pytest.raises(UserError, match=r"cannot write .*run/") as error:
-        report.add_measure("gate_importance", "per_head", {"value": torch.rand(6)})
+        add_measure(report, "gate_importance", "per_head", {"value": torch.rand(6)})
     assert "\n" not in str(error.value)

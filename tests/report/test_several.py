@@ -16,9 +16,10 @@ from scipy.stats import t
 import mhprobe.compare
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
-from mhprobe.report.report import Report, Result
+from mhprobe.report.report import Report
 from mhprobe.report.several import about, expand, several
-from report_html.conftest import make_run
+from report_html.conftest import CURVES, make_run
+from results import add_rows
 
 
 def seeded(folder, seed, accuracy, **settings):
@@ -62,11 +63,11 @@ def test_two_runs_have_their_points_and_no_interval(sweep):
 
 
 def test_small_print_of_several_runs_names_their_data_and_images(sweep):
-    assert about([sweep]) == ("animals", "n = 1,000 test images")
+    assert tuple(map(str, about([sweep]))) == ("animals", "n = 1,000 test images")
     (sweep / "0" / "model.json").write_text(json.dumps({"data": "digits"}))
     file = sweep / "1" / "metrics.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "test/images": 360}))
-    assert about([sweep]) == ("digits, animals", "n = 360 to 1,000 test images")
+    assert tuple(map(str, about([sweep]))) == ("digits, animals", "n = 360 to 1,000 test images")
 
 
 def test_seeds_become_a_group_with_students_interval(sweep):
@@ -127,7 +128,7 @@ def test_curves_have_the_mean_over_seeds(sweep):
 
 def test_a_curve_says_what_its_accuracy_is(sweep):
     assert {row["of"] for row in rows(several([sweep])["curves"])} == {"accuracy"}
-    Report(sweep / "0").add("masking_curves", Result(label="top-1 agreement"))
+    add_rows(Report(sweep / "0"), "masking_curves", CURVES, "curves", label="top-1 agreement")
     found = rows(several([sweep])["curves"])
     # a mean over seeds is of one score alone
     at = [r for r in found if (r["group"], r["curve"], r["split"], r["heads_masked"]) == ("lr=0.1", "wise", "test", 3)]

@@ -15,6 +15,7 @@ from mhprobe.report.html import finish_report
 from mhprobe.report.masking import of_curves
 from mhprobe.report.report import Report
 from mhprobe.report.summary import show
+from results import add_measure
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(4)))
 CURVES = [
@@ -26,7 +27,7 @@ CURVES = [
 def written(folder, terminal: bool = False) -> str:
     value = torch.arange(12.0)
     report = Report(folder, LAYOUT)
-    report.add_measure("gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
+    add_measure(report, "gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
     for name, result in of_curves(CURVES, totals(CURVES), LAYOUT, chance=0.1).items():
         report.add(name, result)
     report.add_metrics({"test/accuracy": 0.9, "test/images": 200})

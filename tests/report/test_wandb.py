@@ -25,6 +25,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.masking import of_curves
 from mhprobe.report.report import Dashboard, Report
 from mhprobe.report.wandb import RunLogger
+from results import add_measure
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
 
@@ -68,7 +69,7 @@ def said(caplog) -> list[str]:
 def log_everything(logger: RunLogger, folder: Path) -> None:
     logger.log_metrics({"train/loss": 0.5}, step=3)
     report = Report(folder, LAYOUT, [logger])
-    report.add_measure("gate_importance", "per_head", {"value": torch.arange(6.0)})
+    add_measure(report, "gate_importance", "per_head", {"value": torch.arange(6.0)})
     report.add("masking_curves", of_curves(CURVES, [], LAYOUT, chance=0.1)["masking_curves"])
     report.add_metrics({"test/accuracy": 0.875})
     for name in ("report.html", "model.safetensors", "model.json"):

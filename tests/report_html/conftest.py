@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.comparisons import Point, history
 from mhprobe.report.report import Report
+from results import add_measure, add_rows
 
 EVIL = "</script><script>alert('a class')</script>"
 CLASSES = ["cat", EVIL, "<img src=x onerror=alert(1)>", "{{ 7 * 7 }}", 'naïve \u2028 & "quoted"']
@@ -72,27 +73,36 @@ def _made(seed: int, heads: HeadLayout) -> Path:
     generator = torch.Generator().manual_seed(seed)
     value = torch.rand(heads.num_heads, generator=generator, dtype=torch.float64) + 0.5
     value[2] = 3.0
-    report.add_measure(
+    add_measure(
+        report,
         "gate_importance",
         "per_head",
-        {"value": value, "low": value - 0.1, "high": value + 0.1, "random_init": value * 0.01},
+        {"value": value, "low": value - 0.1, "high": value + 0.1},
         "importance (nats)",
+        control={"value": value * 0.01},
+        about="How much the loss of an image moves when a head is switched off, to first order.",
     )
     drop = torch.rand(heads.num_heads, len(CLASSES), generator=generator, dtype=torch.float64) - 0.5
     delta = value - 1
     columns = {"value": delta, "low": delta - 0.1, "high": delta + 0.1, "by_class": drop}
-    report.add_measure("ablation_delta", "per_head", columns, "rise of the loss (nats)", axes={"by_class": CLASSES})
-    pairs = torch.rand(heads.num_heads, heads.num_heads, generator=generator, dtype=torch.float64)
-    report.add_measure(
-        "svcca", "pairwise", {"value": (pairs + pairs.T) / 2, "null": torch.full_like(pairs, 0.05)}, "SVCCA"
+    add_measure(
+        report, "ablation_delta", "per_head", columns, "rise of the loss (nats)", axes={"by_class": CLASSES}, masks=True
     )
-    report.add_table("masking_curves", table(CURVES))
-    report.add_table("masking_totals", table(TOTALS))
+    pairs = torch.rand(heads.num_heads, heads.num_heads, generator=generator, dtype=torch.float64)
+    shared = {"value": (pairs + pairs.T) / 2, "null": torch.full_like(pairs, 0.05)}
+    add_measure(report, "svcca", "pairwise", shared, "SVCCA")
+    add_rows(report, "masking_curves", CURVES, "curves")
+    add_rows(report, "masking_totals", TOTALS, "totals")
     points = [Point(e, 10 * e, (value * e / 3).tolist()) for e in range(4)]
-    report.add("gate_importance_history", history(report.layout, "importance (nats)", points, drawn=False))
+    past = history(report.layout, "importance (nats)", points, drawn=False)
+    report.add("gate_importance_history", past._replace(part_of="gate_importance"))
     save_file(
         {f"attention/block 2 head {h}": torch.rand(2, 28, 28, generator=generator) for h in range(4)},
         folder / "maps.safetensors",
+        {
+            "heads": json.dumps({f"attention/block 2 head {h}": ["attention maps", 8 + h] for h in range(4)}),
+            "titles": json.dumps([f"image {image}: {EVIL}, taken for cat" for image in (0, 5)]),
+        },
     )
     queries = ("the class token", "the registers (mean)", "the patch in the middle")
     save_file(
@@ -105,10 +115,13 @@ def _made(seed: int, heads: HeadLayout) -> Path:
             },
         },
         folder / "attention.safetensors",
-        {"titles": json.dumps([f"image {image}: {EVIL}, taken for cat" for image in (0, 1)])},
+        {
+            "titles": json.dumps([f"image {image}: {EVIL}, taken for cat" for image in (0, 1)]),
+            "queries": json.dumps({query: [site.name for site in heads.sites] for query in queries}),
+        },
     )
     rows = [{"image": image, "label": EVIL, "predicted": "cat"} for image in (0, 5) for _ in range(4)]
-    report.add_table("maps", table(rows))
+    add_rows(report, "maps", rows, "maps")
     report.add_metrics({"test/accuracy": 0.9, "test/images": 300})
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "model.json").write_text(json.dumps({"class_names": CLASSES, "data": "animals"}))
@@ -119,12 +132,6 @@ def _made(seed: int, heads: HeadLayout) -> Path:
     )
     (folder / "config" / "overrides.yaml").write_text("- +experiment=digits_vit\n- measure=[gate_importance]\n")
     return folder
-
-
-def table(rows: list[dict[str, object]]):
-    from mhprobe.report.tables import from_rows
-
-    return from_rows(rows)
 
 
 @pytest.fixture(scope="session")

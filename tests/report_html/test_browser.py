@@ -16,6 +16,7 @@ from PIL import Image
 from mhprobe.report.html import finish_report, write_comparison
 from mhprobe.report.report import Report
 from report_html.conftest import CLASSES, layout, make_run
+from results import add_measure
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -83,6 +84,7 @@ def background(page: Any, head: int) -> str:
 def test_the_grid_takes_the_colours_of_the_chosen_measure(visit, address):
     page = visit(address)
     assert page.locator('#grid [role="gridcell"]').count() == 12
+    page.select_option("#colour", label="ablation delta")
     before = background(page, 5)
     page.select_option("#colour", label="gate importance")
     assert background(page, 5) != before
@@ -111,7 +113,7 @@ def test_random_is_explained_where_it_stands(visit, address, tmp_path):
     assert "random 0.03" in page.inner_text("#head")
     assert "Random: the same head of a freshly initialised network." in page.inner_text("#head")
     alone = Report(tmp_path, layout())
-    alone.add_measure("entropy", "per_head", {"value": torch.arange(12.0), "null": torch.ones(12)}, "entropy (nats)")
+    add_measure(alone, "entropy", "per_head", {"value": torch.arange(12.0), "null": torch.ones(12)}, "entropy (nats)")
     page = visit(finish_report(tmp_path, "probe", layout()).as_uri())
     page.click('[data-id="2"]')
     assert "Rank 1 is the largest value." in page.inner_text("#head") and "chance 1" in page.inner_text("#head")

@@ -10,9 +10,11 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
-from mhprobe.report.report import Report, Result
+from mhprobe.report.report import Report
 from mhprobe.stats.significance import wilson
+from report_html.conftest import CURVES
 from report_html.test_page import Page
+from results import add_rows
 
 
 def test_the_interval_of_a_difference_is_newcombes():
@@ -41,7 +43,7 @@ def test_curves_of_two_scores_are_not_held_against_each_other(a_run, other_run, 
     at_once = "accuracy at as many heads masked"
     page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
     assert at_once in {each["name"] for each in page.data["tables"]}
-    Report(tmp_path / "other").add("masking_curves", Result(label="top-1 agreement"))
+    add_rows(Report(tmp_path / "other"), "masking_curves", CURVES, "curves", label="top-1 agreement")
     page = Page(write_comparison([a_run, tmp_path / "other"], tmp_path / "c.html").read_text())
     assert not [each["name"] for each in page.data["tables"] if each["name"].endswith("at as many heads masked")]
     assert "Accuracy or top-1 agreement as heads are switched off" in page.text

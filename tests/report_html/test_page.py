@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import re
 import shlex
 import subprocess
 import sys
@@ -17,16 +19,29 @@ from PIL import Image
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.html import captions, finish_report, finish_sweep, jobs, write_report
+from mhprobe.report.html import finish_report, finish_sweep, write_report
 from mhprobe.report.html import page as page_of
 from mhprobe.report.html.page import as_script, prune_command
+from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result
 from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.jobs import expand
 from mhprobe.report.runs.run import read_run
 from mhprobe.report.tables import Table
 from mhprobe.scoring.score import known_scores
-from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row, table
+from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
+from results import add_measure, add_rows, figure_kinds
 from runs import composed
+
+ROOT = Path(__file__).parents[2]
+READERS, PAGES = (ROOT / "src" / "mhprobe" / "report" / name for name in ("runs", "html"))
+
+
+def listed(folder: Path, entries: dict[str, Entry]) -> None:
+    """Put into the ledger what nobody drew."""
+    file = folder / "results.json"
+    known = Ledger.model_validate_json(file.read_bytes()).results
+    file.write_text(Ledger(results={**known, **entries}).model_dump_json())
 
 
 class Page(HTMLParser):
@@ -94,7 +109,7 @@ def test_numbers_that_json_lacks_are_nulls(tmp_path):
     report = Report(tmp_path / "run", layout())
     value = torch.arange(12.0)
     value[3], value[4] = torch.nan, torch.inf
-    report.add_measure("entropy", "per_head", {"value": value})
+    add_measure(report, "entropy", "per_head", {"value": value})
     data = Page(write_report(tmp_path / "run").read_text()).data
     assert data["measures"][0]["columns"]["value"][2:6] == [2, None, None, 5]
 
@@ -116,9 +131,9 @@ def test_the_result_is_chosen_on_validation_and_told_on_test(a_run):
 def test_a_choice_on_the_test_images_is_said_to_flatter(tmp_path):
     report = Report(tmp_path / "run", layout())
     rows = [{**r, "chosen_on": "test"} for r in CURVES if (r["curve"], r["split"]) == ("lucky", "test")]
-    report.add_table("masking_curves", table(rows))
+    add_rows(report, "masking_curves", rows, "curves")
     total = {"curve": "lucky", "split": "test", "unmasked": 0.9, "area_shared": 0.9, "heads_within_1_point": 3.0}
-    report.add_table("masking_totals", table([total]))
+    add_rows(report, "masking_totals", [total], "totals")
     run = read_run(tmp_path / "run")
     assert "which flatters" in " ".join(words.result(run, [], []))
 
@@ -127,16 +142,13 @@ def headline(folder: Path, steps: int, within: float, low: float) -> str:
     """Of a curve whose first step masks ``steps`` heads; low: of the interval of the head that is missed most."""
     report = Report(folder, layout())
     splits = ("validation", "test")
-    report.add_table(
-        "masking_curves",
-        table([row("greedy", split, k, list(range(k * steps)), 0.9 - 0.2 * k) for split in splits for k in range(3)]),
-    )
-    report.add_table(
-        "masking_totals",
-        table([{"curve": "greedy", "split": split, "heads_within_1_point": within} for split in splits]),
-    )
+    points = [row("greedy", split, k, list(range(k * steps)), 0.9 - 0.2 * k) for split in splits for k in range(3)]
+    add_rows(report, "masking_curves", points, "curves")
+    totals = [{"curve": "greedy", "split": split, "heads_within_1_point": within} for split in splits]
+    add_rows(report, "masking_totals", totals, "totals")
     rise = torch.arange(12.0).double()
-    report.add_measure("ablation_delta", "per_head", {"value": rise, "low": rise - 11 + low, "high": rise + 1})
+    columns = {"value": rise, "low": rise - 11 + low, "high": rise + 1}
+    add_measure(report, "alone", "per_head", columns, masks=True)
     run = read_run(folder)
     return words.result(run, atlas.heads(run), atlas.measures(run))[0]
 
@@ -206,7 +218,7 @@ def test_a_sweep_ends_with_its_jobs_side_by_side(tmp_path):
     assert page == tmp_path / "report.html" and "2 runs side by side" in page.read_text()
     (tmp_path / "tables").mkdir()  # of the sweeper
     (tmp_path / "multirun.yaml").write_text("")
-    assert [run.name for run in jobs(tmp_path)] == ["0", "1"]
+    assert [run.name for run in expand([tmp_path])] == ["0", "1"]
 
 
 def test_a_sweep_whose_page_cannot_be_made_does_not_fail(tmp_path, caplog):
@@ -234,8 +246,8 @@ def test_the_prune_command_names_the_runs_own_weights(a_run):
 
 def test_what_was_seen_during_training_does_not_stand_for_the_end(tmp_path):
     folder = make_run(tmp_path / "run")
-    for name in ("svcca_epoch_005", "svcca_start", "svcca_step_000100"):
-        (folder / "tables" / f"{name}.csv").write_bytes((folder / "tables" / "svcca.csv").read_bytes())
+    for end in ("epoch_005", "start", "step_000100"):
+        add_measure(Report(folder, layout()), "svcca", "pairwise", {"value": torch.eye(12)}, end=f"_{end}", during=end)
     data = Page(write_report(folder).read_text()).data
     assert [pair["key"] for pair in data["pairs"]] == ["svcca"]
     assert "svcca_start" in {table["name"] for table in data["tables"]}
@@ -267,14 +279,13 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     scored = known_scores()[name].scored
     folder = make_run(tmp_path / "run")
     report = Report(folder, layout())
-    report.add("masking_curves", Result(table(CURVES), label=scored.right))
-    if scored.lost:
-        report.add("masking_distances", Result(label=scored.lost))
+    lost = {"loss": scored.lost} if scored.lost else {}
+    add_rows(report, "masking_curves", CURVES, "curves", label=scored.right, columns=lost)
     stage = {"stage": "dense", "accuracy": 0.9, "low": 0.8, "high": 0.95, "parameters": 7, "score": name}
     stage |= {"difference": 0.0, "difference_low": -0.01, "difference_high": 0.01, "p": 1.0}
     change = {"difference": -0.05, "difference_low": -0.081, "difference_high": -0.02, "p": 0.0013}
     stages = [stage, {**stage, **change, "stage": "pruned", "accuracy": 0.85}]
-    report.add("pruning", Result(table(stages), label=scored.right))
+    add_rows(report, "pruning", stages, "stages", label=scored.right)
     promised = {"points": 2, "confidence": 0.95, "heads": 2, "steps": 2, "images": 50}
     report.add_metrics({f"prune/promise/{key}": value for key, value in promised.items()})
     run = read_run(folder)
@@ -290,18 +301,63 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     assert page.data["lost"] == ([scored.lost, ""] if scored.lost else ["loss", "nats"])
 
 
-@pytest.mark.parametrize("kind", captions.kinds())
-def test_every_kind_of_figure_says_how_to_read_it(kind, a_run):
-    run = read_run(a_run)
-    text = captions.caption(f"something_{kind}", run)
+@pytest.mark.parametrize("kind", figure_kinds())
+def test_every_kind_of_figure_says_how_to_read_it(kind):
+    text = Result(drawn=kind).how_to_read
     assert text.endswith(".") and len(text) > 60
-    assert captions.kind_of(f"something_{kind}_random_init", run) == kind
 
 
-def test_figures_without_a_telling_name_are_known_by_their_tables(a_run):
-    run = read_run(a_run)
-    found = {stem: captions.kind_of(stem, run) for stem in ("gate_importance", "svcca", "masking_curves", "unheard_of")}
-    assert found == {"gate_importance": "per_head", "svcca": "pairwise", "masking_curves": "curves", "unheard_of": None}
+KINDS = {  # the figure, which of two heads is the more alike, and the list of the page that holds the measure
+    "per_head": ("A square per head", "measures"),
+    "pairwise": ("How much", "pairs"),
+    "pairwise_layers": ("How", None),
+}
+
+
+@pytest.mark.parametrize("alike", ["largest", "smallest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_name_says_what_a_measure_is(kind, alike, tmp_path):
+    """The name is made of those of two kinds of figures and of two measures, one of which is a distance."""
+    heads, name = layout(), "hamming_spectrum_patching"
+    size = {"per_head": (12,), "pairwise": (12, 12), "pairwise_layers": (3, 3)}[kind]
+    value = torch.rand(size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    report = Report(tmp_path / "run", heads)
+    columns = {"value": value, "chance": torch.tensor(0.5)}
+    about = {"alike": alike, "larger": "the heads differ more", "unit": "bits"}
+    add_measure(report, name, kind, columns, "bits that differ (bits)", **about)
+    add_measure(report, "distance", "pairwise", {"value": torch.eye(12)}, "likeness")  # the control: no distance
+    entry = report.results.results[name]
+    own = importlib.import_module(f"mhprobe.report.figures.{kind}").CAPTION
+    assert (entry.kind, entry.caption, entry.drawn) == (kind, own, kind)
+    assert (entry.label, entry.unit, entry.larger) == ("bits that differ (bits)", "bits", "the heads differ more")
+    page = Page(write_report(tmp_path / "run").read_text())
+    assert own.split(".")[0] in page.text
+    for other in ("spectrum", "patching"):
+        assert importlib.import_module(f"mhprobe.report.figures.{other}").CAPTION.split(".")[0] not in page.text
+    nearest = {pair["key"]: pair["nearest"] for pair in page.data["pairs"]}
+    assert nearest == {"distance": "largest"} | ({name: alike} if kind == "pairwise" else {})
+    assert [measure["key"] for measure in page.data["measures"]] == ([name] if kind == "per_head" else [])
+
+
+@pytest.mark.parametrize("name", ["circuit_spectrum", "activation_patching", "attribution_patching"])
+def test_measures_called_as_a_figure_have_captions_of_their_own(name, tmp_path):
+    """All three showed the caption of another figure, whose name theirs ends with."""
+    report = Report(tmp_path, layout())
+    add_measure(report, name, "per_head", {"value": torch.rand(12)})
+    assert report.results.results[name].caption.startswith("A square per head, blocks from input to output.")
+
+
+def test_readers_and_pages_look_at_no_name():
+    """What a result is, is in its entry: no part of a name, no prefix, no list of names of results."""
+    for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
+        text = file.read_text()
+        found = re.findall(r"(tables|labels)\.get\(|name\.(ends|starts)with|\.stem\b|in name\b|=> key ===", text)
+        assert not found, (file.name, found)
+    every = {path.stem for path in (ROOT / "conf" / "measure").glob("*.yaml")}
+    every -= {"base", "position", "confidence"}  # words of other things, too
+    assert {"svcca", "entropy"} <= every
+    for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
+        assert not [name for name in every if re.search(rf"[\"']{name}[\"']", file.read_text())], file.name
 
 
 @pytest.mark.usefixtures("whole_pictures")
@@ -311,21 +367,24 @@ def test_a_large_run_stays_under_8_megabytes(tmp_path):
     report = Report(folder, heads)
     noise = np.random.default_rng(0)
     (folder / "figures").mkdir(parents=True)
+    drawn = {}
     for number in range(24):  # noise is what no compression makes smaller
         pixels = noise.integers(0, 255, (400, 400, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "figures" / f"f{number:02}_by_class.png")
+        Image.fromarray(pixels).save(folder / "figures" / f"f{number:02}.png")
+        drawn[f"f{number:02}"] = Entry(kind="figure", title=f"f{number:02}", figure=f"figures/f{number:02}.png")
     value = torch.rand(144, 144, dtype=torch.float64)
     from mhprobe.report import tables
 
     for name in ("svcca", "cka", "cca", "pwcca", "procrustes", "js_distance"):
         columns = {f"c{i}": value + i for i in range(6)}
-        report.add_table(name, tables.pairwise(heads, {"value": value + value.T, **columns}))
+        report.add(name, Result(tables.pairwise(heads, {"value": value + value.T, **columns})))
     for name in range(20):
-        report.add_table(f"m{name}", tables.per_head(heads, {"value": value[0], "low": value[1], "high": value[2]}))
+        table = tables.per_head(heads, {"value": value[0], "low": value[1], "high": value[2]})
+        report.add(f"m{name}", Result(table, interval=("low", "high")))
     order = list(range(144))
-    report.add_table(
-        "masking_curves", table([row("c", s, k, order[:k], 0.5) for s in ("validation", "test") for k in order])
-    )
+    rows = [row("c", s, k, order[:k], 0.5) for s in ("validation", "test") for k in order]
+    add_rows(report, "masking_curves", rows, "curves")
+    listed(folder, drawn)
     path = write_report(folder)
     assert path.stat().st_size < 8e6
     page = Page(path.read_text())
@@ -364,7 +423,7 @@ def test_a_finished_run_says_what_was_run(tmp_path):
 
 def test_a_run_without_tables_of_heads_knows_them_from_its_facts(tmp_path):
     report = Report(tmp_path / "run", layout())
-    report.add_table("masking_curves", table(CURVES))
+    add_rows(report, "masking_curves", CURVES, "curves")
     assert Page(write_report(tmp_path / "run").read_text()).data["heads"] == []
     data = Page(finish_report(tmp_path / "run", "mask", layout()).read_text()).data
     assert len(data["heads"]) == 12 and data["heads"][5] == {
@@ -381,25 +440,25 @@ def test_the_command_makes_the_page_again(a_run):
 
 
 def test_the_folder_of_a_sweep_stands_for_its_jobs(tmp_path, a_run):
-    from mhprobe.report.__main__ import jobs
-
     for job in ("0", "10", "2"):
         (tmp_path / "sweep" / job).mkdir(parents=True)
         (tmp_path / "sweep" / job / "metrics.json").write_text("{}")
     (tmp_path / "sweep" / "3").mkdir()  # it failed
-    assert [run.name for run in jobs(tmp_path / "sweep")] == ["0", "2", "10"]
-    assert jobs(a_run) == [a_run] and jobs(tmp_path / "nothing") == [tmp_path / "nothing"]
+    assert [run.name for run in expand([tmp_path / "sweep"])] == ["0", "2", "10"]
+    assert expand([a_run, tmp_path / "nothing"]) == [a_run, tmp_path / "nothing"]
 
 
 @pytest.mark.usefixtures("whole_pictures")
 def test_a_run_of_144_heads_with_many_figures_stays_below_8_mb(tmp_path):
     folder = make_run(tmp_path / "large", heads=layout(12, 12))
-    noise = np.random.default_rng(0)
+    noise, report, drawn = np.random.default_rng(0), Report(folder), {}
     for number in range(12):  # half a megabyte each, as no figure is
         pixels = noise.integers(0, 255, (400, 430, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "figures" / f"noise_{number}.png")
+        drawn[f"noise_{number}"] = Entry(kind="figure", title=f"noise {number}", figure=f"figures/noise_{number}.png")
         pairs = [[a, b, 0.1 * a + number, 0.5] for a in range(144) for b in range(a)]
-        Report(folder).add_table(f"pairs_{number}", Table(["head_a", "head_b", "value", "null"], pairs))
+        report.add(f"pairs_{number}", Result(Table(["head_a", "head_b", "value", "null"], pairs, "pairwise")))
+    listed(folder, drawn)
     size = write_report(folder).stat().st_size
     assert 3_000_000 < size < 8_000_000  # it is full, and the rest is named
     text = (folder / "report.html").read_text()
@@ -429,10 +488,10 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
         for batch, low, high in ((1, 1.0, 1.1), (16, 1.2, 1.3))
     ]
     report = Report(tmp_path, layout())
-    report.add_table("speed", table(rows))
+    add_rows(report, "speed", rows, "speed")
     areas = {"deletion": 0.25, "insertion": 0.5, "random_deletion": 0.375, "random_insertion": 0.375}
     judged = [{"image": image, "label": "a", "predicted": "a", "kind": "rollout", **areas} for image in (0, 1)]
-    report.add_table("maps", table(judged))
+    add_rows(report, "maps", judged, "maps")
     said = words.result(read_run(tmp_path), [], [])
     assert said == [
         "At batch 16 the pruned network is 1.25 times as fast as the dense one (1.20 to 1.30) on a CPU; its FLOPs "
@@ -440,5 +499,6 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
         "rollout: deletion 0.25 (random orders 0.38; lower is better), insertion 0.50 (random orders 0.38; higher is "
         "better), mean over 2 maps.",
     ]
-    report.add_table("speed", table([row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]))
+    unsure = [row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]
+    add_rows(report, "speed", unsure, "speed")
     assert "dense one on a CPU" in words.result(read_run(tmp_path), [], [])[0]

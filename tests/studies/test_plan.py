@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_papers import settings
 
 import mhprobe
 import mhprobe.study
@@ -23,7 +24,6 @@ from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy
 from mhprobe.studies import plan
 from models import images_for, labels_for, tiny_vit
-from test_papers import settings
 
 
 def looks(*needs):

@@ -84,8 +84,7 @@ class MaskingCurve(L.Callback):
             results = of_curves(curves, found, gates_of(pl_module).layout, chance)
             if self.join is not None:
                 results |= of_masked_heads(heads, self.join)
-            for name, result in results.items():
-                self.report.add(name, result)
+            self.report.add_all(results)
             for line in answer(found, heads):
                 log.info("%s", line)
 

@@ -12,7 +12,7 @@ from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_density, gate_history
-from mhprobe.report.report import Report, Result
+from mhprobe.report.report import Report, Result, Sample
 from mhprobe.scoring.tally import tally
 
 if TYPE_CHECKING:
@@ -66,10 +66,14 @@ class GateHistory(L.Callback):
         layout = gates_of(pl_module).layout
         names = [f"{site.name}.{head}" for _, head, site in layout]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
+        table = tables.Table(["step", "open", *names], rows, "gate_history")
         figure = gate_history.draw(
             layout, self.steps, torch.tensor(self.amounts), gates_of(pl_module).threshold(self.threshold)
         )
-        self.report.add("gate_history", Result(tables.Table(["step", "open", *names], rows), figure))
+        self.report.add(
+            "gate_history",
+            Result(table, figure, label="how open the learned gate is", of=Sample(), drawn="gate_history"),
+        )
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         gates = gates_of(pl_module)
@@ -92,9 +96,9 @@ class GateHistory(L.Callback):
         if any(shifted):
             columns["shifted"] = torch.tensor(shifted).long()
         table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
-        self.report.add("gates", Result(table, metrics=metrics))
+        self.report.add("gates", Result(table, metrics=metrics, label="learned gate", decides="closed", of=Sample()))
         if isinstance(gates, HardConcreteGates):
-            self.report.add("gate_density", Result(figure=_density(gates), of=""))
+            self.report.add("gate_density", Result(figure=_density(gates), of=Sample(), drawn="gate_density"))
 
 
 def _density(gates: HardConcreteGates) -> Figure:

@@ -69,10 +69,12 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         for image, label, found in zip(chosen, batch.labels.tolist(), taken, strict=True)
     ]
     arrays = {"pictures": _small(data.stored("test", chosen).images)}
+    asked: dict[str, list[str]] = {}  # by query, the tensors of the sites
     for number, site in enumerate(gates_of(model).layout.sites):
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
-    return write(folder / KEPT, save(arrays, {"titles": json.dumps(titles)}))
+            asked.setdefault(name, []).append(site.name)
+    return write(folder / KEPT, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
 
 
 def _classes(names: Sequence[str], label: int, taken: int | None) -> str:

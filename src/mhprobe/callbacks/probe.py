@@ -25,7 +25,8 @@ from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import Columns, label_of, measure, needs_of
 from mhprobe.recording.objective import Of
 from mhprobe.report.comparisons import Point, agreement_of, history, two_data_sets
-from mhprobe.report.report import Report
+from mhprobe.report.measured import of_measure
+from mhprobe.report.report import Report, Sample, counted
 
 log = logging.getLogger(__name__)
 
@@ -87,18 +88,16 @@ class Probe(L.Callback):
         if not trainer.is_global_zero:
             return
         for name, columns in found.items():
-            beside = {"random_init": control[name]["value"]} if name in control else {}
-            self._write(name, {**columns, **beside}, control=control.get(name))
-        for name, columns in control.items():  # its figures stand in the measure's own
-            about = self.measures[name]
-            self.report.add_columns(name, about.kind, columns, about.axes, "_random_init")
+            self._write(name, columns, control=control.get(name))
         values = self._per_head(found)
         if self.top_k is not None:
             self.report.add("agreement", agreement_of(values, self._per_head(control), self.top_k))
         if self.also_on is not None:
+            second = self.also_on.source.name
+            of = Sample(self.also_on.sizes["test"], "test", f"measured on {second}")
             for name, columns in again.items():
-                self._write(name, columns, f"_{self.also_on.source.name}")
-            first, second = data.source.name, self.also_on.source.name
+                self._write(name, columns, f"_{second}", of=of)
+            first = data.source.name
             compared = two_data_sets(self.report.layout, first, second, values, self._per_head(again))
             self.report.add(f"{second}_against_{first}", compared)
 
@@ -119,7 +118,7 @@ class Probe(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if (self.every_n_epochs or self.every_n_steps) and trainer.global_step == 0:
-            self._point(trainer, pl_module, "_start")
+            self._point(trainer, pl_module, "_start", "before the first step")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -127,20 +126,21 @@ class Probe(L.Callback):
         step = trainer.global_step
         # with accumulated gradients several batches end in the same step
         if self.every_n_steps and step % self.every_n_steps == 0 and step > self.last_step:
-            self._point(trainer, pl_module, f"_step_{step:06d}")
+            self._point(trainer, pl_module, f"_step_{step:06d}", f"step {step}")
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
-            self._point(trainer, pl_module, f"_epoch_{trainer.current_epoch:03d}")
+            epoch = trainer.current_epoch
+            self._point(trainer, pl_module, f"_epoch_{epoch:03d}", f"epoch {epoch}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Not on_train_end: that is not for a run that goes on from its very last step."""
         if trainer.is_global_zero:
-            for name, points in self.history.items():
-                self._write_history(name, points, drawn=True)
+            for name in self.history:
+                self._write_history(trainer, name, drawn=True)
 
-    def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str) -> None:
+    def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str, during: str) -> None:
         """A head's history gets a point; what is no value per head gets a table and figure of its own."""
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
         self.last_step = trainer.global_step
@@ -149,9 +149,9 @@ class Probe(L.Callback):
                 point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
                 self.history.setdefault(name, []).append(point)
                 if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
-                    self._write_history(name, self.history[name], drawn=False)
+                    self._write_history(trainer, name, drawn=False)
             elif trainer.is_global_zero:
-                self._write(name, columns, suffix)
+                self._write(name, columns, suffix, during, of=counted(data.sizes["val"], "validation"))
 
     def state_dict(self) -> dict[str, Any]:
         history = {name: [list(point) for point in points] for name, points in self.history.items()}
@@ -198,17 +198,25 @@ class Probe(L.Callback):
             self.refused.append(UserError(f"{label}{error}"))
             return {}
 
-    def _write_history(self, name: str, points: list[Point], drawn: bool) -> None:
-        found = history(self.report.layout, self.measures[name].label, points, drawn)
-        self.report.add(f"{name}_history", found)
+    def _write_history(self, trainer: L.Trainer, name: str, drawn: bool) -> None:
+        about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
+        found = history(self.report.layout, about.label, self.history[name], drawn)
+        of = counted(data.sizes["val"], "validation")
+        self.report.add(f"{name}_history", found._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))
 
     def _write(
-        self, name: str, columns: Mapping[str, Tensor], suffix: str = "", control: Mapping[str, Tensor] | None = None
+        self,
+        name: str,
+        columns: Mapping[str, Tensor],
+        end: str = "",
+        during: str = "",
+        control: Mapping[str, Tensor] | None = None,
+        of: Sample | None = None,
     ) -> None:
         about = self.measures[name]
         label = label_of(about, self.used)
-        of = None if about.of_images else ""
-        self.report.add_measure(name, about.kind, columns, label, about.also, about.axes, suffix, control, of)
+        results = of_measure(name, about, self.report.layout, columns, control, label, end, during)
+        self.report.add_all({key: each._replace(of=each.of or of) for key, each in results.items()})
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
         return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}

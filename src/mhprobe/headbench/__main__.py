@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> None:
     report.origin = origin_of_script("headbench")
     rows = bench(makes, given.families, range(given.seeds), given.images, say=lambda line: print(line, flush=True))
     table = Table(list(rows[0]._fields), [list(row) for row in rows])
-    for path in report.add("headbench", Result(table, figure.draw(rows))):
+    for path in report.add("headbench", Result(table, figure.draw(rows), drawn="headbench")):
         print(path)
 
 

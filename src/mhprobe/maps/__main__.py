@@ -25,7 +25,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         scores = cfg["faithfulness"]
         options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
         write_maps(report, backbone, data, cfg["images"], kinds, **options)
-        finish_report(folder, cfg["command"], model.gates.layout)
+        finish_report(folder, cfg["command"], model.gates.layout, model.description)
         report.close()
         show(folder)
 

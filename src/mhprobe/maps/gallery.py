@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
@@ -55,12 +57,12 @@ def write_maps(
     chosen: positions in the test split, or image files. options: of ``judged``.
     """
     results, found = gallery(model, data, chosen, kinds, **options)
-    for name, result in results.items():
-        report.add(name, result)
+    report.add_all(results)
     from safetensors.torch import save
 
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
-    write(report.folder / "maps.safetensors", save(raw))
+    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(_titles(results["maps"].table))}
+    write(report.folder / "maps.safetensors", save(raw, about))
     for name, one in _whole(kinds, found).items():
         if not one.scored:
             continue
@@ -118,14 +120,36 @@ def gallery(
                 rows.append([image, label, *best, kind, name, *beside])
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told))
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told), drawn="maps")
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
     overview = figures.draw(pictures, titles, whole) if whole else None
     of_all = counted(len(chosen), told)
     if smooth and whole:
-        results["maps_smooth"] = Result(figure=figures.draw(pictures, titles, whole, smooth=True), of=of_all)
-    return {**results, "maps": Result(Table(columns, rows), overview, of=of_all)}, every
+        results["maps_smooth"] = Result(
+            figure=figures.draw(pictures, titles, whole, smooth=True), of=of_all, drawn="maps"
+        )
+    return {**results, "maps": Result(Table(columns, rows, "maps"), overview, of=of_all, drawn="maps")}, every
+
+
+def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
+    """By the name of a tensor what kind of map it holds, and of which head, as a flat index."""
+    heads = {f"{site.name} head {head}": flat for flat, (_, head, site) in enumerate(layout)}
+    heads |= {f"block {site.block} head {head}": flat for flat, (_, head, site) in enumerate(layout)}
+    return {
+        f"{kind}/{name}": [f"{kind.replace('_', ' ')} maps", heads[name]]
+        for kind, maps in found.items()
+        for name in maps
+        if name in heads
+    }
+
+
+def _titles(table: Table | None) -> list[str]:
+    """Of each image, in their order: its class, and what the model takes it for; features predict nothing."""
+    assert table is not None
+    named = [table.columns.index(name) for name in ("image", "label", "predicted") if name in table.columns]
+    images = dict.fromkeys(tuple(row[at] for at in named) for row in table.rows)
+    return [f"image {image}: {label}" + "".join(f", taken for {one}" for one in best) for image, label, *best in images]
 
 
 def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:

@@ -57,6 +57,9 @@ class AblationDelta(PerClass):
     fooled_by = "seen: two heads that do the same: neither is missed alone; live heads that nobody misses look dead"
     kind = "per_head"
     label = "rise of the loss without the head (nats)"
+    unit = "nats"
+    larger = "the loss depends more on the head; below 0 it is lower without it"
+    masks = True
     also = ("by_class",)
     tables = ("by_class", "class_p_holm", "class_accuracy")
 

@@ -56,6 +56,7 @@ class ActivationPatching(Measure):
 
     fooled_by = "by definition: a head that both images need alike: it is the same in both, and restores nothing"
     kind = "per_head"
+    larger = "the head alone restores more of the clean result; below 0 it leads away from it"
     also: ClassVar[tuple[str, ...]] = ("patching",)
     default: ClassVar[tuple[str, ...]] = ("exact", "atp", "graddrop")
 

@@ -48,6 +48,8 @@ class AttentionDistance(Measure):
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "mean attention distance (input pixels)"
+    unit = "input pixels"
+    larger = "the head looks further"
     also = ("by_depth",)
 
     total: Tensor  # (A,) sum over images and queries, renormalised

@@ -36,6 +36,8 @@ class AttentionRange(Measure):
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "attention range r50 (input pixels)"
+    unit = "input pixels"
+    larger = "attention spreads wider around the place that the head looks at most"
     also = ("range_profile",)
 
     mass: Tensor  # (A, R) sum over images and queries of attention at each distance from the argmax key

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
@@ -32,7 +33,9 @@ class Measure(Metric):
 
     needs: what ``record`` has to deliver (see heads.Need); z is always there.
     kind: "per_head", "pairwise" or "pairwise_layers"; the table and the figure follow from it.
-    label: what "value" is and its unit, for a figure's axis.
+    label: what "value" is and its unit, for a figure's axis. unit: the unit alone, "" for none.
+    larger: what a larger "value" means. alike: of pairs, whether the largest or the smallest value is that of the two
+        heads that are most alike. masks: "value" is the rise of the loss, in nats, without the head.
     also: more figures, each the name of a file in report/figures whose ``draw`` gets the columns.
     axes: for columns of shape (A, K) or (A, A, K) that deserve a table, the K names along it.
     select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
@@ -56,6 +59,10 @@ class Measure(Metric):
     needs: frozenset[Need] = frozenset()
     kind: ClassVar[Literal["per_head", "pairwise", "pairwise_layers"]] = "per_head"
     label: str = "value"
+    unit: str = ""
+    larger: ClassVar[str] = ""
+    alike: ClassVar[Literal["largest", "smallest"]] = "largest"
+    masks: ClassVar[bool] = False
     also: ClassVar[tuple[str, ...]] = ()
     fooled_by: ClassVar[str] = ""
     of_images: ClassVar[bool] = True
@@ -79,6 +86,12 @@ class Measure(Metric):
         A class may say ``name = "..."`` instead.
         """
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+
+    @property
+    def about(self) -> str:
+        """Its question in a sentence: the first line of the file that defines it."""
+        text = getattr(sys.modules.get(type(self).__module__), "__doc__", None) or ""
+        return text.strip().partition("\n")[0]
 
     @abstractmethod
     def update(self, batch: HeadBatch) -> None:

@@ -47,6 +47,7 @@ class BlockCCA(Measure):
     needs = frozenset({"stream"})
     kind = "pairwise_layers"
     label = "SVCCA of blocks: mean canonical correlation"
+    larger = "the two blocks share more"
     also = ("block_coefficients",)
 
     def __init__(

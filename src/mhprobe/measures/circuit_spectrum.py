@@ -55,6 +55,7 @@ class CircuitSpectrum(OfWeights):
         "by definition: a head whose biases or positions decide where it looks, whatever its weights tie together"
     )
     kind = "per_head"
+    larger = "like looks at like (of ov: the head writes what it reads); below 0 at the opposite"
     also = ("modes",)
 
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,

@@ -46,6 +46,7 @@ class Confidence(Measure):
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "confidence: mean largest weight"
+    larger = "the head is more certain where to look"
     also = ("by_depth",)
 
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys

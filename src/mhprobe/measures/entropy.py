@@ -45,6 +45,8 @@ class Entropy(Measure):
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "entropy of attention (nats)"
+    unit = "nats"
+    larger = "attention is spread wider"
     also = ("by_depth",)
 
     total: Tensor  # (A,) sum over images and queries

@@ -35,6 +35,8 @@ class Fisher(GateImportance):
         "large loss carry the mean"
     )
     label = "Fisher information of the gate: mean (dL/dξ)² (nats²)"
+    unit = "nats²"
+    larger = "the loss depends more on the head's gate"
 
     def __init__(self, layout: HeadLayout, normalize: Normalize = "none", **kwargs: Any) -> None:
         super().__init__(layout, abs_at="image", power=2, normalize=normalize, **kwargs)

@@ -63,6 +63,8 @@ class GateImportance(Measure):
     needs = frozenset({"grad"})
     kind = "per_head"
     label = "gate importance: mean |dL/dξ| (nats)"
+    unit = "nats"
+    larger = "the loss depends more on the head"
 
     total: Tensor  # (A,) sum of the units' scores; a unit is an image, or a batch where abs_at="batch"
     square: Tensor  # (A,) sum of their squares
@@ -86,7 +88,7 @@ class GateImportance(Measure):
         self.power = power
         self.normalize = normalize
         if normalize != "none":
-            self.label = "gate importance: mean |dL/dξ|, over the layer's l2 norm"
+            self.label, self.unit = "gate importance: mean |dL/dξ|, over the layer's l2 norm", ""
         for name in ("total", "square", "slope"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         self.add_state("units", torch.zeros((), dtype=torch.long))

@@ -47,6 +47,8 @@ class Interaction(Measure):
     fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"
     kind = "pairwise"
     label = "interaction: extra loss of masking both (nats)"
+    unit = "nats"
+    larger = "masking both costs more than the sum of each: they stand in for each other; below 0 they work in series"
 
     total: Tensor  # (P,) sum of the interaction
     square: Tensor  # (P,) sum of its squares

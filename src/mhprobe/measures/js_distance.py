@@ -60,6 +60,8 @@ class JSDistance(Measure):
     fooled_by = "by definition: two heads that look alike and write different things"
     needs = frozenset({"attn"})
     kind = "pairwise"
+    larger = "the two heads look at different places"
+    alike = "smallest"
     also = ("embedding",)
 
     total: Tensor  # (A, A) sum over images and queries of JS in nats, above the diagonal
@@ -88,6 +90,7 @@ class JSDistance(Measure):
         self.permutations = permutations
         self.seed = seed
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
+        self.unit = "nats" if clark else ""
         self.axes = {"embedding": ["x", "y"]}
         self.groups = _groups(layout, pairs)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean

@@ -52,6 +52,7 @@ class LayerSimilarity(Measure):
         "direction that they share"
     )
     kind = "pairwise_layers"
+    larger = "the two layers are more alike"
 
     def __init__(
         self,

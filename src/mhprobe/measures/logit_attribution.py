@@ -59,6 +59,7 @@ class LogitAttribution(PerClass):
     needs = frozenset({"direct"})
     kind = "per_head"
     label = "write into the label's logit, above the mean over classes"
+    larger = "the head speaks for the label; below 0 against it"
     also = ("logits",)
     tables = ("own", "everywhere")
 

@@ -53,6 +53,7 @@ class LRPRelevance(Measure):
     )
     kind = "per_head"
     label = "|relevance|, share of the layer"
+    larger = "more of the prediction came through the head"
 
     share: Tensor  # (A,) sum over images
     square: Tensor  # (A,) of squares

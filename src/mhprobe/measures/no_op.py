@@ -47,6 +47,7 @@ class NoOp(Measure):
     needs = frozenset({"attn", "attn_grad", "stream"})
     kind = "per_head"
     label = "|dL/dA|, special over other keys"
+    larger = "the loss depends more on attention to special tokens than to other keys"
     also = ("special_keys",)
 
     size: Tensor  # (A, N) sum of |dL/dA| over images, queries, and keys of each kind

@@ -63,6 +63,7 @@ class ObjectAttention(Measure):
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
     needs = frozenset({"attn"})
     label = "share of patches whose argmax key is on an object"
+    larger = "the patch that is looked at most lies on an object more often"
     also = ("relations",)
 
     dealt: Tensor  # (2,) images of each half

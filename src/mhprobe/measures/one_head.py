@@ -38,6 +38,8 @@ class OneHead(Measure):
     fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"
     kind = "per_head"
     label = "log-likelihood, head alone - whole layer (nats)"
+    unit = "nats"
+    larger = "the head alone serves as well as the layer"
     also = ("sufficiency",)
 
     both: Tensor  # (A,) images right with the whole layer and with the head alone

@@ -47,6 +47,7 @@ class OutputFrequency(Measure):
     needs = frozenset({"stream", "weights"})
     kind = "per_head"
     label = "Δ ln amplitude, highest frequency"
+    larger = "the head writes sharper maps"
     also = ("spectrum", "depth_variance")
 
     heads: Tensor  # (A, K) sums over images of the mean over channels of ln amplitude

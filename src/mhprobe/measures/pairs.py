@@ -68,6 +68,7 @@ class PairMeasure(Measure):
     """
 
     kind = "pairwise"
+    larger = "the two heads are more alike"
     equal_up_to: ClassVar[str]  # what the measure cannot see: heads that differ by no more than this are duplicates
 
     def __init__(

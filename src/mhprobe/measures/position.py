@@ -58,6 +58,7 @@ class Position(Measure):
     needs = frozenset({"attn"})
     kind = "per_head"
     label = "share of queries at the head's offset"
+    larger = "the head looks at one fixed offset more often"
     also = ("offset_maps",)
 
     counts: Tensor  # (A, Y, X) float64: how many queries have their argmax key there

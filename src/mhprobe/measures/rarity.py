@@ -40,6 +40,7 @@ class Rarity(Measure):
     select_needs = frozenset()
     kind = "per_head"
     label = "share of queries on the rarest patch"
+    larger = "the head looks at what is rare more often"
     also = ("by_depth",)
 
     hits: Tensor  # (A, 2) sum over images and patch queries: top 1, top 2

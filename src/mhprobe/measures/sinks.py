@@ -46,6 +46,7 @@ class Sinks(Measure):
     needs = frozenset({"attn", "stream", "weights"})
     kind = "per_head"
     label = "share of attention on one token"
+    larger = "more of the head's attention rests on one token"
 
     drawn: Tensor  # (A,) sum over images and windows of the largest share of attention
     sinks: Tensor  # (A,) how many have a sink

@@ -41,6 +41,7 @@ class TokenKinds(Measure):
     fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"
     needs = frozenset({"attn", "stream"})
     kind = "per_head"
+    larger = "more attention goes to tokens of this kind"
     also = ("kind_ratios",)
 
     mass: Tensor  # (A, N) sum over images and queries of attention to each kind

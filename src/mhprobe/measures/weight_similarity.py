@@ -56,6 +56,7 @@ class WeightSimilarity(OfWeights):
         " different inputs"
     )
     kind = "pairwise"
+    larger = "the two heads' weights are more alike"
 
     similarity: Tensor  # (12, A, A) six cosines and six overlaps,
     chance: Tensor  # (2, A, A) mean and variance of the value for randomly rotated weights

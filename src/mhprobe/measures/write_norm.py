@@ -29,6 +29,7 @@ class WriteNorm(Measure):
     needs = frozenset({"stream", "weights"})
     kind = "per_head"
     label = "write norm / stream norm"
+    larger = "the head writes more"
 
     total: torch.Tensor  # (A,) sum over images and tokens of the ratio
     length: torch.Tensor  # (A,) the same of the norm

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
-from mhprobe.report.html import jobs, write_comparison, write_report
+from mhprobe.report.html import write_comparison, write_report
+from mhprobe.report.runs.jobs import expand
 
 
 def main() -> int:
@@ -19,7 +20,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
     parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of a comparison: the page to write")
     given = parser.parse_args()
-    runs = [run for folder in given.runs for run in jobs(folder)]
+    runs = expand(given.runs)
     try:
         page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, given.out)
     except UserError as error:

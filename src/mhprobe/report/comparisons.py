@@ -42,7 +42,8 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
             matrices = [found.spearman, found.low, found.high, found.overlap, found.chance]
             row = [b, a, *(matrix[i, j].item() for matrix in matrices), found.k]
             rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
-    return Result(Table(columns, rows), agreement_figure.draw(found, other))
+    label = "rank correlation of two measures over heads"
+    return Result(Table(columns, rows), agreement_figure.draw(found, other), label=label, drawn="agreement")
 
 
 def two_data_sets(
@@ -58,7 +59,7 @@ def two_data_sets(
         known = x.isfinite() & y.isfinite()
         rows.append([name, r.r, r.low, r.high, spearman(x[known], y[known]), r.heads])
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
-    return Result(table, scatter.draw(layout, panels, first, second))
+    return Result(table, scatter.draw(layout, panels, first, second), drawn="scatter")
 
 
 def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool) -> Result:
@@ -69,8 +70,9 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
         for point in points
         for head, value in zip(heads.rows, point.values, strict=True)
     ]
-    table = Table(["epoch", "step", *heads.columns, "value"], rows)
+    table = Table(["epoch", "step", *heads.columns, "value"], rows, "history")
     if not drawn:
-        return Result(table)
+        return Result(table, label=label)
     values = torch.tensor([point.values for point in points], dtype=torch.float64)
-    return Result(table, history_figure.draw(layout, [point.step for point in points], values, label))
+    figure = history_figure.draw(layout, [point.step for point in points], values, label)
+    return Result(table, figure, label=label, drawn="history")

@@ -24,10 +24,13 @@ def of_curves(
     if curves:
         figure = curves_figure.draw(curves, layout.num_heads, chance)
         scored = curves[0].scored
-        results["masking_curves"] = Result(tables.curves(curves), figure, curves=curves, label=scored.right)
+        columns = {"loss": scored.lost} if scored.lost else {}
+        results["masking_curves"] = Result(
+            tables.curves(curves), figure, curves=curves, label=scored.right, columns=columns, drawn="curves"
+        )
         if scored.lost:
             drawn = distances.draw(curves, layout.num_heads)
-            results["masking_distances"] = Result(figure=drawn, label=scored.lost)
+            results["masking_distances"] = Result(figure=drawn, label=scored.lost, drawn="distances")
     if found:
         results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
     return results
@@ -40,7 +43,7 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
     results = {"maskable_heads": Result(tables.masked_heads(heads))}
     for name in heads[0].likeness:
         figure = maskable.draw(heads, name, question.inert)
-        results[f"maskable_heads_{name}"] = Result(figure=figure)
+        results[f"maskable_heads_{name}"] = Result(figure=figure, drawn="maskable", part_of="maskable_heads")
     return results
 
 
@@ -49,7 +52,7 @@ def of_settling(
 ) -> dict[str, Result]:
     """Accuracy on so many images after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
     return {
-        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement, images)),
+        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement, images), drawn="settling"),
         "settling_agreement": Result(tables.from_rows(agreement)),
     }
 

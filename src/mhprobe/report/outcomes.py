@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mhprobe.io.outcomes import read
+from mhprobe.io.outcomes import Outcomes
 from mhprobe.stats.significance import holm, paired
 
 NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
 
 
-def pairs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
+def pairs(found: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
     """A row for every two runs, in their order, with a test of those that saw the same test images.
+
+    found: of each run, which test images it got right, or None.
 
     run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
     only b gets right. p: exact McNemar; p_holm: over all pairs that were tested. images: how many. untested: why there
     is no test, "" where there is one.
     """
-    found = [read(folder) for folder in folders]
     rows = []
     for (a, first), (b, second) in itertools.combinations(zip(names, found, strict=True), 2):
         row: dict[str, Any] = {"run_a": a, "run_b": b, **NONE, "untested": ""}

@@ -6,37 +6,19 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from pydantic import ValidationError
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.trace import Curve
-from mhprobe.report import tables, twins
+from mhprobe.report import ledger, tables
 from mhprobe.report.figures import style
+from mhprobe.report.result import Result, Sample, counted
 
-
-class Result(NamedTuple):
-    """What one question gave. curves: for dashboards that draw them themselves, beside the figure.
-
-    label: what its values are, for labels.json.
-    of: the images that the figure is of, where it is not of all that the report is about; "" for none.
-    """
-
-    table: tables.Table | None = None
-    figure: style.Figure | None = None
-    metrics: Mapping[str, float] = MappingProxyType({})
-    curves: Sequence[Curve] = ()
-    label: str = ""
-    of: str | None = None
-
-
-def counted(images: int, kind: str = "test") -> str:
-    """For ``Result.of``: 1 -> "1 test image", 200 -> "n = 200 test images"."""
-    return f"1 {kind} image" if images == 1 else f"n = {images:,} {kind} images"
+__all__ = ["Dashboard", "Report", "Result", "Sample", "counted"]
 
 
 @runtime_checkable
@@ -45,7 +27,7 @@ class Dashboard(Protocol):
 
     def add_table(self, name: str, table: tables.Table) -> None: ...
 
-    def add_figure(self, name: str, png: Path) -> None: ...
+    def add_figure(self, name: str, png: Path, caption: str) -> None: ...
 
     def add_curves(self, curves: Sequence[Curve]) -> None: ...
 
@@ -55,7 +37,7 @@ class Dashboard(Protocol):
 
 
 class Report:
-    """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, ``metrics.json`` and ``labels.json`` into ``folder``.
+    """Writes ``tables/*.csv``, ``figures/*.png`` and ``.pdf``, ``metrics.json`` and ``results.json`` into ``folder``.
 
     loggers: Lightning's; those that are a Dashboard are told too. style: "screen", or "paper" for figures that fit the
     columns of a printed page. Each method returns the files it wrote. A folder that cannot be written is a UserError.
@@ -68,9 +50,9 @@ class Report:
         self._layout = layout
         self.loggers = list(loggers)
         self.dashboards = [logger for logger in self.loggers if isinstance(logger, Dashboard)]
-        self.labels: dict[str, str] = {}
         self.origin: Mapping[str, str] = {}  # version, commit and command, for the figures' files
-        self.network = self.data = self.images = ""  # for the small print of figures; images: how many of which
+        self.network = self.data = ""  # for the small print of figures
+        self.images = Sample()
 
     @property
     def layout(self) -> HeadLayout:
@@ -87,61 +69,46 @@ class Report:
         try:
             return json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise UserError(f"results: {file} is damaged. Remove it or name another output folder.") from error
+            raise self._damaged(file) from error
+
+    @property
+    def results(self) -> ledger.Ledger:
+        """What results.json holds; empty if there is none yet."""
+        file = self.folder / ledger.FILE
+        if not file.exists():
+            return ledger.Ledger()
+        try:
+            return ledger.Ledger.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise self._damaged(file) from error
 
     def add(self, name: str, result: Result) -> list[Path]:
-        """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json: what the result has of them."""
-        paths = [] if result.table is None else self.add_table(name, result.table)
-        paths += [self._say(name, result.label)] if result.label else []
+        """``tables/<name>.csv``, ``figures/<name>.png`` and ``.pdf``, metrics.json, and its entry in results.json."""
+        return self.add_all({name: result})
+
+    def add_all(self, results: Mapping[str, Result]) -> list[Path]:
+        """Several results by their names, and their entries in results.json, which is written once."""
+        paths: list[Path] = []
+        for name, result in results.items():
+            paths += self._write(name, result)
+        written = {name: self._entry(name, result) for name, result in results.items() if not result.empty}
+        if not written:
+            return paths
+        whole = ledger.Ledger(results={**self.results.results, **written})
+        text = whole.model_dump_json(indent=1, exclude_defaults=True)
+        return [*paths, write(self.folder / ledger.FILE, text.encode())]
+
+    def _entry(self, name: str, result: Result) -> ledger.Entry:
+        return ledger.entry(name, result._replace(of=self.images) if result.of is None else result)
+
+    def _write(self, name: str, result: Result) -> list[Path]:
+        paths = [] if result.table is None else self._table(name, result.table)
         if result.curves:
             for dashboard in self.dashboards:
                 dashboard.add_curves(result.curves)
         if result.figure is not None:
-            paths += self.add_figure(name, result.figure, result.of)
+            paths += self._figure(name, result)
         return paths + (self.add_metrics(result.metrics) if result.metrics else [])
-
-    def add_measure(
-        self,
-        name: str,
-        kind: str,
-        columns: Mapping[str, Tensor],
-        label: str | None = None,
-        also: Sequence[str] = (),
-        axes: Mapping[str, Sequence[str]] | None = None,
-        suffix: str = "",
-        control: Mapping[str, Tensor] | None = None,
-        of: str | None = None,
-    ) -> list[Path]:
-        """One measure: its columns, "value" first, as the table and the figure of its kind (per_head, pairwise, ...).
-
-        label: what "value" is and its unit, for the colour bar. also: more kinds of figures, each ``<name>_<kind>``.
-        axes: for columns with one more axis behind the heads or pairs, the names along it; each becomes a table of its
-        own, ``<name>_<column>``. Pairs of heads are also summed up per pair of blocks, ``<name>_blocks``. suffix: keeps
-        e.g. an epoch's results apart. control: the same columns of a freshly initialised network, for the figures. of:
-        as in ``Result``.
-        """
-        label = label or name.replace("_", " ")
-        paths = [*self.add_columns(name, kind, columns, axes, suffix), self._say(name, label)]
-        for each, stem in ((kind, name), *((other, f"{name}_{other}") for other in also)):
-            figure = twins.draw(each, self.layout, columns, label, axes, control)
-            paths += self.add_figure(stem + suffix, figure, of)
-        return paths
-
-    def _say(self, name: str, label: str) -> Path:
-        self.labels[name] = label
-        return write(self.folder / "labels.json", json.dumps(self.labels, indent=2).encode())
-
-    def add_columns(
-        self,
-        name: str,
-        kind: str,
-        columns: Mapping[str, Tensor],
-        axes: Mapping[str, Sequence[str]] | None = None,
-        suffix: str = "",
-    ) -> list[Path]:
-        """The tables alone, as ``add_measure`` writes them."""
-        found = tables.of_measure(self.layout, kind, columns, axes)
-        return [path for end, table in found.items() for path in self.add_table(f"{name}{end}{suffix}", table)]
 
     def add_metrics(self, metrics: Mapping[str, float]) -> list[Path]:
         """Merge numbers into metrics.json; a later number replaces an earlier one of the same name."""
@@ -160,17 +127,21 @@ class Report:
         for dashboard in self.dashboards:
             dashboard.finish()
 
-    def add_table(self, name: str, table: tables.Table) -> list[Path]:
-        """``tables/<name>.csv``."""
+    def _table(self, name: str, table: tables.Table) -> list[Path]:
         path = tables.write_csv(self.folder / "tables" / f"{name}.csv", table)
         for dashboard in self.dashboards:
             dashboard.add_table(name, table)
         return [path]
 
-    def add_figure(self, name: str, figure: Any, of: str | None = None) -> list[Path]:
-        """``figures/<name>.png`` and ``.pdf`` of a matplotlib figure. of: as in ``Result``."""
-        about = ", ".join(part for part in (self.network, self.data, self.images if of is None else of) if part)
-        paths = style.save(figure, self.folder / "figures" / name, about, self.style == "paper", self.origin)
+    def _figure(self, name: str, result: Result) -> list[Path]:
+        images = str(self.images if result.of is None else result.of)
+        about = ", ".join(part for part in (self.network, self.data, images) if part)
+        place = self.folder / "figures" / name
+        paths = style.save(result.figure, place, about, self.style == "paper", self.origin)
         for dashboard in self.dashboards:
-            dashboard.add_figure(name, paths[0])
+            dashboard.add_figure(name, paths[0], result.how_to_read)
         return paths
+
+    @staticmethod
+    def _damaged(file: Path) -> UserError:
+        return UserError(f"results: {file} is damaged. Remove it or name another output folder.")

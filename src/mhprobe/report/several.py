@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,11 @@ from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
 from mhprobe.report.html.compare import unique_names
-from mhprobe.report.report import Result, counted
+from mhprobe.report.report import Result, Sample, counted
 from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.jobs import expand
 from mhprobe.report.runs.run import Run, read_run, settings
-from mhprobe.report.tables import from_rows
+from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 
 FEW = 6  # pairs of runs: four runs have as many
@@ -56,7 +57,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     if len(found) < 2:
         raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
     ones = told_apart(found, over)
-    paired = outcomes.pairs([one.run.folder for one in ones], [one.name for one in ones])
+    paired = outcomes.pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
     results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones), "paired": Result(from_rows(paired))}
     results |= {"curves": _curves(ones), "agreement": _agreement(ones)}
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
@@ -76,26 +77,42 @@ def lines(results: Mapping[str, Result]) -> list[str]:
     return said + [outcomes.said(pair) for pair in pairs] if len(pairs) <= FEW else said
 
 
-def about(folders: Sequence[Path]) -> tuple[str, str]:
+def inert(result: Result) -> Result:
+    """With a table that a spreadsheet takes for data: what begins like a formula gets an apostrophe before it.
+
+    Texts come from the settings of others' runs, and ``=HYPERLINK(...)`` in one would be a formula that is run.
+    """
+    if result.table is None:
+        return result
+    columns, rows, kind = result.table
+    table = Table([_no_formula(name) for name in columns], [[_no_formula(cell) for cell in row] for row in rows], kind)
+    return result._replace(table=table)
+
+
+def _no_formula(cell: Any) -> Any:
+    """Numbers stay numbers, also as text, e.g. "-0.5".
+
+    >>> [_no_formula(cell) for cell in ("=1+1", "@SUM(A1)", "-0.5", "-x", "cat", -1)]
+    ["'=1+1", "'@SUM(A1)", '-0.5', "'-x", 'cat', -1]
+    """
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("=", "+", "-", "@")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def about(folders: Sequence[Path]) -> tuple[str, Sample]:
     """The data that runs were tested on, and on how many images, for the small print of figures; empty if unknown."""
     runs = [read_run(folder) for folder in expand(folders)]
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
     counts = sorted({found[3] for run in runs if (found := words.accuracy(run)) is not None})
-    images = "" if not counts else counted(counts[0])
+    images = counted(counts[0]) if counts else Sample()
     if len(counts) > 1:
-        images = f"n = {counts[0]:,} to {counts[-1]:,} test images"
+        images = images._replace(words=f"n = {counts[0]:,} to {counts[-1]:,} test images")
     return ", ".join(data), images
-
-
-def expand(folders: Iterable[Path]) -> list[Path]:
-    """Folders of runs; one that is none is taken for a sweep's, with its jobs in the order of their numbers."""
-    found: list[Path] = []
-    for folder in folders:
-        jobs = [path.parent for path in Path(folder).glob("*/metrics.json")]
-        jobs.sort(key=lambda job: (len(job.name), job.name))
-        is_run = not jobs or (Path(folder) / "metrics.json").exists()
-        found += [Path(folder)] if is_run else jobs
-    return found
 
 
 def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
@@ -127,7 +144,7 @@ def _runs(ones: Sequence[One]) -> Result:
     ]
     if not rows:
         return Result()
-    return Result(from_rows(rows), runs_figure.draw(rows, _groups(ones).table))
+    return Result(from_rows(rows), runs_figure.draw(rows, _groups(ones).table), drawn="runs")
 
 
 def _groups(ones: Sequence[One]) -> Result:
@@ -200,7 +217,7 @@ def _curves(ones: Sequence[One]) -> Result:
                 **{"accuracy": mean, "deviation": deviation, "low": low, "high": high, "of": of},
             }
         )
-    return Result(from_rows(rows), run_curves.draw(rows)) if rows else Result()
+    return Result(from_rows(rows), run_curves.draw(rows), drawn="run_curves") if rows else Result()
 
 
 def _agreement(ones: Sequence[One], k: int = 10) -> Result:
@@ -216,7 +233,7 @@ def _agreement(ones: Sequence[One], k: int = 10) -> Result:
             numbers = (matrix[0, 1].item() for matrix in (alike.spearman, alike.overlap, alike.chance))
             numbered = dict(zip(("spearman", "overlap", "chance"), numbers, strict=True))
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbered, "k": alike.k})
-    return Result(from_rows(rows), run_agreement.draw(rows)) if rows else Result()
+    return Result(from_rows(rows), run_agreement.draw(rows), drawn="run_agreement") if rows else Result()
 
 
 def _values(measure: Mapping[str, Any]) -> torch.Tensor:

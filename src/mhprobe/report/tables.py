@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +32,31 @@ CURVE_COLUMNS = (
 )
 
 
+MeasureKind = Literal["per_head", "pairwise", "pairwise_layers"]
+Kind = Literal[
+    "per_head",  # a row per head
+    "per_head_along",  # and a column per name: a class, a step, an offset
+    "pairwise",  # a row per pair of heads
+    "pairwise_along",
+    "pairwise_layers",  # a row per pair of layers
+    "pairwise_blocks",  # pairs of heads, summed up per pair of blocks
+    "history",  # a row per head and point of a training
+    "gate_history",  # a row per step of a training, a column per gate
+    "curves",  # a row per point of a masking curve
+    "totals",  # a row per masking curve and split
+    "stages",  # a row per stage of a pruning
+    "speed",  # a row per mask and batch size
+    "maps",  # a row per image and map
+    "table",  # anything else
+]
+
+
 class Table(NamedTuple):
-    """Column names, and rows of plain Python values in that order."""
+    """Column names, and rows of plain Python values in that order. kind: what a row is."""
 
     columns: list[str]
     rows: list[list[Any]]
+    kind: Kind = "table"
 
 
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
@@ -51,12 +71,12 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
         [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists), layout.digest]
         for flat, (_, head, site) in enumerate(layout)
     ]
-    return Table(["head", "site", "stage", "block", "index", *facts, DIGEST], rows)
+    return Table(["head", "site", "stage", "block", "index", *facts, DIGEST], rows, "per_head")
 
 
 def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
     """(A, K) values: the head as in ``per_head``, then one column per name along K."""
-    return per_head(layout, dict(zip(names, values.unbind(-1), strict=True)))
+    return per_head(layout, dict(zip(names, values.unbind(-1), strict=True)))._replace(kind="per_head_along")
 
 
 def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
@@ -68,7 +88,7 @@ def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
     a, b = torch.nonzero(known.triu(1), as_tuple=True)
     rows = zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)
     return _placed(
-        layout, Table(["head_a", "head_b", *names], [[first, second, *more] for first, second, more in rows])
+        layout, Table(["head_a", "head_b", *names], [[a, b, *more] for a, b, more in rows], "pairwise_along")
     )
 
 
@@ -78,19 +98,20 @@ def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     Last block_a, index_a, block_b, index_b: the block of each head, and its number within its site. Only pairs whose
     "value" is not NaN: the others were not compared.
     """
-    return _placed(layout, _pairs("head", list(range(layout.num_heads)), columns))
+    return _placed(layout, _pairs("head", list(range(layout.num_heads)), columns)._replace(kind="pairwise"))
 
 
 def _placed(layout: HeadLayout, table: Table) -> Table:
     """The table of pairs of heads with the place of both behind its other columns."""
     places = [[site.block, head] for _, head, site in layout]
     names = ["block_a", "index_a", "block_b", "index_b"]
-    return Table([*table.columns, *names], [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows])
+    rows = [[a, b, *more, *places[a], *places[b]] for a, b, *more in table.rows]
+    return table._replace(columns=[*table.columns, *names], rows=rows)
 
 
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """block_a, block_b of two sites, then the (S, S), (S,) and () columns as in ``pairwise``."""
-    return _pairs("block", [site.block for site in layout.sites], columns)
+    return _pairs("block", [site.block for site in layout.sites], columns)._replace(kind="pairwise_layers")
 
 
 def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
@@ -112,7 +133,7 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
             extremes = [found.min().item(), found.mean().item(), found.max().item()]
             rows.append([a.block, b.block, len(found) // 2, *extremes, *chance])
     chance_name = [] if null is None else ["null"]
-    return Table(["block_a", "block_b", "pairs", "min", "mean", "max", *chance_name], rows)
+    return Table(["block_a", "block_b", "pairs", "min", "mean", "max", *chance_name], rows, "pairwise_blocks")
 
 
 def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Table:
@@ -133,13 +154,17 @@ def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Ta
 
 
 def of_measure(
-    layout: HeadLayout, kind: str, columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[str]] | None = None
+    layout: HeadLayout,
+    kind: MeasureKind,
+    columns: Mapping[str, Tensor],
+    axes: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Table]:
     """All tables of a measure, by the end of their name: "" for its own, _blocks for pairs summed up, _<column>.
 
     kind: the measure's. axes: for columns with one more axis behind the heads or pairs, the names along it.
     """
-    found = {"": globals()[kind](layout, columns)}
+    make = {"per_head": per_head, "pairwise": pairwise, "pairwise_layers": pairwise_layers}[kind]
+    found = {"": make(layout, columns)}
     if kind == "pairwise":
         found["_blocks"] = pairwise_blocks(layout, columns)
     for column, names in (axes or {}).items():
@@ -148,15 +173,15 @@ def of_measure(
     return found
 
 
-def from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+def from_rows(rows: Sequence[Mapping[str, Any]], kind: Kind = "table") -> Table:
     """Dicts of equal keys, which become the columns."""
     columns = list(rows[0]) if rows else []
-    return Table(columns, [[row[column] for column in columns] for row in rows])
+    return Table(columns, [[row[column] for column in columns] for row in rows], kind)
 
 
 def curves(found: Sequence[Curve]) -> Table:
     """Masking curves, a row per point: see ``curve_rows``."""
-    return from_rows(curve_rows(found))
+    return from_rows(curve_rows(found), "curves")
 
 
 def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -225,7 +250,7 @@ def _of_path(trace: Trace, k: int, p_holm: Tensor | None) -> dict[str, Any]:
 
 def totals(found: Sequence[Totals]) -> Table:
     """A row per curve and split: the fields of ``Totals``."""
-    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in found])
+    return Table(list(Totals._fields), [["" if value is None else value for value in row] for row in found], "totals")
 
 
 def masked_heads(heads: Sequence[MaskedHead]) -> Table:

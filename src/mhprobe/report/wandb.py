@@ -82,8 +82,8 @@ class RunLogger(WandbLogger):
             shown = wandb.Table(columns=[*table.columns], data=table.rows, allow_mixed_types=True)
             self._takes_tables = self._send(self.experiment.log, {f"tables/{name}": shown})
 
-    def add_figure(self, name: str, png: Path) -> None:
-        self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png))})
+    def add_figure(self, name: str, png: Path, caption: str) -> None:
+        self._send(self.experiment.log, {f"figures/{name}": wandb.Image(str(png), caption=caption or None)})
 
     def add_curves(self, curves: Sequence[Curve]) -> None:
         """One point at a time, along the number of heads masked; of random curves the mean over repeats."""

@@ -232,7 +232,8 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, with all that the callbacks do at the end of a test."""
     own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
-    report.data, report.images = data.source.name, f"{counted(data.sizes['test'])}{own}"
+    images = counted(data.sizes["test"])
+    report.data, report.images = data.source.name, images._replace(words=f"{images}{own}")
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         # "test/accuracy" is by labels, wherever it is read
@@ -285,7 +286,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
-    finish_report(report.folder, cfg["command"], model.gates.layout)
+    finish_report(report.folder, cfg["command"], model.gates.layout, model.description)
     report.close()  # dashboards take the page along
     show(report.folder)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -21,8 +21,9 @@ from mhprobe.io.progress import progress
 from mhprobe.masking.base import Order
 from mhprobe.report import tables
 from mhprobe.report.figures import curves as curves_figure
+from mhprobe.report.figures import per_head
 from mhprobe.report.figures import speed as speed_figure
-from mhprobe.report.report import Report, Result
+from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.schema import comes_with_weights
@@ -285,7 +286,8 @@ def _report_promise(report: Report, promise: Promise) -> None:
     curves = [promise.curve]
     figure = curves_figure.draw(curves, report.layout.num_heads)
     metrics = {f"prune/promise/{name}": value for name, value in _promised(promise).items()}
-    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves, promise.curve.scored.right))
+    right = promise.curve.scored.right
+    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves, right, drawn="curves"))
 
 
 def nothing_promised(promise: Promise) -> UserError:
@@ -298,10 +300,11 @@ def nothing_promised(promise: Promise) -> UserError:
 
 
 def _report(report: Report, found: Pruned) -> None:
-    stages = Table(list(Stage._fields), [list(row) for row in found.stages])
+    stages = Table(list(Stage._fields), [list(row) for row in found.stages], "stages")
     report.add("pruning", Result(stages, label=found.scored.right))
-    kept = (~found.gone).long()
-    report.add_measure("kept_heads", "per_head", {"value": kept, "kept": kept}, "kept (1), removed (0)")
+    columns, label = dict.fromkeys(("value", "kept"), (~found.gone).long()), "kept (1), removed (0)"
+    kept, figure = tables.per_head(report.layout, columns), per_head.draw(report.layout, columns, label)
+    report.add("kept_heads", Result(kept, figure, label=label, decides="removed", drawn="per_head"))
     last = found.stages[-1]
     report.add_metrics(
         {
@@ -320,6 +323,6 @@ def _speed(report: Report, dense: nn.Module, found: Pruned, rounds: int) -> list
     masks |= {f"{100 * share:.0f} % removed": evenly(layout_of(dense), share) for share in SHARES}
     with progress("timing", len(BATCHES), "batch sizes") as done:
         rows = speed_table(dense, masks, rounds=rounds, show=done)
-    report.add_table("speed", Table(list(rows[0]), [list(row.values()) for row in rows]))
-    report.add_figure("speed", speed_figure.draw(rows), of="")
+    timed = tables.from_rows(rows, "speed")
+    report.add("speed", Result(timed, speed_figure.draw(rows), label="times as fast", of=Sample(), drawn="speed"))
     return rows

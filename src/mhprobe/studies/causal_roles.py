@@ -62,4 +62,6 @@ class CausalRoles(L.Callback):
         rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
         drawn = {**on_cpu, "threshold": torch.tensor(self.options["threshold"])}
         figure = causal.draw(gates.layout, drawn, "role", {"role": ROLES})
-        self.report.add("causal", Result(tables.Table(table.columns, rows), figure, metrics))
+        self.report.add(
+            "causal", Result(table._replace(rows=rows), figure, metrics, label="role of the head", drawn="causal")
+        )

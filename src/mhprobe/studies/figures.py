@@ -316,13 +316,12 @@ class Figures(L.Callback):
         )
 
     def _write(self, key: str, results: Mapping[str, Result], digest: str) -> None:
-        files = [path for end, result in results.items() for path in self.report.add(f"{key}_{end}", result)]
-        inside = [str(path.relative_to(self.report.folder)) for path in files if path.name != "metrics.json"]
+        caption = page.caption(self.paper, key)
+        named = {f"{key}_{end}": _in_figure(result, key, caption) for end, result in results.items()}
+        files = [path for path in self.report.add_all(named) if path.parent != self.report.folder]
+        inside = [str(path.relative_to(self.report.folder)) for path in files]
         made = {**self.finished_here(), key: {"made_from": digest, "files": inside}}
         write(self.report.folder / FINISHED, (json.dumps(made, indent=2) + "\n").encode())
-        captions = {file: page.caption(self.paper, key) for key, each in made.items() for file in each["files"]}
-        named = {Path(file).stem: text for file, text in captions.items() if file.endswith(".png")}
-        write(self.report.folder / "captions.json", (json.dumps(named, indent=2) + "\n").encode())
 
     def finished_here(self) -> dict[str, Any]:
         """The same on this rank alone."""
@@ -332,6 +331,12 @@ class Figures(L.Callback):
     def _say(self, trainer: L.Trainer, line: str) -> None:
         if trainer.is_global_zero:
             log.info("%s", line)
+
+
+def _in_figure(result: Result, key: str, caption: str) -> Result:
+    """As a part of a paper's figure, whose caption is its own."""
+    control_of = f"{key}_{result.control_of}" if result.control_of else ""
+    return result._replace(caption=caption, part_of=key, control_of=control_of)
 
 
 def _is_made(entry: Mapping[str, Any] | None, digest: str) -> bool:

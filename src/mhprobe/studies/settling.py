@@ -94,8 +94,8 @@ class Settling(L.Callback):
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
             self.report.data, images = data.source.name, data.sizes["val"]
-            for name, result in of_settling(self.rows, agreement(self.scores), images).items():
-                self.report.add(name, result._replace(of=counted(images, "validation")))
+            results, of = of_settling(self.rows, agreement(self.scores), images), counted(images, "validation")
+            self.report.add_all({name: result._replace(of=of) for name, result in results.items()})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}

@@ -96,7 +96,7 @@ def write(
     origin: what made them, as in ``style.save``.
     """
     from mhprobe.report.figures import retained, survival
-    from mhprobe.report.report import Report, Result, counted
+    from mhprobe.report.report import Report, Result, Sample, counted
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
@@ -108,12 +108,13 @@ def write(
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
-    paths = report.add("sweep", Result(table(runs), retained.draw(points, images, heads, whole, chance)))
+    paths = report.add(
+        "sweep", Result(table(runs), retained.draw(points, images, heads, whole, chance), drawn="retained")
+    )
 
     rows = survivors_of(runs, probe)
-    return paths + report.add(
-        "survivors", Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of="")
-    )
+    kept = Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of=Sample(), drawn="survival")
+    return paths + report.add("survivors", kept)
 
 
 def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:

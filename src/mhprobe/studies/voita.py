@@ -158,7 +158,7 @@ def write(
     figure = voita.draw(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = made, data.source.name, counted(images)
-    report.add("voita", Result(table, figure))
+    report.add("voita", Result(table, figure, drawn="voita"))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"
         tested = f", p = {row.p_holm:.2g} (McNemar, Holm)" if isinstance(row.p_holm, float) else ""

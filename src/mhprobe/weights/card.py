@@ -10,7 +10,7 @@ import jinja2
 from mhprobe import __version__
 from mhprobe.errors import UserError
 from mhprobe.report.runs import words
-from mhprobe.report.runs.run import Run, column, read_run
+from mhprobe.report.runs.run import Run, read_run
 
 HERE = Path(__file__).parent
 
@@ -34,8 +34,8 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         made=description.get("made", {}),
         emptied_swin="swin" in description["backbone"]["name"] and not all((kept or {}).values()),
         accuracy=_accuracy(run),
-        stages=_rows(run, "pruning"),
-        speeds=[row for row in _rows(run, "speed") if row.get("removed") == "this mask"],
+        stages=run.rows("stages") if run else [],
+        speeds=_speeds(run),
         command=run.facts.get("command") if run else None,
     )
 
@@ -54,12 +54,10 @@ def _accuracy(run: Run | None) -> str | None:
     return f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
 
 
-def _rows(run: Run | None, name: str) -> list[dict[str, Any]]:
-    table = run.tables.get(name) if run else None
-    if table is None:
-        return []
-    columns = {key: column(table, key) for key in table.columns}
-    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+def _speeds(run: Run | None) -> list[dict[str, Any]]:
+    """Of the heads that were removed, which stand first in the table."""
+    rows = run.rows("speed") if run else []
+    return [row for row in rows if row["removed"] == rows[0]["removed"]]
 
 
 def _plain(text: Any) -> str:

@@ -2,6 +2,6 @@
 
 from mhprobe.report.html.compare import write_comparison
 from mhprobe.report.html.page import finish_report, write_report
-from mhprobe.report.html.sweeps import finish_sweep, jobs
+from mhprobe.report.html.sweep import finish_sweep
 
-__all__ = ["finish_report", "finish_sweep", "jobs", "write_comparison", "write_report"]
+__all__ = ["finish_report", "finish_sweep", "write_comparison", "write_report"]

@@ -83,7 +83,7 @@ function drawGrid() {
   byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "");
   const decided = choice?.values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
-  byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${nothing}`
+  byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`
     : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
 }
 
@@ -261,7 +261,7 @@ function saidOf(chosen) {
   if (!chosen.size) return "Choose heads in the grid, or a point of the masking curve.";
   const point = knownPoint(chosen);
   if (point) return `Without them ${point.split} ${DATA.scored} is ${share(point)}: step ${point.step} of ${point.curve}.`;
-  const single = DATA.measures.find(({ key }) => key === "ablation_delta");
+  const single = DATA.measures.find(({ masks }) => masks);
   if (single && chosen.size === 1) {
     const [id] = chosen;
     return `Without it the loss rises by ${withInterval(single.columns.value[id], single.low?.[id], single.high?.[id])} nats.`;

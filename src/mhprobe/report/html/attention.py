@@ -10,8 +10,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mhprobe.report.runs.run import Run, column
@@ -24,7 +22,7 @@ SIDE = 14  # a larger grid is averaged down to it
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 LEVELS = len(LETTERS)
 KEPT = "attention.safetensors"  # what callbacks/keep_attention.py leaves in every run that tests a model, or prunes it
-OF_A_HEAD = re.compile(r"(?P<kind>[^/]+)/(?:block (?P<block>\d+)|(?P<site>.+)) head (?P<index>\d+)")
+MAPS = "maps.safetensors"  # what mhprobe.maps leaves
 
 
 def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -37,72 +35,56 @@ def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Attention of every head in the run's first test images; of a pruning, of the heads that it left."""
-    file = run.folder / KEPT
-    if not file.exists():
+    arrays, about = _tensors(run, KEPT)
+    if not arrays:
         return []
-    try:
-        arrays, titles = _read(file)
-    except (OSError, ValueError, KeyError) as error:
-        run.unread.append(f"{KEPT}: {error}")
-        return []
-    pictures = [_url(picture) for picture in arrays.pop("pictures")]
+    titles, pictures = _list(about, "titles"), [_url(picture) for picture in arrays["pictures"]]
     sites: dict[str, list[int]] = {}
     gone = _removed(run)
     for head in heads:
-        if (head["site"], head["index"]) not in gone:
+        if head["id"] not in gone:
             sites.setdefault(head["site"], []).append(head["id"])
-    found: dict[str, dict[int, Any]] = {}
-    for key, levels_BHhw in arrays.items():
-        query, _, site = key.partition("/")
-        for index, flat in enumerate(sites.get(site, [])[: levels_BHhw.shape[1]]):
-            found.setdefault(query, {})[flat] = [_letters(grid) for grid in levels_BHhw[:, index].tolist()]
-    order = sorted(found, key=lambda query: ("class" not in query, "patch" in query, query))  # who is read comes first
-    return [
-        {"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": found[query]}
-        for query in order
-    ]
-
-
-def _removed(run: Run) -> set[tuple[str, int]]:
-    """Site and index of the heads that are not in the model that a pruning left."""
-    table = run.tables.get("kept_heads")
-    if table is None:
-        return set()
-    rows = zip(*(column(table, name) for name in ("site", "index", "kept")), strict=True)
-    return {(site, index) for site, index, kept in rows if not kept}
-
-
-def _read(file: Path) -> tuple[dict[str, Any], list[str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as opened:
-            titles = json.loads((opened.metadata() or {})["titles"])
-            return {name: opened.get_tensor(name) for name in opened.keys()}, titles  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    shown = []
+    for query, names in json.loads(about.get("queries", "{}")).items():
+        grids: dict[int, Any] = {}
+        for site in names:
+            levels_BHhw = arrays[f"{query}/{site}"]
+            for index, flat in enumerate(sites.get(site, [])[: levels_BHhw.shape[1]]):
+                grids[flat] = [_letters(grid) for grid in levels_BHhw[:, index].tolist()]
+        shown.append({"name": f"attention of {query}", "titles": titles, "pictures": pictures, "heads": grids})
+    return shown
 
 
 def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
-    file = run.folder / "maps.safetensors"
-    if not file.exists():
-        return []
-    from safetensors.torch import load_file
-
+    arrays, about = _tensors(run, MAPS)
     kinds: dict[str, dict[int, Any]] = {}
-    for name, maps_Bhw in load_file(file).items():
-        if (found := OF_A_HEAD.fullmatch(name)) is None:
-            continue
-        for head in heads:
-            here = head["site"] == found["site"] if found["site"] else str(head["block"]) == found["block"]
-            if here and str(head["index"]) == found["index"]:
-                grids = [_letters(grid) for grid in levels(maps_Bhw[:IMAGES]).tolist()]
-                kinds.setdefault(found["kind"], {})[head["id"]] = grids
-    return [
-        {"name": f"{kind.replace('_', ' ')} maps", "titles": _titles(run), "pictures": [], "heads": grids}
-        for kind, grids in kinds.items()
-    ]
+    for name, (kind, head) in json.loads(about.get("heads", "{}")).items():
+        if 0 <= head < len(heads):
+            grids = levels(arrays[name][:IMAGES]).tolist()
+            kinds.setdefault(kind, {})[head] = [_letters(grid) for grid in grids]
+    titles = _list(about, "titles")[:IMAGES]
+    return [{"name": kind, "titles": titles, "pictures": [], "heads": grids} for kind, grids in kinds.items()]
+
+
+def _removed(run: Run) -> set[int]:
+    """Heads that are not in the model that a pruning left."""
+    for _, entry, table in run.of_kind("per_head"):
+        if entry.decides == "removed":
+            return {head for head, kept in zip(column(table, "head"), column(table, "kept"), strict=True) if not kept}
+    return set()
+
+
+def _tensors(run: Run, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        return run.files.tensors(name)
+    except ValueError as error:
+        run.unread.append(str(error))
+        return {}, {}
+
+
+def _list(about: dict[str, str], name: str) -> list[str]:
+    return [str(text) for text in json.loads(about.get(name, "[]"))]
 
 
 def levels(maps: Tensor) -> Tensor:
@@ -125,14 +107,3 @@ def _url(picture_3hw: Any) -> str:
     data = io.BytesIO()
     Image.fromarray(picture_3hw.permute(1, 2, 0).numpy()).save(data, "PNG")
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-
-
-def _titles(run: Run) -> list[str]:
-    table = run.tables.get("maps")
-    if table is None:
-        return []
-    asked = [name for name in ("image", "label", "predicted") if name in table.columns]  # features predict nothing
-    rows = dict.fromkeys(zip(*(column(table, name) for name in asked), strict=True))
-    return [f"image {image}: {label}" + "".join(f", taken for {one}" for one in best) for image, label, *best in rows][
-        :IMAGES
-    ]

@@ -16,6 +16,7 @@ from mhprobe.io.files import write
 from mhprobe.report import outcomes
 from mhprobe.report.html.page import facts, render
 from mhprobe.report.runs import atlas, curves, words
+from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.run import Run, column, read_run, settings
 
 Estimate = tuple[float, float, float]  # a value and its interval
@@ -23,14 +24,18 @@ Estimate = tuple[float, float, float]  # a value and its interval
 
 def write_comparison(folders: Sequence[Path], to: Path) -> Path:
     """One page about two or more runs. UserError if one is no run, or if there is only one."""
-    runs = [read_run(folder) for folder in folders]
-    if len(runs) < 2:
+    if len(folders) < 2:
         raise UserError("report: a comparison needs two or more runs.")
+    with reading(Path(", ".join(map(str, folders)))):
+        return write(Path(to), _page([read_run(folder) for folder in folders]).encode())
+
+
+def _page(runs: Sequence[Run]) -> str:
     names = unique_names(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
-    paired = outcomes.pairs([run.folder for run in runs], names)
+    paired = outcomes.pairs([run.outcomes() for run in runs], names)
     tables = [
         *_table("accuracies on the same images", [pair for pair in paired if not pair["untested"]]),
         *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
@@ -39,7 +44,7 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
         *_table("settings that differ", _settings(runs, names)),
     ]
     lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
-    page = render(
+    return render(
         "compare.html.jinja",
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
@@ -49,7 +54,6 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
     )
-    return write(Path(to), page.encode())
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
@@ -194,7 +198,7 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
 
 def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Where runs that chose heads (pruning, learned gates) kept others."""
-    tables = [run.tables.get("kept_heads") or run.tables.get("gates") for run in runs]
+    tables = [next((t for _, e, t in run.of_kind("per_head") if e.decides), None) for run in runs]
     if any(table is None or len(table.rows) != len(heads) for table in tables):
         return []
     kept = [column(table, "kept") for table in tables if table is not None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,27 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
 from mhprobe.report.html.attention import maps
-from mhprobe.report.html.captions import caption
-from mhprobe.report.html.pictures import Picture, embed
+from mhprobe.report.html.pictures import embed
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.facts import write_facts
-from mhprobe.report.runs.run import CONTROL, DURING, Run, read_run
+from mhprobe.report.runs.folder import MB, reading
+from mhprobe.report.runs.run import Run, read_run
 
 HERE = Path(__file__).parent
 ROOM = 1_500_000  # characters of a page that tables may take
+FIGURE = 20 * MB  # of a single file
 
 log = logging.getLogger(__name__)
 
 
-def finish_report(folder: Path, task: str, layout: HeadLayout) -> Path | None:
+def finish_report(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path | None:
     """What a command calls at its end, on rank 0: ``run.json`` and ``report.html``. Never fails the run.
 
-    task: the command's module, e.g. "train". Returns the page, or None after a line in the log.
+    task: the command's module, e.g. "train". network: what describes the weights, as model.json does. Returns the page,
+    or None after a line in the log.
     """
     try:
-        write_facts(folder, task, layout)
+        write_facts(folder, task, layout, network)
         return write_report(folder)
     except Exception as error:  # the results are there: a page about them is no reason to lose the run
         log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
@@ -43,7 +47,12 @@ def finish_report(folder: Path, task: str, layout: HeadLayout) -> Path | None:
 
 def write_report(folder: Path) -> Path:
     """``folder/report.html``, from what the run left in its folder. UserError if it holds no run."""
-    run = read_run(folder)
+    with reading(folder):
+        run = read_run(folder)
+        return write(run.folder / "report.html", _page(run).encode())
+
+
+def _page(run: Run) -> str:
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
     data = {
@@ -62,7 +71,7 @@ def write_report(folder: Path) -> Path:
         "prune": prune_command(run),
         "tables": tables,
     }
-    page = render(
+    return render(
         "report.html.jinja",
         data,
         run=run,
@@ -81,7 +90,6 @@ def write_report(folder: Path) -> Path:
         figures=_figures(run),
         left_out=left_out,
     )
-    return write(run.folder / "report.html", page.encode())
 
 
 def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names: Any) -> str:
@@ -90,13 +98,20 @@ def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names:
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     vendored = [HERE / "vendor" / name for name in ("d3.min.js", "plot.umd.min.js")]
+    texts = [path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]]
     return environment.get_template(template).render(
         **names,
         json=as_script(data),
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        scripts=[path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]],
+        scripts=texts,
+        allowed=[_digest(text) for text in texts],
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
     )
+
+
+def _digest(script: str) -> str:
+    """As a Content-Security-Policy names a script that may run: no other does, however it came into the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def as_script(data: Any) -> str:
@@ -166,16 +181,20 @@ def _tables(run: Run) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _figures(run: Run) -> list[dict[str, Any]]:
-    """Each figure with how to read it, and with its control beside it: the same of a random network."""
-    own = [path for path in run.pictures if not path.stem.endswith(CONTROL)]
-    own.sort(key=lambda path: (bool(DURING.search(path.stem)), not path.stem.startswith("masking"), path.stem))
-    controls = {path.stem.removesuffix(CONTROL): path for path in run.pictures if path.stem.endswith(CONTROL)}
-    found = {picture.path: picture for picture in embed([*own, *controls.values()])}
-    shown: list[dict[str, Any]] = []
-    for path in own:
-        beside: Picture | None = found.get(controls.get(path.stem, Path()))
-        if path in found:
-            text = caption(path.stem, run)
-            name = path.stem.replace("_", " ")
-            shown.append({"name": name, "own": found[path], "control": beside, "caption": text})
-    return shown
+    """Each figure with how to read it: masking first, and last what was seen during training."""
+    drawn = {name: entry for name, entry in run.results.items() if entry.figure is not None}
+    order = sorted(drawn, key=lambda name: (bool(drawn[name].during), drawn[name].kind != "curves", name))
+    pictures = embed(_pictures(run, [str(drawn[name].figure) for name in order]))
+    shown = [(drawn[name], pictures.get(str(drawn[name].figure))) for name in order]
+    return [{"name": entry.title, "own": picture, "caption": entry.caption} for entry, picture in shown if picture]
+
+
+def _pictures(run: Run, files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    for file in files:
+        try:
+            png = run.files.bytes(file, FIGURE)
+        except ValueError as error:
+            run.unread.append(str(error))
+            continue
+        if png is not None:
+            yield file, png

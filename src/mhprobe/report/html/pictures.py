@@ -4,48 +4,53 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError, features
 
 ROOM = 4_500_000  # bytes of a page that figures may take
+PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 
 class Picture(NamedTuple):
-    """url: with the picture in it, or None where there was no room. width, height: in CSS pixels."""
+    """file: its place in the run's folder. url: with the picture in it, or None where there was no room.
 
-    path: Path
+    width, height: in CSS pixels.
+    """
+
+    file: str
     url: str | None
     width: int
     height: int
 
 
-def embed(paths: Sequence[Path], room: int = ROOM) -> list[Picture]:
-    """In this order, until ``room`` is full; a file that is no picture is left out."""
-    found = []
-    for path in paths:
+def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, Picture]:
+    """By its file's name, in this order until ``room`` is full. What is no PNG, or too large a one, is left out."""
+    found = {}
+    for name, data in pictures:
         try:
-            picture = _embed(path)
-        except (OSError, UnidentifiedImageError):
+            picture = _embed(name, data)
+        except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError):
             continue
         size = len(picture.url or "")
         if size > room:
             picture = picture._replace(url=None)
         else:
             room -= size
-        found.append(picture)
+        found[name] = picture
     return found
 
 
-def _embed(path: Path) -> Picture:
-    with Image.open(path) as image:
+def _embed(name: str, png: bytes) -> Picture:
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
         width, height = image.size
+        if width * height > PIXELS:
+            raise ValueError(f"{name}: {width} x {height} pixels, expected at most {PIXELS:,}")
         dots = image.info.get("dpi", (150, 150))[0] / 96  # CSS has 96 per inch
         data = io.BytesIO()
         if features.check("webp"):
             image.convert("RGB").save(data, "WEBP", lossless=True, method=2)
-    bytes_, kind = min(((data.getvalue(), "webp"), (path.read_bytes(), "png")), key=lambda one: len(one[0]) or 1 << 40)
+    bytes_, kind = min(((data.getvalue(), "webp"), (png, "png")), key=lambda one: len(one[0]) or 1 << 40)
     url = f"data:image/{kind};base64,{base64.b64encode(bytes_).decode()}"
-    return Picture(path, url, round(width / dots), round(height / dots))
+    return Picture(name, url, round(width / dots), round(height / dots))

@@ -11,16 +11,15 @@ NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_lo
 
 
 def rows(run: Run) -> list[dict[str, Any]]:
-    """The rows of ``masking_curves.csv``; empty if there is none."""
-    table = run.tables.get("masking_curves")
-    return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    """The rows of the run's masking curves; empty if it has none."""
+    return run.rows("curves")
 
 
 def lines(run: Run) -> list[dict[str, Any]]:
     """A line per curve and split: of repeats the mean. points: step, heads, accuracy, its interval, loss, mask, ..."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     known = rows(run)
-    first = {row["curve"]: row["split"] for row in reversed(known)}  # in older tables the images that chose come first
+    first = {row["curve"]: row["split"] for row in reversed(known)}
     averaged = {(row["curve"], row["split"]) for row in known if row["seed"] == "mean"}
     for row in known:
         key = row["curve"], row["split"]
@@ -32,15 +31,16 @@ def lines(run: Run) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def scored(run: Run, table: str = "masking_curves") -> str:
+def scored(run: Run, kind: str = "curves") -> str:
     """What the accuracy of a table is: it is a score, and agreement with the unmasked model is one as well."""
-    return str(run.labels.get(table) or next((row["of"] for row in totals(run) if row.get("of")), "accuracy"))
+    label = next((entry.label for _, entry, _ in run.of_kind(kind)), "")
+    return label or next((str(row["of"]) for row in totals(run) if row.get("of")), "accuracy")
 
 
 def lost(run: Run) -> tuple[str, str]:
     """What the loss of curves is, and its unit: a distance from the unmasked model has its own words."""
-    known = run.labels.get("masking_distances")
-    return (str(known), "") if known else ("loss", "nats")
+    known = next((entry.columns.get("loss") for _, entry, _ in run.of_kind("curves")), None)
+    return (known, "") if known else ("loss", "nats")
 
 
 def repeats(run: Run) -> list[dict[str, Any]]:
@@ -53,17 +53,17 @@ def repeats(run: Run) -> list[dict[str, Any]]:
 
 
 def totals(run: Run) -> list[dict[str, Any]]:
-    """The rows of ``masking_totals.csv``."""
-    table = run.tables.get("masking_totals")
-    return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    """The rows of the totals of these curves."""
+    part_of = next((entry.part_of for _, entry, _ in run.of_kind("curves")), "")
+    tables = [table for _, entry, table in run.of_kind("totals") if entry.part_of == part_of]
+    return [dict(zip(table.columns, row, strict=True)) for table in tables[:1] for row in table.rows]
 
 
 def best(run: Run) -> dict[str, Any] | None:
     """The searched order whose curve lets most heads go within one point, on the images it was chosen on."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in lines(run) if not line["averaged"]}
     asked = [row for row in totals(run) if row["split"] == chosen_on.get(row["curve"])]
-    area = "area_shared" if asked and "area_shared" in asked[0] else "area"  # its name in older runs
-    return max(asked, key=lambda row: (row["heads_within_1_point"], row.get(area) or 0), default=None)
+    return max(asked, key=lambda row: (row["heads_within_1_point"], row.get("area_shared") or 0), default=None)
 
 
 def _point(row: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from mhprobe.io.typed import typed
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
 
-def write_facts(folder: Path, task: str, layout: HeadLayout) -> Path:
-    """``folder/run.json``. task: the command's module, e.g. "train". It began when Hydra wrote the configuration."""
+def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path:
+    """``folder/run.json``. task: the command's module, e.g. "train". It began when Hydra wrote the configuration.
+
+    network: what describes the weights; its classes and its data are kept.
+    """
     config = Path(folder) / "config" / "overrides.yaml"
     now = datetime.datetime.now().astimezone()
     started = datetime.datetime.fromtimestamp(config.stat().st_mtime).astimezone() if config.exists() else None
@@ -35,6 +39,7 @@ def write_facts(folder: Path, task: str, layout: HeadLayout) -> Path:
         "started": None if started is None else started.isoformat(timespec="seconds"),
         "finished": now.isoformat(timespec="seconds"),
         "seconds": None if started is None else round((now - started).total_seconds()),
+        "network": {key: network[key] for key in ("data", "class_names") if network and key in network},
         "heads": [[site.name, site.stage, site.block, site.num_heads] for site in layout.sites],
     }
     return write(Path(folder) / "run.json", (json.dumps(facts, indent=2) + "\n").encode())

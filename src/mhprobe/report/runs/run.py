@@ -1,90 +1,147 @@
-"""A finished run, read back from its folder: everything that the page shows comes from these files."""
+"""A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
+from pydantic import ValidationError
 
 from mhprobe.errors import UserError
+from mhprobe.io import outcomes
 from mhprobe.io.head_tables import DIGEST, read_cells
-from mhprobe.io.typed import typed
+from mhprobe.report import ledger
+from mhprobe.report.ledger import Entry
+from mhprobe.report.runs.folder import MB, Folder, reading
 from mhprobe.report.tables import Table
 
-DURING = re.compile(r"_(start|epoch_\d+|step_\d+)$")  # ends the names of what was seen during training
-CONTROL = "_random_init"  # ends the names of a freshly initialised twin's tables and figures
+DIGITS = 15  # of a whole number that a float, and so a page, can hold
 
 
 @dataclass(frozen=True)
 class Run:
     """What a run left behind; what is missing is empty.
 
-    tables: by the file's name. config: as composed. overrides: of the command line. facts: ``run.json``. labels: what
-    each measure's values are. model: what describes its weights. unread: what could not be read, each with the reason.
+    results: what each result is, by its name. tables: by the result's name. config: as composed, with references as
+    they were written. overrides: of the command line. facts: ``run.json``. model: what describes its weights.
+    unread: what could not be read, each with the reason.
     """
 
-    folder: Path
+    files: Folder
+    results: dict[str, Entry]
     tables: dict[str, Table]
     metrics: dict[str, float | None]
     config: dict[str, Any]
     overrides: list[str]
     facts: dict[str, Any]
-    labels: dict[str, Any]
     model: dict[str, Any]
     unread: list[str]
+
+    @property
+    def folder(self) -> Path:
+        return self.files.root
 
     @property
     def name(self) -> str:
         """Experiment and time, e.g. ``digits_vit/2026-11-21_18-01-33``."""
         return "/".join(self.folder.parts[-2:])
 
-    @property
-    def pictures(self) -> list[Path]:
-        return sorted((self.folder / "figures").glob("*.png"))
+    def of_kind(self, *kinds: str) -> Iterator[tuple[str, Entry, Table]]:
+        """Name, entry and table of every result of these kinds that is of the trained network, at the end."""
+        for name, entry in self.results.items():
+            if entry.kind in kinds and name in self.tables and not entry.during and not entry.control_of:
+                yield name, entry, self.tables[name]
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of the first table of this kind; [] if there is none."""
+        table = next((table for _, _, table in self.of_kind(kind)), None)
+        return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    def outcomes(self) -> outcomes.Outcomes | None:
+        """Which test images the run got right, if it says so."""
+        try:
+            right = outcomes.read(self.folder) if self.files.path(outcomes.FILE, 100 * MB) else None
+        except ValueError as error:
+            self.unread.append(str(error))
+            return None
+        share = self.metrics.get("test/accuracy")
+        if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
+            self.unread.append(f"{outcomes.FILE}: another accuracy than test/accuracy in metrics.json")
+            return None
+        return right
 
 
 def read_run(folder: Path) -> Run:
-    """UserError if ``folder`` holds no results. A file that is damaged is left out, and named in ``unread``."""
-    folder = Path(folder).resolve()
-    if not any((folder / name).exists() for name in ("metrics.json", "tables", "figures")):
-        raise UserError(
-            f"report: {folder} holds no metrics.json, tables/ or figures/. Give the folder of a finished run, e.g. "
-            f"outputs/digits_vit/<time>."
-        )
+    """What is in a run's folder. UserError if it holds no results, or none that say what they are.
+
+    A file that is damaged, or not an ordinary file inside the folder, is left out and named in ``unread``.
+    """
+    with reading(folder):
+        return _read(Folder(folder))
+
+
+def _read(files: Folder) -> Run:
     unread: list[str] = []
-    tables = {}
-    for path in sorted((folder / "tables").glob("*.csv")):
-        try:
-            tables[path.stem] = read_table(path)
-        except UserError as error:
-            unread.append(str(error).removeprefix("report: ").replace(f"{folder}/", ""))
-    config = _yaml(folder / "config" / "config.yaml", unread)
-    try:
-        overrides = typed(folder)
-    except (OSError, ValueError) as error:
-        unread.append(f"config/{error}")
-        overrides = []
-    weights = config.get("weights") if isinstance(config, dict) else None
-    described = [folder / "model.json", folder / "pruned.json"]
-    described += [Path(weights).with_suffix(".json")] if weights else []
-    model = next((found for file in described if (found := _json(file, unread))), {})
+
+    results = _ledger(files, unread)
+    config = _mapping(files, "config/config.yaml", unread)
+    model = next((about for name in ("model.json", "pruned.json") if (about := _json(files, name, unread))), {})
+    facts = _json(files, "run.json", unread)
     return Run(
-        folder,
-        tables,
-        _json(folder / "metrics.json", unread),
-        config if isinstance(config, dict) else {},
-        overrides,
-        _json(folder / "run.json", unread),
-        _json(folder / "labels.json", unread),
-        model,
+        files,
+        results,
+        _tables(files, results, unread),
+        _metrics(_json(files, "metrics.json", unread), unread),
+        config,
+        _overrides(files, unread),
+        facts,
+        model or _part(facts, "network"),
         unread,
     )
+
+
+def _ledger(files: Folder, unread: list[str]) -> dict[str, Entry]:
+    """The entries of results.json. UserError for a folder without results, or of before there were ledgers."""
+    try:
+        data = files.bytes(ledger.FILE, 20 * MB)
+    except ValueError as error:
+        raise UserError(f"report: {files.root}: {error}.") from error
+    if data is None:
+        if (files.root / "tables").is_dir() or (files.root / "figures").is_dir():
+            raise UserError(
+                f"report: {files.root} has tables or figures and no {ledger.FILE} that says what they are: an earlier "
+                f"version wrote it. Run it again."
+            )
+        if not (files.root / "metrics.json").exists():
+            raise UserError(
+                f"report: {files.root} holds no metrics.json and no {ledger.FILE}. Give the folder of a finished run, "
+                f"e.g. outputs/digits_vit/<time>."
+            )
+        return {}
+    try:
+        return ledger.Ledger.model_validate_json(data).results
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        unread.append(f"{ledger.FILE}: {first['msg']}{f' at {where}' if where else ''}")
+        return {}
+
+
+def _tables(files: Folder, results: Mapping[str, Entry], unread: list[str]) -> dict[str, Table]:
+    tables = {}
+    for name, entry in results.items():
+        if entry.table is None:
+            continue
+        try:
+            path = files.path(entry.table, 100 * MB)
+            if path is None:
+                raise ValueError(f"{entry.table}: no such file")
+            tables[name] = read_table(path)._replace(kind=entry.kind)  # type: ignore[arg-type]
+        except ValueError as error:
+            unread.append(str(error).removeprefix("report: ").replace(f"{files.root}/", ""))
+    return tables
 
 
 def read_table(path: Path) -> Table:
@@ -117,10 +174,15 @@ def column(table: Table, name: str) -> list[Any]:
 def _value(cell: str) -> Any:
     if cell == "":
         return None
+    if len(cell) > 40:
+        return cell
     try:
-        return int(cell)
+        return int(cell) if len(cell) <= DIGITS else _number(cell)
     except ValueError:
-        pass
+        return _number(cell)
+
+
+def _number(cell: str) -> Any:
     try:
         number = float(cell)
     except ValueError:
@@ -128,30 +190,45 @@ def _value(cell: str) -> Any:
     return number if number - number == 0 else None  # JSON has neither NaN nor infinity
 
 
-def _json(path: Path, unread: list[str]) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _json(files: Folder, name: str, unread: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        unread.append(f"{path.name}: {error}")
+        return files.json(name)
+    except ValueError as error:
+        unread.append(str(error))
         return {}
-    return dict(found) if isinstance(found, Mapping) else {}
 
 
-def _yaml(path: Path, unread: list[str]) -> Any:
-    if not path.is_file():
-        return {}
+def _mapping(files: Folder, name: str, unread: list[str]) -> dict[str, Any]:
     try:
-        return _resolved(OmegaConf.load(path))
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        unread.append(f"config/{path.name}: {' '.join(str(error).split())}")
+        values = files.yaml(name)
+    except ValueError as error:
+        unread.append(str(error))
         return {}
+    return values if isinstance(values, dict) else {}
 
 
-def _resolved(found: Any) -> Any:
-    """With interpolations filled in; as written where one asks a running command, e.g. ``${mhprobe.network:}``."""
+def _overrides(files: Folder, unread: list[str]) -> list[str]:
     try:
-        return OmegaConf.to_container(found, resolve=True)
-    except UnsupportedInterpolationType:
-        return OmegaConf.to_container(found)
+        values = files.yaml("config/overrides.yaml")
+    except ValueError as error:
+        unread.append(str(error))
+        return []
+    return [str(value) for value in values] if isinstance(values, list) else []
+
+
+def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | None]:
+    """Numbers alone; null stands for one that is not finite. An accuracy outside [0, 1] is none."""
+    numbers: dict[str, float | None] = {}
+    for key, value in values.items():
+        if value is not None and not isinstance(value, int | float):
+            continue
+        numbers[key] = value if value is not None and abs(value) < 1e300 else None
+        if key == "test/accuracy" and value is not None and not 0 <= value <= 1:
+            unread.append(f"metrics.json: {key} is {value}, expected a share from 0 to 1")
+            numbers[key] = None
+    return numbers
+
+
+def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = values.get(name)
+    return dict(part) if isinstance(part, Mapping) else {}

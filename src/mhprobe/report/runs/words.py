@@ -11,6 +11,8 @@ from mhprobe.report.runs import curves
 from mhprobe.report.runs.run import Run, column
 from mhprobe.stats.significance import wilson
 
+KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
+
 
 def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]], extremes: bool = True) -> list[str]:
     """Sentences on what the run found, most important first: a headline, then numbers with their intervals.
@@ -132,7 +134,7 @@ def _can_go(run: Run, heads: int) -> list[str]:
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """The head whose loss is largest when it alone is masked, if it is told apart from 0."""
-    alone = next((measure for measure in measures if measure["key"] == "ablation_delta"), None)
+    alone = next((measure for measure in measures if measure["masks"]), None)
     if alone is None or alone["low"] is None:
         return []
     rises = alone["columns"]["value"]
@@ -200,24 +202,22 @@ def _promise(run: Run, heads: int) -> list[str]:
 
 def _kept(run: Run) -> list[str]:
     said = []
-    for name, by in (("kept_heads", "pruning keeps"), ("gates", "the learned gates keep")):
-        table = run.tables.get(name)
-        if table is not None and "kept" in table.columns:
+    for _, entry, table in run.of_kind("per_head"):
+        if entry.decides and "kept" in table.columns:
             kept = column(table, "kept")
-            said.append(f"{sum(map(bool, kept))} of {len(kept)} heads are those that {by}.")
-    table = run.tables.get("pruning")
-    if table is not None and {"stage", "accuracy", "low", "high", "parameters"} <= set(table.columns):
-        first, last = (dict(zip(table.columns, row, strict=True)) for row in (table.rows[0], table.rows[-1]))
+            said.append(f"{sum(map(bool, kept))} of {len(kept)} heads are those that {KEEPS[entry.decides]}.")
+    if stages := run.rows("stages"):
+        first, last = stages[0], stages[-1]
         said.append(
-            f"Test {curves.scored(run, 'pruning')} goes from {interval(first)} to {interval(last)}{_change(last)}, "
+            f"Test {curves.scored(run, 'stages')} goes from {interval(first)} to {interval(last)}{_change(last)}, "
             f"parameters from {first['parameters']:,} to {last['parameters']:,}."
         )
     return said
 
 
 def _change(row: Mapping[str, Any]) -> str:
-    """Against the dense network, image by image; runs of earlier versions do not say it."""
-    if "p" not in row:
+    """Against the dense network, image by image; nothing where the stage is the dense network's alone."""
+    if row.get("p") is None:
         return ""
     gap, low, high = (100 * row[name] for name in ("difference", "difference_low", "difference_high"))
     return f", {gap:+.1f} points on the same images (95 % {low:+.1f} to {high:+.1f}, p = {row['p']:.2g})"
@@ -225,10 +225,8 @@ def _change(row: Mapping[str, Any]) -> str:
 
 def _speed(run: Run) -> list[str]:
     """Of the heads that were removed, at the largest batch."""
-    table = run.tables.get("speed")
-    if table is None or not table.rows:
+    if not (rows := run.rows("speed")):
         return []
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     row = max((row for row in rows if row["removed"] == rows[0]["removed"]), key=lambda row: row["batch"])
     low, high = row["speedup_low"], row["speedup_high"]  # none where too few timings were taken
     within = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
@@ -240,10 +238,7 @@ def _speed(run: Run) -> list[str]:
 
 def _maps(run: Run) -> list[str]:
     """How faithful each kind of map is, on average over its maps."""
-    table = run.tables.get("maps")
-    if table is None or "deletion" not in table.columns:
-        return []
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows if None not in row]
+    rows = [row for row in run.rows("maps") if "deletion" in row and None not in row.values()]
     said = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]

@@ -36,7 +36,8 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
                     about = {"measure": name, "network": network, "block": site.block, "pairs": len(found)}
                     rows.append({**about, **extremes})
     shown = min(images, material.data.sizes["test"])
-    of = f"{material.of(material.data.sizes['test'])}, untrained: {shown}"
+    of = material.of(material.data.sizes["test"])
+    of = of._replace(words=f"{of}, untrained: {shown}")
     return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels), of=of)}
 
 

@@ -55,7 +55,8 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
         for number, place in enumerate(("before", "after"))
     ]
     drawn = figure.draw([site.block for site in sites], shown, means)
-    return {"fourier": Result(from_rows(rows), drawn, of=f"maps of {counted(1)}, spectra: {counted(count)}")}
+    of = counted(count)._replace(words=f"maps of {counted(1)}, spectra: {counted(count)}")
+    return {"fourier": Result(from_rows(rows), drawn, of=of)}
 
 
 def grid_of(stream: Tensor, site: HeadSite) -> Tensor:

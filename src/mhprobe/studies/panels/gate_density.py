@@ -12,7 +12,7 @@ from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.io.head_tables import read_column
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_density as figure
-from mhprobe.report.report import Result
+from mhprobe.report.report import Result, Sample
 from mhprobe.studies.panels.material import Material
 
 
@@ -35,4 +35,4 @@ def densities(
         value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, figure.BINS).mean(0)
-    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned), of="")}
+    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned), of=Sample())}

@@ -17,7 +17,7 @@ from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk
-from mhprobe.report.report import Result, counted
+from mhprobe.report.report import Result, Sample, counted
 from mhprobe.weights.twin import RandomTwin
 
 Columns = Mapping[str, Tensor]
@@ -56,7 +56,7 @@ class Material:
         model: Any = self.model
         return RandomTwin(model.backbone, self.layout, model.description, self.seed)()
 
-    def of(self, images: int, split: str = "test") -> str:
+    def of(self, images: int, split: str = "test") -> Sample:
         """For ``Result.of``: at most so many of a split."""
         return counted(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhprobe.report import tables, twins
+from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Result
 from mhprobe.studies.panels.material import Material
 
@@ -25,17 +25,15 @@ def measured(
     """
     results: dict[str, Result] = {}
     for name, columns in material.columns.items():
-        about, layout = material.measures[name], material.layout
-        control = material.control.get(name)
-        drawn = columns if control is None else {**columns, "random_init": control["value"]}
-        for suffix, each in (("", drawn), ("_random_init", control)):
-            for end, table in ({} if each is None else tables.of_measure(layout, about.kind, each, about.axes)).items():
-                results[f"{name}{end}{suffix}"] = Result(table)
-        for kind in (kinds_of or {}).get(name, ()) or kinds or (about.kind, *about.also):
-            own = {**(options or {}), **(options_of or {}).get(kind, {})}
-            figure = twins.draw(kind, layout, drawn, about.label, about.axes, control, **own)
-            key = f"{name}_{kind}"
-            of = None if about.of_images else ""
-            # a column may be called as its figure is
-            results[key] = results.get(key, Result())._replace(figure=figure, of=of)
+        about = material.measures[name]
+        own = (kinds_of or {}).get(name, ()) or kinds or (about.kind, *about.also)
+        results |= of_measure(
+            name,
+            about,
+            material.layout,
+            columns,
+            material.control.get(name),
+            drawn={f"_{kind}": kind for kind in own},
+            options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in own},
+        )
     return results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mhprobe.report import tables
 from mhprobe.report.figures import speed as figure
-from mhprobe.report.report import Result
+from mhprobe.report.report import Result, Sample
 from mhprobe.studies.panels.material import Material
 from mhprobe.surgery.speed import BATCHES, speed_table
 
@@ -14,11 +14,11 @@ from mhprobe.surgery.speed import BATCHES, speed_table
 def speed(
     material: Material, batches: Sequence[int] = BATCHES, rounds: int = 15, seconds: float = 0.05
 ) -> dict[str, Result]:
-    """Images per second, dense against masked against pruned evenly in every layer.
+    """Sample per second, dense against masked against pruned evenly in every layer.
 
     batches: sizes. rounds: timings of each; seconds: about how long one takes; see ``speed_table``.
     """
     if not material.first:  # other processes of the same machine would be timed with it
         return {}
     rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]
-    return {"speed": Result(tables.from_rows(rows), figure.draw(rows), of="")}
+    return {"speed": Result(tables.from_rows(rows, "speed"), figure.draw(rows), of=Sample())}

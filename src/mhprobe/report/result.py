@@ -1,0 +1,96 @@
+"""A result: what one question gave, and everything that a reader of the run's folder has to know about it.
+
+Whoever makes a result says what it is. Nobody has to find it out again from a file's name (``report/ledger.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from mhprobe.report import figures
+from mhprobe.report.tables import Table
+
+if TYPE_CHECKING:
+    from mhprobe.masking.trace import Curve
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+Extreme = Literal["largest", "smallest"]
+Decision = Literal["removed", "closed"]
+
+
+class Sample(NamedTuple):
+    """The images that a result is of; none by default. words: in place of "n = 200 test images"."""
+
+    images: int = 0
+    split: str = ""
+    words: str = ""
+
+    def __str__(self) -> str:
+        """For the small print of a figure.
+
+        >>> str(Sample(1, "test")), str(Sample(2000, "training")), str(Sample())
+        ('1 test image', 'n = 2,000 training images', '')
+        """
+        if self.words or not self.images:
+            return self.words
+        return f"1 {self.split} image" if self.images == 1 else f"n = {self.images:,} {self.split} images"
+
+
+def counted(images: int, split: str = "test") -> Sample:
+    """So many images of a split."""
+    return Sample(images, split)
+
+
+class Result(NamedTuple):
+    """A table, a figure, metrics, and what they are.
+
+    curves: for dashboards that draw them themselves, beside the figure.
+    drawn: the file of report/figures that drew the figure; its ``CAPTION`` says how to read it.
+    caption: in place of that one. label: what its values are, with their unit. unit: the unit alone, "" for none.
+    larger: what a larger value means. alike: of values of pairs, whether the largest or the smallest is of the two
+    that are most alike. columns: what further columns are, where the label does not say it.
+    interval, chance, control: columns of the table: low and high ends of an interval; what chance gives; what a freshly
+    initialised network gives. decides: the table's column "kept" says which heads stay; others are removed or closed.
+    masks: the value is what masking the head alone does to the loss.
+    about: what was measured, a sentence. part_of: the result, or a paper's figure, that this one belongs to.
+    control_of: the result of the trained network whose control this is. during: the point of a training that it is of,
+    e.g. "epoch 3"; "" for the end.
+    of: the images that it is of, where they are not all that the report is about; ``Sample()`` for none.
+    """
+
+    table: Table | None = None
+    figure: Any = None
+    metrics: Mapping[str, float] = NOTHING
+    curves: Sequence[Curve] = ()
+    label: str = ""
+    of: Sample | None = None
+    drawn: str = ""
+    caption: str = ""
+    unit: str = ""
+    larger: str = ""
+    alike: Extreme | None = None
+    columns: Mapping[str, str] = NOTHING
+    interval: tuple[str, str] | None = None
+    chance: str = ""
+    control: str = ""
+    decides: Decision | None = None
+    masks: bool = False
+    about: str = ""
+    part_of: str = ""
+    control_of: str = ""
+    during: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return self.table is None and self.figure is None and not self.metrics
+
+    @property
+    def how_to_read(self) -> str:
+        """The figure's caption: its own, or that of its kind; "" without either."""
+        if self.caption or not self.drawn:
+            return self.caption
+        return str(getattr(importlib.import_module(f"{figures.__name__}.{self.drawn}"), "CAPTION", ""))

@@ -1,0 +1,128 @@
+"""A run's folder, read as data: ordinary files inside it, no larger than they can be, and nothing that they point to.
+
+A folder may come from a stranger. No file in it is imported or run, no link is followed, and no setting is looked up in
+the environment. SECURITY.md says what that promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from mhprobe.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where it is there
+MB = 1_000_000
+ROOM = 400 * MB  # of all files of a run together
+DEPTH = 40  # of settings within settings
+LONGEST = 200_000  # characters of a text, such as a class's name
+
+
+class Folder:
+    """Files by their names inside ``root``. What cannot be read is a ``ValueError``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).resolve()
+        self.room = ROOM
+
+    def path(self, name: str, most: int) -> Path | None:
+        """Where an ordinary file of at most ``most`` bytes lies; None if there is none of that name.
+
+        ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside the folder.
+        """
+        parts = name.split("/")
+        if "" in parts or "." in parts or ".." in parts:
+            raise ValueError(f"{name}: not a place inside the folder")
+        place, status = self.root, None
+        for part in parts:
+            place = place / part
+            try:
+                status = os.lstat(place)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if stat.S_ISLNK(status.st_mode):
+                raise ValueError(f"{name}: a link, which is not followed")
+        if status is None or not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{name}: not an ordinary file")
+        if status.st_size > min(most, self.room):
+            raise ValueError(f"{name}: {status.st_size:,} bytes, expected at most {min(most, self.room):,}")
+        self.room -= status.st_size
+        return place
+
+    def bytes(self, name: str, most: int) -> bytes | None:
+        """The file's content, None if there is none."""
+        place = self.path(name, most)
+        return None if place is None else place.read_bytes()
+
+    def json(self, name: str, most: int = 4 * MB) -> dict[str, Any]:
+        """The object in a JSON file; {} for no file, or one that holds something else."""
+        data = self.bytes(name, most)
+        try:
+            found = json.loads(data.decode("utf-8")) if data is not None else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name}: {_line(error)}") from error
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def yaml(self, name: str, most: int = MB // 2) -> Any:
+        """Plain values of a YAML file, references (``${...}``) as they are written; None for no file."""
+        data = self.bytes(name, most)
+        try:
+            return None if data is None else plain_yaml(data.decode("utf-8"))
+        except (ValueError, yaml.YAMLError, RecursionError) as error:
+            raise ValueError(f"{name}: {_line(error)}") from error
+
+    def tensors(self, name: str, most: int = 50 * MB) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The tensors of a safetensors file, and its metadata; both empty if there is none."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        data = self.bytes(name, most)
+        if data is None:
+            return {}, {}
+        try:
+            size = int.from_bytes(data[:8], "little")
+            about = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+            return load(data), {str(key): str(value) for key, value in about.items()}
+        except (SafetensorError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{name}: {_line(error)}") from error
+
+
+def plain_yaml(text: str) -> Any:
+    """Values of a YAML text. ValueError for aliases, which can make a small text large, and for what lies too deep."""
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("an alias, expected plain values")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH:
+            raise ValueError(f"values within values, more than {DEPTH} deep")
+    return yaml.load(text, Loader=LOADER)
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Around whatever reads the folders of runs: what nobody foresaw of a damaged one is a line, not a traceback."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, RecursionError) as error:
+        raise UserError(
+            f"report: {folder} cannot be read as a run ({type(error).__name__}: {_line(error)}). Is a file of it "
+            f"damaged, or from another version?"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
