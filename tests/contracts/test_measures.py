@@ -327,6 +327,8 @@ def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
 
 def poisoned(part):
     """The same structure with a NaN in its first tensor."""
+    if isinstance(part, Tensor) and part.dtype == torch.long:
+        return part  # places of donors: no whole number is NaN
     if isinstance(part, Tensor):
         part = part.clone(memory_format=torch.contiguous_format)
         part.view(-1)[0] = torch.nan

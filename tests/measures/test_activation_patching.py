@@ -5,7 +5,7 @@ import torch
 
 import mhprobe
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patched
+from mhprobe.heads import Donors, HeadBatch, HeadLayout, HeadSite, Patched
 from mhprobe.measures.activation_patching import ActivationPatching, NothingToRestore
 from mhprobe.measures.attribution_patching import AttributionPatching
 from models import images_for, labels_for, tiny_vit
@@ -13,14 +13,14 @@ from models import images_for, labels_for, tiny_vit
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 4, 1),))
 
 
-def batch_of(measure, clean, corrupt, paired=None, **effect) -> HeadBatch:
+def batch_of(measure, clean, corrupt, paired=None, donor=None, **effect) -> HeadBatch:
     (need,) = measure.needs
     count = len(clean)
     paired = torch.ones(count, dtype=torch.bool) if paired is None else paired
     return HeadBatch(
         z=(torch.zeros(count, 1, measure.layout.num_heads, 1),),
         logits=torch.zeros(count, 2), valid=torch.ones(count, dtype=torch.bool),
-        patched={need: Patched(clean, corrupt, paired, effect)},
+        patched={need: Patched(clean, corrupt, paired, effect, donor)},
     )  # fmt: skip
 
 
@@ -47,6 +47,85 @@ def test_value_is_the_share_of_the_way_with_its_interval():
     torch.testing.assert_close(half, 1.96 * resampled.std(0), rtol=0.1, atol=0)
     assert ((found["value"] - torch.tensor([0.0, 0.1, 0.5, -0.2])).abs() < 1.5 * half).all()  # three standard errors
     assert (found["p_holm"] < 0.05).tolist() == [False, True, True, True]
+
+
+def with_donors(images: int, donors: int, seed: int, heads: int = 4, shared: float = 1.0):
+    """Pairs of images and donors, both drawn anew: donor (B,), clean, corrupt, x (B, heads); every head's share is .5.
+
+    shared: how much of a head's effect on an image is its donor's.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    donor = torch.randint(donors, (images,), generator=generator)
+    clean, corrupt = 4 + normal(images), normal(images) + shared * normal(donors)[donor]
+    x = 0.5 * (clean - corrupt)[:, None] + normal(images, heads) + shared * normal(donors, heads)[donor]
+    return donor, clean, corrupt, x
+
+
+def of_pool(donors: int, layout: HeadLayout = LAYOUT) -> ActivationPatching:
+    """A measure that was shown so many donors."""
+    measure = ActivationPatching(layout, donors=donors, estimates=["exact"])
+    pixels = torch.arange(donors).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).float()
+    measure.pool.add(torch.arange(donors), [pixels, torch.arange(donors) % 2])
+    measure.end_select()
+    assert isinstance(next(iter(measure.needs)).donors, Donors)
+    return measure
+
+
+MANY = HeadLayout((HeadSite("a", 0, 0, 100, 1),))  # each head is a draw of its own
+
+
+def covered(columns) -> float:
+    return ((columns["low"] <= 0.5) & (columns["high"] >= 0.5)).double().mean().item()
+
+
+def test_intervals_hold_the_truth_over_draws_of_donors():
+    inside, naive = [], []
+    for seed in range(30):
+        donor, clean, corrupt, x = with_donors(200, 20, seed, heads=100)
+        measure, plain = of_pool(20, MANY), of_pool(20, MANY)
+        for rows in torch.arange(200).split(64):
+            measure.update(batch_of(measure, clean[rows], corrupt[rows], donor=donor[rows], exact=x[rows]))
+        inside.append(covered(measure.columns()))
+        plain.update(batch_of(plain, clean, corrupt, exact=x))  # as if no two pairs had the same donor
+        naive.append(covered(plain.columns()))
+    # heads of a seed share donors' uses and the way: as if of 600 draws
+    assert sum(inside) / 30 == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / 600) ** 0.5)
+    assert sum(naive) / 30 < 0.75  # negative control: ten images share a donor
+
+
+def test_intervals_hold_where_the_images_of_a_batch_are_each_others_donors():
+    inside, naive = [], []
+    for seed in range(30):
+        measure, plain = (ActivationPatching(MANY, estimates=["exact"]) for _ in range(2))
+        generator = torch.Generator().manual_seed(seed)
+        for number in range(6):
+            image = torch.randn(32, 100, generator=generator, dtype=torch.float64)
+            donor, clean, corrupt, x = with_donors(32, 32, 1000 * seed + number, heads=100, shared=0.0)
+            x = x + 2 * image + 2 * image[donor]  # what an image brings into its pair and into those it gives to
+            measure.update(batch_of(measure, clean, corrupt, donor=donor, exact=x))
+            plain.update(batch_of(plain, clean, corrupt, exact=x))
+        inside.append(covered(measure.columns()))
+        naive.append(covered(plain.columns()))
+    assert sum(inside) / 30 == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / 600) ** 0.5)
+    assert sum(naive) / 30 < 0.9
+
+
+def test_errors_are_the_clustered_ones_by_hand():
+    measure = of_pool(8)
+    donor, clean, corrupt, x = with_donors(60, 8, 1)
+    donor = donor.clamp(max=6)  # the last is nobody's
+    measure.update(batch_of(measure, clean, corrupt, donor=donor, exact=x))
+    got = measure.columns()
+    way = clean - corrupt
+    residual = x - got["value"] * way[:, None]
+    by_donor = torch.stack([residual[donor == d].sum(0) for d in range(7)])
+    error = (by_donor.square().sum(0) * 7 / 6).sqrt() / way.sum()
+    torch.testing.assert_close((got["high"] - got["value"]) / 2.4469, error, rtol=1e-4, atol=0)  # t of 6 degrees
+    assert int(got["donors"]) == 7 and int(got["pairs"]) == 60
 
 
 def test_images_without_a_twin_do_not_count():

@@ -89,6 +89,13 @@ def test_heads_whose_images_are_permuted_against_each_other_score_at_the_null(me
     assert np.mean(scores) == pytest.approx(np.mean(nulls), abs=4 * error)
 
 
+def test_the_second_head_of_a_pair_has_the_draws_of_the_first(measure):
+    kind, _ = measure
+    draws = columns(kind, outputs(40), size=40)["null_draws"]
+    if kind is not PWCCA:  # whose value is another one in the other direction
+        torch.testing.assert_close(draws, draws.transpose(0, 1), rtol=1e-9, atol=1e-12)
+
+
 def test_what_two_heads_share_through_position_alone_is_chance_and_rolling_shows_it(measure):
     kind, _ = measure
     z = outputs(200, shared=0.0, position=2.0)

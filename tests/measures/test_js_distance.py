@@ -140,7 +140,7 @@ def test_null_is_the_divergence_on_each_others_images():
                     float(((p * (p / middle).log() + q * (q / middle).log()).sum(-1) / 2).mean()) / math.log(2)
                 )
             assert float(got["null"][a, b]) == pytest.approx(np.mean(found), rel=1e-9)
-    assert got["null_draws"].shape == (6, 6, 3)
+    assert got["null_draws"].shape == (6, 6, 4)
 
 
 def test_heads_whose_images_are_permuted_have_the_distance_of_the_null_and_a_twin_is_below():

@@ -107,12 +107,14 @@ class Patched(NamedTuple):
 
     clean, corrupt: (B,) of the two runs. paired: (B,) bool, False for an image without a corrupted twin. effect: by
     estimate (B, A), how far head and image go from one run towards the other: from "corrupt" to "clean" in denoising.
+    donor: (B,) place of each image's donor among those of the Patching, or in the batch; None without donors.
     """
 
     clean: Tensor
     corrupt: Tensor
     paired: Tensor
     effect: dict[str, Tensor]
+    donor: Tensor | None = None
 
 
 class HeadWeights(NamedTuple):

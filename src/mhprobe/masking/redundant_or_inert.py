@@ -13,7 +13,10 @@ does not explain why the heads of the first phase can go.
 The largest of many similarities is large by chance too. So it is tested against the null of that largest one: the
 largest over the same pairs in every draw of the similarity's null (images permuted). How far it stands above these
 draws, in their spread, is compared with how far single draws stand above the others, over all heads of the curve. So no
-law is assumed (the largest of many is skewed), and p is at least one over the number of heads times draws.
+law is assumed (the largest of many is skewed), and p is at least one over the number of heads times draws. That takes
+the draws of all heads for draws of one law, up to place and scale. Similarities of chance are sums of squares, which
+are the more skewed the fewer directions rule them; their cube roots all have nearly the same shape (Wilson & Hilferty,
+1931, PNAS 17:684; Jensen & Solomon, 1972, JASA 67:898), so cube roots are compared.
 
 That p, times the number of similarities and adjusted over the heads of the curve, says whether a head shares more than
 chance with a kept one. The adjustment is Benjamini and Hochberg's: the verdicts make a list, and at most a share
@@ -244,7 +247,12 @@ def _closest(similarity: Similarity, heads: Sequence[int], kept: Tensor) -> list
     else:
         largest_AN = torch.stack([similarity.draws[head, candidates[head]].amax(0) for head in compared])
         error_A = largest_AN.std(1) / largest_AN.shape[1] ** 0.5
-        columns = (value_A, largest_AN.mean(1), error_A, beyond(value_A, largest_AN))
+        columns = (value_A, largest_AN.mean(1), error_A, beyond(_cube_root(value_A), _cube_root(largest_AN)))
         likeness = [Likeness(*each) for each in zip(closest, *(column.tolist() for column in columns), strict=True)]
     found = dict(zip(compared, likeness, strict=True))
     return [found.get(head) for head in heads]
+
+
+def _cube_root(similarity: Tensor) -> Tensor:
+    """The root with the sign of the similarity: an unbiased estimate may be below 0."""
+    return similarity.sign() * similarity.abs() ** (1 / 3)

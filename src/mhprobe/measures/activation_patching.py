@@ -8,7 +8,13 @@ estimates are: recording/patching.py.
 The effect is one ratio over all pairs, mean effect over mean (clean - corrupted). The mean of a ratio per pair would be
 ruled by pairs that hardly differ.
 
-Shapes: B images, A heads of all sites, E estimates.
+Pairs that share an image are not independent: a donor stands in for many images, and other donors would give another
+value. So errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13), and Student's law has one degree of
+freedom less than there are donors. Where donors are of the same batch, an image is in its own pair and in those that
+it gives to. Then every image is a cluster, and a pair is in two (Aronow, Samii & Assenova, 2015, Political Analysis
+23:564).
+
+Shapes: B images, A heads of all sites, E estimates, N donors, P pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.hashing import image_numbers
 from mhprobe.measures.pool import Pool
 from mhprobe.stats.agreement import spearman, spearman_interval
-from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
+from mhprobe.stats.significance import holm, t_quantile, two_sided
 
 
 class NothingToRestore(MeasureWarning):
@@ -43,13 +49,14 @@ class ActivationPatching(Measure):
 
     Columns, (A,) where nothing else is said:
         value: the share, larger: the head matters more; about 0 alone it does nothing, below 0 it leads away; low,
-        high: 95 % normal interval over pairs; p_holm: two-sided that the mean effect is 0, Holm over heads;
+        high: 95 % interval over images and donors; p_holm: two-sided that the mean effect is 0, Holm over heads;
         effect: the mean effect in units of the metric; size: mean of |effect| over pairs, over the same way;
         atp, atp_size, graddrop: their estimates, the last a size as ``size`` is; difference: atp - value;
         places: how many places further down atp ranks the head than value does;
         spearman_atp, spearman_size, spearman_graddrop: () rank correlation over heads of atp with value, of atp_size
         and of graddrop with size, each with _low and _high (95 %);
-        clean, corrupted: () mean metric of either run; pairs: () how many pairs; images: ().
+        clean, corrupted: () mean metric of either run; pairs: () how many pairs; donors: () how many donors they share,
+        as many as pairs where no donor serves two images; images: ().
 
     NothingToRestore warns where the metric does not fall. UserError without a single pair.
     """
@@ -60,9 +67,12 @@ class ActivationPatching(Measure):
     also: ClassVar[tuple[str, ...]] = ("patching",)
     default: ClassVar[tuple[str, ...]] = ("exact", "atp", "graddrop")
 
-    effects: Tensor  # (E, 4, A) sums over pairs of x, |x|, x^2 and x (clean - corrupted)
-    ends: Tensor  # (3,) sums over pairs of the clean metric, the corrupted one, and the square of their difference
+    effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
+    ends: Tensor  # (2,) sums over pairs of the clean metric and of the corrupted one
     pairs: Tensor  # ()
+    given: Tensor  # (N, A + 2) per donor of the selection split the sums over its pairs of x, clean - corrupted and 1
+    squares: Tensor  # (3, A + 2) of other pairs, see _squares
+    clusters: Tensor  # () how many of those
 
     def __init__(
         self,
@@ -71,7 +81,7 @@ class ActivationPatching(Measure):
         direction: str = "denoising",
         metric: str = "logit_difference",
         noise: float = 1.0,
-        donors: int = 64,
+        donors: int = 256,
         seed: int = 0,
         estimates: Sequence[str] | None = None,
         **kwargs: Any,
@@ -91,9 +101,12 @@ class ActivationPatching(Measure):
         self.needs: frozenset[Need] = frozenset({Patching(**self.options)})
         self.label = "share of the metric that the head alone restores"
         heads = layout.num_heads
-        self.add_state("effects", torch.zeros(len(self.estimates), 4, heads, dtype=torch.float64))
-        self.add_state("ends", torch.zeros(3, dtype=torch.float64))
+        self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
+        self.add_state("ends", torch.zeros(2, dtype=torch.float64))
         self.add_state("pairs", torch.zeros((), dtype=torch.long))
+        self.add_state("given", torch.zeros(len(self.pool.number), heads + 2, dtype=torch.float64))
+        self.add_state("squares", torch.zeros(3, heads + 2, dtype=torch.float64))
+        self.add_state("clusters", torch.zeros((), dtype=torch.long))
 
     def select(self, batch: HeadBatch) -> None:
         if batch.valid.any() and batch.images is not None:
@@ -125,9 +138,26 @@ class ActivationPatching(Measure):
         way_B = clean - corrupt
         for number, name in enumerate(self.estimates):
             x_BA = found.effect[name][counted].double()
-            self.effects[number] += torch.stack([x_BA.sum(0), x_BA.abs().sum(0), x_BA.square().sum(0), way_B @ x_BA])
-        self.ends += torch.stack([clean.sum(), corrupt.sum(), way_B.square().sum()])
+            self.effects[number] += torch.stack([x_BA.sum(0), x_BA.abs().sum(0)])
+        self.ends += torch.stack([clean.sum(), corrupt.sum()])
         self.pairs += counted.sum()
+        main_BA = found.effect[self.estimates[0]][counted].double()
+        self._cluster(torch.cat([main_BA, way_B[:, None], torch.ones_like(way_B)[:, None]], 1), found.donor, counted)
+
+    def _cluster(self, pairs_PV: Tensor, donor: Tensor | None, counted: Tensor) -> None:
+        """Add what the errors stand on. pairs: x of all heads, clean - corrupted and 1. counted: (B,) bool."""
+        (need,) = self.needs
+        if donor is None:
+            self.squares += _squares(pairs_PV)
+            self.clusters += len(pairs_PV)
+        elif need.donors is not None:  # type: ignore[union-attr]
+            self.given.index_add_(0, donor[counted], pairs_PV)
+        else:
+            images_BV = pairs_PV.new_zeros(len(counted), pairs_PV.shape[1])
+            images_BV[counted] = pairs_PV
+            images_BV.index_add_(0, donor[counted], pairs_PV)
+            self.squares += _squares(images_BV) - _squares(pairs_PV)  # each pair is in two sums, and counts once
+            self.clusters += len(pairs_PV)
 
     def finish(self) -> dict[str, Tensor]:
         if not int(self.pairs):
@@ -135,23 +165,25 @@ class ActivationPatching(Measure):
                 f"{self.name}: none of {int(self.images)} images has a corrupted twin (corrupt="
                 f"{self.options['corrupt']}), expected images of several classes, or of objects on a ground."
             )
-        clean, corrupted, _ = self.ends / self.pairs
+        clean, corrupted = self.ends / self.pairs
         self._warn(clean - corrupted)
         main = self.estimates[0]
-        value, error = self._share(main), self._error(main)
-        x, _, square, _ = self.effects[0]
-        mean_error = standard_error(x, square, self.pairs)
+        value, error = self._share(main), self._error()
+        mean = self.effects[0, 0] / self.pairs
+        freedom = self._clusters - 1
+        reach = t_quantile(freedom) * error
         return {
             "value": value,
-            "low": value - Z95 * error,
-            "high": value + Z95 * error,
-            "p_holm": holm(two_sided(x / self.pairs, mean_error)),
-            "effect": x / self.pairs,
+            "low": value - reach,
+            "high": value + reach,
+            "p_holm": holm(two_sided(mean, self._mean_error(mean), freedom)),
+            "effect": mean,
             "size": self._size(main),
             **self._estimated(value),
             "clean": clean,
             "corrupted": corrupted,
             "pairs": self.pairs.clone(),
+            "donors": self._clusters.clone(),
             "images": self.images.clone(),
         }
 
@@ -181,26 +213,45 @@ class ActivationPatching(Measure):
     def _size(self, estimate: str) -> Tensor:
         return self._sums(estimate)[1] / (self.ends[0] - self.ends[1]).abs()
 
-    def _error(self, estimate: str) -> Tensor:
-        """(A,) standard error of a ratio of two means, by the delta method; NaN with a single pair."""
-        x, _, square, cross = self._sums(estimate)
-        way, ratio = self.ends[0] - self.ends[1], self._share(estimate)
-        residual = square - 2 * ratio * cross + ratio**2 * self.ends[2]
-        if int(self.pairs) < 2:
-            return torch.full_like(x, torch.nan)
-        return (residual.clamp(min=0) * self.pairs / (self.pairs - 1)).sqrt() / way.abs()
+    @property
+    def _clusters(self) -> Tensor:
+        """() how many clusters the pairs are in."""
+        return (self.given[:, -1] > 0).sum() + self.clusters
+
+    @property
+    def _sums_of_squares(self) -> Tensor:
+        """(3, A + 2) over all clusters, widened for their number; NaN with a single one."""
+        count = self._clusters.double()
+        return (self.squares + _squares(self.given)) * count / (count - 1)
+
+    def _error(self) -> Tensor:
+        """(A,) standard error of the share, a ratio of two means, by the delta method."""
+        square, by_way, _ = self._sums_of_squares
+        ratio = self._share(self.estimates[0])
+        residual = square[:-2] - 2 * ratio * by_way[:-2] + ratio**2 * square[-2]
+        return residual.clamp(min=0).sqrt() / (self.ends[0] - self.ends[1]).abs()
+
+    def _mean_error(self, mean: Tensor, columns: slice = slice(-2)) -> Tensor:
+        """(A,) standard error of the mean effect, or of other ``columns`` of the sums."""
+        square, _, by_count = self._sums_of_squares
+        residual = square[columns] - 2 * mean * by_count[columns] + mean**2 * square[-1]
+        return residual.clamp(min=0).sqrt() / self.pairs
 
     def _warn(self, way: Tensor) -> None:
-        total = self.ends[0] - self.ends[1]
-        error = standard_error(total[None], self.ends[2][None], self.pairs)
-        if not way > Z95 * error:
+        reach = t_quantile(self._clusters - 1) * self._mean_error(way[None], slice(-2, -1))
+        if not way > reach:
             warnings.warn(
-                f"{self.name}: the metric falls by {float(way):.3g} +- {float(Z95 * error):.2g} from clean to "
+                f"{self.name}: the metric falls by {float(way):.3g} +- {float(reach):.2g} from clean to "
                 f"corrupted images ({int(self.pairs)} pairs): there is nothing to restore, and shares of it mean "
                 f"little. Corrupt more, or show more images.",
                 NothingToRestore,
                 stacklevel=2,
             )
+
+
+def _squares(sums_UV: Tensor) -> Tensor:
+    """(3, V) sums over clusters of each column's square, and of its products with the last two columns."""
+    return torch.stack([sums_UV.square().sum(0), sums_UV[:, -2] @ sums_UV, sums_UV[:, -1] @ sums_UV])
 
 
 def _place(x_A: Tensor) -> Tensor:

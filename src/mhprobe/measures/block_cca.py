@@ -122,7 +122,7 @@ class BlockCCA(Measure):
         folds = declared(self, group, Folds)
         if not folds.deranged:
             return torch.full_like(blocks.covariance.transpose(1, 2)[..., 0], torch.nan)
-        crosses = folds.crosses(self.null_draws, self.seed)
+        crosses = folds.crosses(blocks, self.null_draws, self.seed)
         drawn = [
             self._correlations(dataclasses.replace(blocks, covariance=cross.view_as(blocks.covariance)))
             for cross in crosses

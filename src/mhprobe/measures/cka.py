@@ -83,7 +83,7 @@ class CKA(PairMeasure):
             return super().permuted(group, heads, deranged)
         trace_H, n = heads.spectrum.sum(1), heads.rows
         shared_HH = (n - 1) ** 2 * _shared(deranged) - (n - 1) * torch.outer(trace_H, trace_H)
-        return {"value": _normalised(_symmetric(shared_HH), self._debiased(group, heads).diagonal())}
+        return {"value": _normalised(shared_HH, self._debiased(group, heads).diagonal())}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
         null_HH = linear_cka_by_rows(heads)
@@ -122,18 +122,13 @@ class CKA(PairMeasure):
 
 def linear_cka(heads: Parts) -> Tensor:
     """(H, H) alignment of all pairs."""
-    return _normalised(_symmetric(_shared(heads)), heads.spectrum.square().sum(1))
+    return _normalised(_shared(heads), heads.spectrum.square().sum(1))
 
 
 def linear_cka_by_rows(heads: Parts) -> Tensor:
     """(H, H) the mean of that over permutations of rows."""
     trace_H = heads.spectrum.sum(1)
     return _normalised(torch.outer(trace_H, trace_H) / (heads.rows - 1), heads.spectrum.square().sum(1))
-
-
-def _symmetric(shared_HH: Tensor) -> Tensor:
-    """Covariances with permuted images differ by which of the two was permuted: the mean of both."""
-    return (shared_HH + shared_HH.mT) / 2
 
 
 def _shared(heads: Parts) -> Tensor:

@@ -1,30 +1,38 @@
 """The null of a similarity from unrelated images: head a on one image against head b on another, position by position.
 
-Tokens of one image are not independent rows, so a null that permutes rows is far too low. Here images are permuted:
-pi has no fixed point, and token t of image i meets token t of image pi(i). What position alone shares stays in it.
+Tokens of one image are not independent rows, so a null that permutes rows is far too low. Here images are swapped in
+pairs: token t of image i meets token t of its partner, and the partner's meets that of i. What position alone shares
+stays in it. One swap serves all heads of a group, so what heads share with each other stays as it is where a third one
+is compared with both.
 
 That needs two images at a time, and sums have only one. So images are dealt into F folds by a hash of their pixels,
 and per fold, token and channel the sum is kept. With N images, a_it the deviation of head a from its mean at token t,
-the permuted cross-covariance is
+the cross-covariance of swapped images is
 
     sum_t (what the means at t share)  +  1/N sum_i a_it b_pi(i)t.
 
 The second term has mean 0 and a variance that rests on the covariances of a and of b alone. The sum of a fold's n_f
-deviations, over sqrt(n_f (1 - n_f / N)), has the same covariance as one image's: F images that stand for all. Permuted
-against each other, and scaled from F images to N, they give a cross-covariance of the same mean and variance as N
-permuted images do. It is nearly Gaussian, as a mean over N images is. The scale minds that deviations sum to 0: over
+deviations, over sqrt(n_f (1 - n_f / N)), has the same covariance as one image's: F images that stand for all. Swapped
+with each other, and scaled from folds to images, they give a cross-covariance of the same mean and variance as N
+swapped images do. It is nearly Gaussian, as a mean over N images is. The scale minds that deviations sum to 0: over
 permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, and folds are correlated likewise.
+
+Draws are to spread as the value would in new images. Three things see to that. Every draw takes ``DEALT`` of the folds
+at random, so that draws share few sums. Folds vary as much as images do by chance only: each head's are scaled so that
+their variance is the one that all images have. And a pair of heads has one number per draw: a mean of two (a on b's
+images, b on a's) would spread less than the value does.
 
 Sums over folds depend on no order, batch or rank, and the memory is F x T x C whatever N.
 
-Shapes: B images of a batch, T tokens, C channels of a group, F folds, G folds that hold images.
+Shapes: B images of a batch, T tokens, C channels of a group, H heads of a group, F folds, P folds that a batch has
+images of, G folds that hold images, S pairs of folds that are swapped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,9 +41,11 @@ from torchmetrics import Metric
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.hashing import numbers_in
-from mhprobe.measures.moments import CHUNK, SecondMoments
+from mhprobe.measures.moments import CHUNK, Parts, SecondMoments
 
 Null = Literal["images", "rolled", "rows"]
+
+DEALT = 16  # folds of a draw
 
 
 @dataclass(frozen=True)
@@ -55,55 +65,76 @@ class Folds:
             torch.zeros(folds, tokens, channels, dtype=torch.float64, device=device),
         )
 
-    def merge(self, other: Folds) -> None:
-        """Take in the images that ``other`` has seen."""
-        self.total.add_(other.total)
-        self.count.add_(other.count)
+    def merge(self, dealt: Dealt) -> None:
+        """Take in the images of a batch."""
+        self.total.index_add_(0, dealt.fold, dealt.total)
+        self.count.index_add_(0, dealt.fold, dealt.count)
 
     @property
     def deranged(self) -> bool:
-        """Return True if there are two folds to permute."""
+        """Return True if there are two folds to swap."""
         return int((self.count > 0).sum()) > 1
 
-    def crosses(self, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Tensor]:
-        """(C, C) covariances with the images of the second permuted, one per draw, divided as a covariance of rows.
+    def crosses(self, heads: Parts, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Tensor]:
+        """(C, C) symmetric covariances of swapped images, one per draw, divided as a covariance of rows.
 
-        site: roll the second one's grid as well, by a random offset. Needs two folds with images.
+        heads: the runs of channels that are compared. site: roll one image of each pair on its grid as well, by a
+        random offset. Needs two folds with images.
         """
         images, tokens = int(self.count.sum()), self.total.shape[1]
         mean_TC = self.total.sum(0) / images
         placed_TC = mean_TC - mean_TC.mean(0)
         (held,) = ((self.count > 0) & (self.count < images)).nonzero(as_tuple=True)
         count_G = self.count[held, None, None].double()
-        apart_GTC = (self.total[held] - count_G * mean_TC) / (count_G * (1 - count_G / images)).sqrt()
-        scale = ((images - 1) * (len(held) - 1)) ** 0.5 / len(held)
+        apart_GTC = (self.total[held] - count_G * mean_TC).div_((count_G * (1 - count_G / images)).sqrt())
+        apart_GTC *= _spread_of_all(heads, apart_GTC, placed_TC, images)
+        swapped = min(len(held), DEALT) // 2
+        # two folds of G correlate by -1 / (G - 1)
+        scale = ((images - 1) / (2 * swapped * (1 + (2 * swapped - 1) / (len(held) - 1) ** 2))) ** 0.5
         fixed_CC = images * placed_TC.mT @ placed_TC
         generator = torch.Generator().manual_seed(seed)
         for _ in range(draws):
             order = torch.randperm(len(held), generator=generator).to(held.device)
-            partner = torch.empty_like(order).scatter_(0, order, order.roll(1))  # a cycle: nobody meets itself
-            theirs_GTC = apart_GTC[partner]
+            ours_STC, theirs_STC = apart_GTC[order[:swapped]], apart_GTC[order[swapped : 2 * swapped]]
             if site is not None:
                 place = _rolled(site, generator).to(held.device)
-                theirs_GTC, fixed_CC = theirs_GTC[:, place], images * placed_TC.mT @ placed_TC[place]
-            cross = torch.addmm(fixed_CC, apart_GTC.flatten(0, 1).mT, theirs_GTC.flatten(0, 1), alpha=scale)
-            yield cross.div_(images * tokens - 1)
+                theirs_STC = theirs_STC[:, place]
+                fixed_CC = images / 2 * placed_TC.mT @ placed_TC[place]
+                fixed_CC += fixed_CC.mT.clone()
+            half_CC = ours_STC.flatten(0, 1).mT @ theirs_STC.flatten(0, 1)
+            yield torch.add(fixed_CC, half_CC + half_CC.mT, alpha=scale).div_(images * tokens - 1)
 
 
-def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMoments, Folds]:
+def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: int) -> Tensor:
+    """(C,) factor of each channel, the same for all of a head, by which its folds vary as its images do."""
+    count, width = heads.spectrum.shape
+    total_H = heads.spectrum.sum(1) * (heads.rows - 1) - images * placed_TC.square().sum(0).view(count, width).sum(1)
+    fold_H = apart_GTC.square().sum((0, 1)).view(count, width).sum(1) / len(apart_GTC)
+    factor_H = (total_H.clamp(min=0) / (images - 1) / fold_H.where(fold_H > 0, torch.inf)).sqrt()
+    return factor_H.repeat_interleave(width)
+
+
+class Dealt(NamedTuple):
+    """The images of a batch. fold: (P,) which folds they are in. count: (P,). total: (P, T, C) float64 their sums."""
+
+    fold: Tensor
+    count: Tensor
+    total: Tensor
+
+
+def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMoments, Dealt]:
     """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C)."""
     tokens, channels = features.shape[1:]
     moments = SecondMoments.zeros(channels, features.device)
-    sums = Folds.zeros(folds, tokens, channels, features.device)
     images, at_once = features if batch.valid.all() else features[batch.valid], max(1, CHUNK // tokens)
-    fold_B = batch.derive(_fold_of, folds)
-    for some, fold in zip(images.split(at_once), fold_B.split(at_once), strict=True):
+    fold_P, place_B, count_P = batch.derive(_fold_of, folds).unique(return_inverse=True, return_counts=True)
+    total_PTC = torch.zeros(len(fold_P), tokens, channels, dtype=torch.float64, device=features.device)
+    for some, place in zip(images.split(at_once), place_B.split(at_once), strict=True):
         wide = some.double()  # once for both, while it is in the cache
         moments.add_products(wide.flatten(0, 1))
-        sums.total.index_add_(0, fold, wide)
-    sums.count.add_(torch.bincount(fold_B, minlength=folds))
-    moments.total.add_(sums.total.sum((0, 1)))
-    return moments, sums
+        total_PTC.index_add_(0, place, wide)
+    moments.total.add_(total_PTC.sum((0, 1)))
+    return moments, Dealt(fold_P, count_P, total_PTC)
 
 
 _STATES = {SecondMoments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}

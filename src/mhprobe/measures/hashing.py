@@ -1,5 +1,8 @@
 """Numbers that look random and depend on an image alone: how images are drawn without an order, a batch or a rank.
 
+Pixels are rounded to bfloat16 before they are hashed. A model in bfloat16 is shown images rounded so, and they get the
+same numbers as those of a model in float32: the same donors, folds and halves.
+
 Shapes: B images.
 """
 
@@ -24,8 +27,12 @@ def numbers_in(batch: HeadBatch) -> Tensor:
 
 
 def image_numbers(x: Tensor) -> Tensor:
-    """(B,) int64 of (B, ...) numbers, as float32: equal images get equal numbers, others nearly never."""
-    bits = x.flatten(1).float().contiguous().view(torch.int32).long()
+    """(B,) int64 of (B, ...) numbers: equal images get equal numbers, others nearly never.
+
+    Numbers of floating point are rounded to bfloat16. Whole ones, as of tokens, are taken as they are.
+    """
+    flat = x.flatten(1)
+    bits = flat.bfloat16().contiguous().view(torch.int16).long() if x.is_floating_point() else flat.long()
     return mixed((bits * _odd(bits.shape[1], bits.device)).sum(1))  # wraps around, in any order to the same number
 
 

@@ -6,7 +6,9 @@ makes it lie in [0, 1], and averaged over queries and images; Clark et al. smoot
 
 The null is the same divergence between head a on one image and head b on another, query by query: what position alone
 shares stays in it. Its expectation does not depend on the number of images, so a few are enough: all ordered pairs of
-the images with the smallest hash (pool.py).
+the images with the smallest hash (pool.py). How far the mean over so few lies from that over all is what the null does
+not know. It is estimated by the jackknife (Efron & Stein, 1981, Annals of Statistics 9:586): pairs that share an image
+are not independent, images are.
 
 In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
 the one is then compared with the other's row of the same query, keys outside a window having no weight.
@@ -50,7 +52,8 @@ class JSDistance(Measure):
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
     null (A, A): the same two heads on each other's images; below it heads are more alike than that. null_draws
-    (A, A, N): its parts, each another way to pair the null_images. NaN with fewer than two images; absent with clark.
+    (A, A, N): one per null image, around null; they spread so that a value without more in common than that is one more
+    of them. All of them are null with two images. NaN with fewer than two images; absent with clark.
     cluster (A,), by Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances
     resemble value; stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within
     layers over that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of
@@ -165,18 +168,30 @@ class JSDistance(Measure):
         images = len(self.pool)
         if images < 2:
             return {"null": torch.full_like(self.total, torch.nan)} if self.null_images else {}
-        draws, total_AA, queries_A = [], torch.zeros_like(self.total), torch.zeros_like(self.queries)
+        total_NAA = self.total.new_zeros(images, *self.total.shape)
+        queries_NA = self.queries.new_zeros(images, *self.queries.shape)
         for apart in range(1, images):
-            total, queries, first = torch.zeros_like(self.total), torch.zeros_like(self.queries), 0
+            total, queries, first = torch.zeros_like(total_NAA), torch.zeros_like(queries_NA), 0
             for sites in self.groups:
                 attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
                 self._add_group(total, queries, sites, attn, [a.roll(apart, 0) for a in attn])
                 first += len(sites)
-            # of head a on image i with head b on image i + k; the other half is that of i - k
-            draws.append(self._mean(total, queries).masked_fill(outside, torch.nan))
-            total_AA, queries_A = total_AA + total, queries_A + queries
-        null_AA = self._mean(total_AA, queries_A).masked_fill(outside, torch.nan)
-        return {"null": null_AA, "null_draws": torch.stack(draws, -1)}
+            # of head a on image i with head b on image i - apart: a pair of both images
+            total_NAA += total + total.roll(-apart, 0)
+            queries_NA += queries + queries.roll(-apart, 0)
+        whole_AA, whole_A = total_NAA.sum(0) / 2, queries_NA.sum(0) / 2  # every pair was counted for two images
+        null_AA = self._mean(whole_AA, whole_A)
+        draws_AAN = null_AA[..., None].repeat(1, 1, images)
+        if images > 2:
+            parts = zip(whole_AA - total_NAA, whole_A - queries_NA, strict=True)
+            without_AAN = torch.stack([self._mean(total, queries) for total, queries in parts], -1)
+            # the value is one more draw: its distance from the mean of N has the variance 1 + 1 / N times a draw's
+            one_more = ((1 / images + 1 / int(self.images)) / (1 + 1 / images)) ** 0.5
+            draws_AAN += one_more * (images - 1) * (null_AA[..., None] - without_AAN)
+        return {
+            "null": null_AA.masked_fill(outside, torch.nan),
+            "null_draws": draws_AAN.masked_fill(outside[..., None], torch.nan),
+        }
 
     def _add_group(
         self,
@@ -186,13 +201,17 @@ class JSDistance(Measure):
         attn: list[Tensor],
         other: list[Tensor] | None = None,
     ) -> None:
-        """Add the divergences between all heads of a group. other: what the second head of a pair attends to."""
+        """Add the divergences between all heads of a group. other: what the second head of a pair attends to.
+
+        total: (A, A) or (b, A, A). queries: (A,) or (b, A). The latter keep images apart.
+        """
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
         rows = [self._rows(s, each.double()) for s, each in zip(sites, attn, strict=True)]
         second = rows if other is None else [self._rows(s, each.double()) for s, each in zip(sites, other, strict=True)]
         for s, row_bWHQK in zip(sites, rows, strict=True):
-            queries[self.layout.span(s)] += (row_bWHQK.sum((2, 4)) > 0).sum()
+            there_b = (row_bWHQK.sum((2, 4)) > 0).movedim(1 if self.layout.sites[s].line else 0, 0).flatten(1).sum(1)
+            queries[..., self.layout.span(s)] += there_b[:, None] if queries.dim() > 1 else there_b.sum()
         for i, a in enumerate(sites):
             for j, b in enumerate(sites[i:], start=i):
                 self._add(total, a, rows[i], b, second[j])
@@ -209,17 +228,21 @@ class JSDistance(Measure):
 
     def _add(self, total: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """Add the divergences between the heads of two sites; of one site with itself, above the diagonal."""
-        mass_a, mass_b = row_a.sum((0, 1, 3, 4)), row_b.sum((0, 1, 3, 4))
-        if a != b and not self.layout.sites[a].line:
+        line = self.layout.sites[a].line
+        of_image = (0, 3, 4) if line else (1, 3, 4)  # all axes but that of images and that of heads
+        mass_a, mass_b = row_a.sum(of_image), row_b.sum(of_image)
+        if a != b and not line:
             row_b = _rearranged(row_b, self.layout.sites[b], self.layout.sites[a])
-        own_a, own_b = _x_ln_x(row_a), _x_ln_x(row_b)
-        for h in range(len(own_a)):
+        own_a, own_b = _x_ln_x(row_a, of_image), _x_ln_x(row_b, of_image)
+        for h in range(own_a.shape[1]):
             others = slice(h + 1 if a == b else 0, None)
-            both_H = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others])
+            both_bH = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others], of_image)
             # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2: that is in its
             # mass, so keys that were left out in rearranging are accounted for
-            found_H = (own_a[h] + own_b[others] - both_H + math.log(2) * (mass_a[h] + mass_b[others])) / 2
-            total[self.layout.offsets[a] + h, self.layout.span(b)][others] += found_H
+            own_bH, mass_bH = own_a[:, h : h + 1] + own_b[:, others], mass_a[:, h : h + 1] + mass_b[:, others]
+            found_bH = (own_bH - both_bH + math.log(2) * mass_bH) / 2
+            row = total[..., self.layout.offsets[a] + h, self.layout.span(b)]
+            row[..., others] += found_bH if total.dim() > 2 else found_bH.sum(0)
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:
@@ -233,9 +256,9 @@ def _of_common_queries(attn: list[Tensor], other: list[Tensor]) -> list[Tensor]:
     return [a * words_of(b)[:, None, None, :, None] for a, b in zip(attn, other, strict=True)]
 
 
-def _x_ln_x(rows: Tensor) -> Tensor:
-    """(H,) sum of x ln x over all entries (b, W, H, Q, K) of each head; 0 ln 0 is 0, and 1e-300 changes no other x."""
-    return (rows + 1e-300).log_().mul_(rows).sum((0, 1, 3, 4))
+def _x_ln_x(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """(b, H) sum of x ln x over ``axes`` of (b, W, H, Q, K); 0 ln 0 is 0, and 1e-300 changes no other x."""
+    return (rows + 1e-300).log_().mul_(rows).sum(axes)
 
 
 class _Rearrangement(NamedTuple):

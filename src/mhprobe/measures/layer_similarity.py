@@ -22,7 +22,7 @@ from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
-from mhprobe.measures.folds import Folds, Null, check_rolled, declare, declared, sums_of
+from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
 
@@ -165,7 +165,7 @@ class LayerSimilarity(Measure):
         if not folds.deranged:
             return torch.full_like(layers.covariance[:, 0, :, 0], torch.nan)
         rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
-        crosses = folds.crosses(self.null_draws, self.seed, rolled)
+        crosses = folds.crosses(layers, self.null_draws, self.seed, rolled)
         drawn = (self._compare(dataclasses.replace(layers, covariance=c.view_as(layers.covariance))) for c in crosses)
         return sum(drawn, torch.zeros((), dtype=torch.float64)) / self.null_draws
 
@@ -183,7 +183,7 @@ def _layer_moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[i
 
 def _layer_sums(
     batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int
-) -> tuple[SecondMoments, Folds]:
+) -> tuple[SecondMoments, Dealt]:
     return sums_of(batch, folds, _side_by_side(batch, of, layout, sites, width))
 
 

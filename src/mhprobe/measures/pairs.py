@@ -24,7 +24,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.folds import Folds, Null, check_rolled, declare, declared, sums_of
+from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, sums_of
 from mhprobe.measures.moments import Parts, SecondMoments
 
 Pairs = Literal["layer", "stage", "all"]
@@ -79,7 +79,7 @@ class PairMeasure(Measure):
         null: Null = "images",
         null_draws: int = 10,
         seed: int = 0,
-        folds: int = 16,
+        folds: int = 64,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
@@ -147,9 +147,9 @@ class PairMeasure(Measure):
         self.image_rows[group] = tokens
         declare(self, group, Folds.zeros(self.folds, tokens, self._channels(self.groups[group]), self.device))
 
-    def _deal(self, group: int, sums: Folds) -> None:
+    def _deal(self, group: int, sums: Dealt) -> None:
         mine = declared(self, group, Folds)
-        if mine.total.shape != sums.total.shape:
+        if mine.total.shape[1:] != sums.total.shape[1:]:
             raise UserError(
                 f"{self.name}: images with {sums.total.shape[1]} tokens after images with {mine.total.shape[1]}, whose "
                 f"positions cannot be compared. Feed images of one size, or use null=rows."
@@ -203,7 +203,7 @@ class PairMeasure(Measure):
         of_patches = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
         drawn = [
             self.permuted(group, heads, dataclasses.replace(heads, covariance=cross.view_as(heads.covariance)))
-            for cross in folds.crosses(self.null_draws, self.seed, of_patches if self.null == "rolled" else None)
+            for cross in folds.crosses(heads, self.null_draws, self.seed, of_patches if self.null == "rolled" else None)
         ]
         value_HHN = torch.stack([each["value"] for each in drawn], -1)
         means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
@@ -269,7 +269,7 @@ def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> SecondMomen
     return SecondMoments.of(rows_of(batch, sites, skip))
 
 
-def _sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> tuple[SecondMoments, Folds]:
+def _sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> tuple[SecondMoments, Dealt]:
     return sums_of(batch, folds, _side_by_side(batch, sites, skip))
 
 

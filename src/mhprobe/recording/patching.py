@@ -80,7 +80,7 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
         logits_ABC = patched_logits(model, base.images, one_by_one, source.heads)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
     found = {name: effect[name] for name in need.estimates}
-    return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found)
+    return Patched(metric(clean.logits), metric(corrupt.logits), made.paired, found, made.donor)
 
 
 class _Metric(NamedTuple):

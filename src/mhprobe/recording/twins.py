@@ -23,11 +23,13 @@ class Twins(NamedTuple):
     """Corrupted twins of a batch.
 
     images: (B, ...) like the clean ones. label: (B,) of the donors, None where there are none. paired: (B,) bool.
+    donor: (B,) place of each image's donor among all of them, None where there are none.
     """
 
     images: Tensor
     label: Tensor | None
     paired: Tensor
+    donor: Tensor | None = None
 
 
 def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
@@ -59,7 +61,7 @@ def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
     chosen_B = drawn_BN.masked_fill(~other_BN, torch.iinfo(torch.int64).max).argmin(1)
     paired = other_BN.any(1)
     theirs = donors.images.to(images)[chosen_B]
-    return Twins(torch.where(_spread(paired, images), theirs, images), label_N[chosen_B], paired)
+    return Twins(torch.where(_spread(paired, images), theirs, images), label_N[chosen_B], paired, chosen_B)
 
 
 def _noise(images: Tensor, need: Patching) -> Tensor:

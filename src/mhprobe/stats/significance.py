@@ -27,10 +27,24 @@ def mcnemar(lost_A: Tensor, won_A: Tensor) -> Tensor:
     return p.clamp(max=1).to(lost_A.device)
 
 
-def two_sided(mean_A: Tensor, error_A: Tensor) -> Tensor:
-    """(A,) two-sided p of a mean against 0 by the normal law, given its standard error; 1 where both are 0."""
+def two_sided(mean_A: Tensor, error_A: Tensor, freedom: Tensor | None = None) -> Tensor:
+    """(A,) two-sided p of a mean against 0, given its standard error; 1 where both are 0.
+
+    freedom: degrees of freedom of the error, for Student's law; None for the normal law.
+    """
     z_A = torch.where((mean_A == 0) & (error_A == 0), 0.0, mean_A.abs() / error_A)
-    return torch.special.erfc(z_A / 2**0.5)
+    if freedom is None:
+        return torch.special.erfc(z_A / 2**0.5)
+    from scipy.special import stdtr
+
+    return torch.from_numpy(2 * stdtr(freedom.double().cpu().numpy(), -z_A.cpu().numpy())).to(z_A.device)
+
+
+def t_quantile(freedom: Tensor) -> Tensor:
+    """97.5 % quantile of Student's law; NaN without a degree of freedom."""
+    from scipy.special import stdtrit
+
+    return torch.as_tensor(stdtrit(freedom.double().cpu().numpy(), 0.975)).to(freedom.device)
 
 
 def holm(p_A: Tensor) -> Tensor:
