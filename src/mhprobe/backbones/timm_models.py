@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -67,7 +67,8 @@ def build(
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         height, width = to_2tuple(size)
-        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, height, width)}
+        config: Any = model.pretrained_cfg
+        cast(Any, model).pretrained_cfg = {**config, "input_size": (3, height, width)}
     if fused_attn is not None:
         for module in model.modules():
             if hasattr(module, "fused_attn"):

@@ -155,7 +155,7 @@ class MaskingCurve(L.Callback):
         fill: Fill | None,
         score: Score,
     ) -> Evaluate:
-        beside = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
+        beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
             beside["score"] = [score.scored.name, describe(type(score))]
         name, data, batches = SPLITS[split], _data(trainer), self._walk(trainer, module, split)

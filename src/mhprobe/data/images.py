@@ -198,4 +198,4 @@ def _turn(image: PillowImage) -> Transpose | None:
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
-    return by_number.get(orientation)
+    return by_number.get(orientation) if isinstance(orientation, int) else None

@@ -318,12 +318,12 @@ class HeadLayout:
         """Return True if every number is 0 or 1: in one row of heads, or in a row per site where all have two heads."""
         if given.min() < 0 or given.max() > 1:
             return False
-        listed = isinstance(heads, (list, tuple))
+        listed = list(heads) if isinstance(heads, (list, tuple)) else None
         if given.dim() == 2:
             of_sites = given.shape == (len(self.sites), 2) and all(site.num_heads == 2 for site in self.sites)
-            return of_sites and not (listed and all(isinstance(each, tuple) for each in heads))
+            return of_sites and not (listed is not None and all(isinstance(row, tuple) for row in listed))
         # a list in which no number stands twice names heads: only of one or two heads could it be a mask
-        return len(given) == self.num_heads and not (listed and len(given.unique()) == len(given))
+        return len(given) == self.num_heads and not (listed is not None and len(given.unique()) == len(given))
 
 
 def _tensor(heads: object) -> Tensor:

@@ -60,7 +60,7 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     asked = [name for name, split in chosen_on.items() if (name, split) in found]
     if not asked:
         return
-    sides = {"within 1 point on test": "right", "where chosen": "right", "before test is worse": "right"}
+    sides: dict[str, JustifyMethod] = {"within 1 point on test": "right", "where chosen": "right", "before test is worse": "right"}
     table = _table({"order": "left", **sides})
     for name in asked:
         here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
