@@ -148,9 +148,42 @@ def test_points_of_a_sweep_over_steps_are_one_curve(tmp_path):
     found = [r for r in rows(several([tmp_path / "sweep"])["curves"]) if (r["curve"], r["split"]) == ("wise", "test")]
     assert [(r["group"], r["heads_masked"], r["accuracy"], r["runs"]) for r in found] == [
         ("all runs", 0.0, 0.9, 1),
-        ("all runs", 1.0, 0.88, 1),
+        ("all runs", 1.0, 0.895, 1),
         ("all runs", 2.0, 0.87, 1),
     ]
+
+
+def typed(folder, *overrides):
+    (folder / "config" / "overrides.yaml").write_text("".join(f"- {each}\n" for each in overrides))
+    return folder
+
+
+def test_runs_are_called_what_was_typed_for_them(tmp_path):
+    """One word, as prune=order, changes many settings; none of those that nobody typed is in a name."""
+    many = {f"setting_{number}": 1 for number in range(40)}
+    for number, remove in enumerate((18, 36, 18, 36)):
+        folder = seeded(tmp_path / "sweep" / str(number), number // 2, 0.8 - number / 100, **{**many, "remove": remove})
+        typed(folder, "weights=w/a.safetensors", "prune=order", f"prune.remove={remove}", f"seed={number // 2}")
+    plain = typed(seeded(tmp_path / "plain", 0, 0.9), "weights=outputs/digits/model.safetensors", "seed=0")
+    swept = several([tmp_path / "sweep"])
+    assert [row["run"] for row in rows(swept["runs"])] == [
+        f"remove={remove}, seed={seed}" for seed in (0, 1) for remove in (18, 36)
+    ]
+    assert [(row["group"], row["runs"]) for row in rows(swept["groups"])] == [("remove=18", 2), ("remove=36", 2)]
+    beside = several([tmp_path / "sweep", plain])
+    assert [row["group"] for row in rows(beside["groups"])] == [
+        "weights=a, prune=order, remove=18", "weights=a, prune=order, remove=36", "weights=digits",
+    ]  # fmt: skip
+    assert_nothing_is_clipped(beside["runs"].figure)
+    # the control: two groups with the same words stay two, and have a number
+    typed(tmp_path / "sweep" / "1", "weights=w/a.safetensors", "prune=order", "prune.remove=18", "seed=0")
+    names = [row["group"] for row in rows(several([tmp_path / "sweep" / n for n in "01"] + [plain])["groups"])]
+    assert names == ["weights=a, prune=order, remove=18 (1)", "weights=a, prune=order, remove=18 (2)", "weights=digits"]
+
+
+def test_runs_of_the_same_words_are_called_by_their_folders(tmp_path):
+    folders = [typed(seeded(tmp_path / "digits" / name, 0, 0.8), "seed=0") for name in ("monday", "tuesday")]
+    assert [row["run"] for row in rows(several(folders)["runs"])] == ["digits/monday", "digits/tuesday"]
 
 
 def test_a_run_agrees_with_itself_about_every_head(tmp_path):

@@ -21,10 +21,10 @@ from mhprobe.masking.trace import t_interval
 from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
-from mhprobe.report.html.compare import unique_names
 from mhprobe.report.report import Result, Sample, counted
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.jobs import expand
+from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, read_run, settings
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
@@ -34,16 +34,17 @@ STEP = "masking.step"  # runs that differ in it hold points of the same curve
 
 
 class One(NamedTuple):
-    """A run among others. own: the settings that differ between the runs. by: those of them that are no ``over``."""
+    """A run among others.
+
+    own: the settings that differ between the runs. group: the name of the runs that differ in nothing but ``over``.
+    by: up to three settings that tell the groups apart.
+    """
 
     name: str
     run: Run
     own: dict[str, str]
+    group: str
     by: dict[str, str]
-
-    @property
-    def group(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.by.items()) or "all runs"
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
@@ -120,16 +121,29 @@ def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     every = [settings(run) for run in runs]
     keys = sorted(key for key in set().union(*every) if len({each.get(key, "") for each in every}) > 1)
     shown = [key for key in keys if not key.startswith(("hydra", "out", "cache_dir"))]
-    by = [key for key in shown if key.split(".")[-1] not in over and key not in over]
+    by = [key for key in shown if key.split(".")[-1] not in over and key not in over and key != STEP]
+    groups = [{key: each.get(key, "") for key in by} for each in every]
+    typed = typed_apart(runs, without=[*over, STEP])
+    telling = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
     return [
-        One(
-            name,
-            run,
-            {key: each.get(key, "") for key in shown},
-            {key: each.get(key, "") for key in by if key != STEP},
+        One(name, run, {key: each.get(key, "") for key in shown}, group, settings_of)
+        for name, run, each, group, settings_of in zip(
+            names(runs), runs, every, _group_names(groups, telling), telling, strict=True
         )
-        for name, run, each in zip(unique_names(runs), runs, every, strict=True)
     ]
+
+
+def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, str]]) -> list[str]:
+    """A name for every run's group: of settings that tell it, with a number where other groups have the same ones."""
+    numbers: dict[str, list[dict[str, str]]] = {}
+    found = []
+    for group, settings_of in zip(groups, telling, strict=True):
+        text = (said(settings_of) or "as it is") if group else "all runs"
+        alike = numbers.setdefault(text, [])
+        if group not in alike:
+            alike.append(group)
+        found.append((text, alike.index(group)))
+    return [text if len(numbers[text]) == 1 else f"{text} ({number + 1})" for text, number in found]
 
 
 def _runs(ones: Sequence[One]) -> Result:

@@ -17,6 +17,7 @@ from mhprobe.report import outcomes
 from mhprobe.report.html.page import facts, render
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
+from mhprobe.report.runs.names import names as names_of
 from mhprobe.report.runs.run import Run, column, read_run, settings
 
 Estimate = tuple[float, float, float]  # a value and its interval
@@ -31,7 +32,7 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
 
 
 def _page(runs: Sequence[Run]) -> str:
-    names = unique_names(runs)
+    names = names_of(runs)
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
@@ -64,12 +65,6 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
         gap - math.hypot(b[0] - b[1], a[2] - a[0]),
         gap + math.hypot(b[2] - b[0], a[0] - a[1]),
     )
-
-
-def unique_names(runs: Sequence[Run]) -> list[str]:
-    """Short and unique: the run's own, or a number before it."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [f"{i + 1}: {name}" for i, name in enumerate(names)]
 
 
 def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]) -> list[str]:

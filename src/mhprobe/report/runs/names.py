@@ -1,0 +1,68 @@
+"""Short names for runs among others: what somebody typed that tells them apart, e.g. ``remove=18``.
+
+A choice like ``prune=order`` changes forty settings of the configuration. Who compares runs thinks of the one word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import PurePath
+
+from mhprobe.report.runs.run import Run
+
+MOST = 3  # settings in a name
+_PLACES = ("hydra", "out", "cache_dir", "logger", "progress", "verbose")  # no property of what was run
+_UNNAMED = ("model", "pruned")  # stems of weights that the folder around them names
+
+
+def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict[str, str]]:
+    """For each run the typed settings in which the runs differ, at most three, in the order in which they were typed.
+
+    All runs have the same keys, without their sections where that is clear; "" where a run typed nothing for a key.
+    without: settings that are left out, by their name or its end, e.g. seed.
+    """
+    typed = [_typed(run) for run in runs]
+    keys = [key for key in dict.fromkeys(key for each in typed for key in each) if not _is_one_of(key, without)]
+    telling = [key for key in keys if len({each.get(key, "") for each in typed}) > 1][:MOST]
+    ends = Counter(_end(key) for key in telling)
+    short = {key: _end(key) if ends[_end(key)] == 1 else key for key in telling}
+    return [{short[key]: each.get(key, "") for key in telling} for each in typed]
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """A name of its own for every run: what was typed for it and not for the others, else its folder's."""
+    told = [said(settings) for settings in typed_apart(runs)]
+    folders = [run.name for run in runs]
+    alike = Counter(told)
+    found = [
+        folder if not text else text if alike[text] == 1 else f"{text} ({folder})"
+        for text, folder in zip(told, folders, strict=True)
+    ]
+    return found if len(set(found)) == len(found) else [f"{i + 1}: {name}" for i, name in enumerate(found)]
+
+
+def said(settings: dict[str, str]) -> str:
+    """Settings as they are typed, e.g. ``lr=0.1, remove=18``; those without a value are left out."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items() if value)
+
+
+def _typed(run: Run) -> dict[str, str]:
+    words = (word.lstrip("+~").partition("=") for word in run.overrides)
+    return {key: _short(value) for key, _, value in words if key.split(".")[0] not in _PLACES}
+
+
+def _short(value: str) -> str:
+    """The name of a file of weights, not the way to it."""
+    path = PurePath(value)
+    if path.suffix not in (".safetensors", ".ckpt"):
+        return value
+    return path.parent.name if path.stem in _UNNAMED and path.parent.name else path.stem
+
+
+def _end(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _is_one_of(key: str, names: Collection[str]) -> bool:
+    return key in names or _end(key) in names
