@@ -251,6 +251,13 @@ def test_a_comparison_shows_runs_on_the_same_scale(visit, comparison):
         "#grids .pair", "all => all.map(one => one.querySelectorAll('.cell')[2].style.background)"
     )
     assert cells[0] == cells[1]  # head 2 has the same value in both
+    # red is larger, blue smaller, white no change, also where all heads changed in one way
+    shown = page.evaluate(
+        "[[3, 1, 0], [-3, -1, 0]].map(gaps => gaps.map(gap => d3.rgb(colours([gaps], true).of(gap))))"
+    )
+    up, down = ([(one["r"], one["b"]) for one in gaps] for gaps in shown)
+    assert all(red > blue for red, blue in up[:2]) and all(blue > red for red, blue in down[:2])
+    assert up[2] == down[2] and abs(up[2][0] - up[2][1]) < 8
     assert page.locator("#curve-chart path").count() > 2
     page.select_option("#line", "lucky")
     table = page.locator("#all-tables details").filter(has_text="heads that changed")

@@ -30,11 +30,12 @@ const withInterval = (value, low, high, format = number) =>
   low == null || high == null ? format(value) : `${format(value)} (${format(low)} to ${format(high)})`;
 
 // Lightness tells low from high; red and blue tell signs. Both can be read by colour-blind readers.
-function colours(lists) {
+// differences: of which the sign is meant also where all have the same one.
+function colours(lists, differences = false) {
   const known = lists.flat().filter((value) => value != null);
   let [low, high] = known.length ? d3.extent(known) : [0, 1];
-  if (low < 0 && high > 0) {
-    const reach = Math.max(-low, high);
+  if (differences || (low < 0 && high > 0)) {
+    const reach = Math.max(-low, high) || 1;
     return { low: -reach, high: reach, of: (value) => d3.interpolateRdBu(0.5 - value / (2 * reach)) };
   }
   if (low === high) [low, high] = low ? [Math.min(low, 0), Math.max(low, 0)] : [0, 1];

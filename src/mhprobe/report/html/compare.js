@@ -6,7 +6,7 @@ function drawGrids() {
   const scale = colours(measure.runs.map(({ value }) => value));
   const first = measure.runs[0].value;
   const gaps = measure.runs.map(({ value }) => value.map((v, i) => (v == null || first[i] == null ? null : v - first[i])));
-  const gapScale = colours([...gaps, [0]]);
+  const gapScale = colours(gaps, true);
   byId("grids").replaceChildren(...measure.runs.map(({ value }, i) =>
     el("div", { class: "pair" }, el("h3", {}, DATA.runs[i]),
       el("figure", { class: "squares" }, ...squares(DATA.heads, value, scale, measure.name)),
