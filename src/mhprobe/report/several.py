@@ -181,13 +181,13 @@ def _groups(ones: Sequence[One]) -> Result:
 
 def _grid(ones: Sequence[One]) -> Result:
     """Of runs that differ in two settings or more, mean accuracy with a column for each value of the last one."""
-    keys = list(ones[0].by)
+    keys = list(dict.fromkeys(key for one in ones for key in one.by))
     if len(keys) < 2:
         return Result()
     found: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for one in ones:
         if (each := words.accuracy(one.run)) is not None:
-            *rest, last = one.by.values()
+            *rest, last = (one.by.get(key, "") for key in keys)
             found.setdefault(tuple(rest), {}).setdefault(last, []).append(each[0])
     if not found:
         return Result()
@@ -221,7 +221,10 @@ def _curves(ones: Sequence[One]) -> Result:
                 key = (one.group, line["curve"], line["split"], float(point["heads_masked"]), of)
                 seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])
     rows = []
-    for (group, curve, split, heads, of), points in sorted(seen.items()):
+    groups = list(dict.fromkeys(one.group for one in ones))
+    for (group, curve, split, heads, of), points in sorted(
+        seen.items(), key=lambda at: (groups.index(at[0][0]), at[0])
+    ):
         mean, deviation, low, high = _spread([each[0] for each in points.values()])
         if len(points) == 1:  # what is left is the interval over images
             ((_, low, high),) = points.values()

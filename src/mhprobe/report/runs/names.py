@@ -17,17 +17,34 @@ _UNNAMED = ("model", "pruned")  # stems of weights that the folder around them n
 
 
 def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict[str, str]]:
-    """For each run the typed settings in which the runs differ, at most three, in the order in which they were typed.
+    """For each run the typed settings that tell it from the others, three at most, without their sections where clear.
 
-    All runs have the same keys, without their sections where that is clear; "" where a run typed nothing for a key.
-    without: settings that are left out, by their name or its end, e.g. seed.
+    As few settings as tell all runs apart that were typed differently. A run for which none of these was typed has
+    settings of its own instead. without: settings that are left out, by their name or its end, e.g. seed.
     """
     typed = [_typed(run) for run in runs]
     keys = [key for key in dict.fromkeys(key for each in typed for key in each) if not _is_one_of(key, without)]
-    telling = [key for key in keys if len({each.get(key, "") for each in typed}) > 1][:MOST]
-    ends = Counter(_end(key) for key in telling)
-    short = {key: _end(key) if ends[_end(key)] == 1 else key for key in telling}
-    return [{short[key]: each.get(key, "") for key in telling} for each in typed]
+    keys = [key for key in keys if len({each.get(key) for each in typed}) > 1]
+    ends = Counter(map(_end, keys))
+    short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
+    telling = _fewest(typed, keys)
+    found = []
+    for each in typed:
+        own = [key for key in telling if key in each] or [key for key in keys if key in each]
+        found.append({short[key]: each[key] for key in own[:MOST]})
+    return found
+
+
+def _fewest(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> list[str]:
+    """Keys that make as many different runs as all of them do, in their order; found one by one."""
+    chosen: list[str] = []
+    while len(chosen) < MOST and _different(typed, chosen) < _different(typed, keys):
+        chosen.append(max(keys, key=lambda key: _different(typed, [*chosen, key])))
+    return [key for key in keys if key in chosen]
+
+
+def _different(typed: Sequence[dict[str, str]], keys: Sequence[str]) -> int:
+    return len({tuple(each.get(key) for key in keys) for each in typed})
 
 
 def names(runs: Sequence[Run]) -> list[str]:
@@ -43,8 +60,8 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def said(settings: dict[str, str]) -> str:
-    """Settings as they are typed, e.g. ``lr=0.1, remove=18``; those without a value are left out."""
-    return ", ".join(f"{key}={value}" for key, value in settings.items() if value)
+    """Settings as they are typed, e.g. ``lr=0.1, remove=18``."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _typed(run: Run) -> dict[str, str]:
