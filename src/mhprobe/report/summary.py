@@ -60,8 +60,8 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     asked = [name for name, split in chosen_on.items() if (name, split) in found]
     if not asked:
         return
-    sides: dict[str, JustifyMethod] = {"within 1 point on test": "right", "where chosen": "right", "before test is worse": "right"}
-    table = _table({"order": "left", **sides})
+    sides: dict[str, JustifyMethod] = {"order": "left", "within 1 point on test": "right", "where chosen": "right"}
+    table = _table({**sides, "before test is worse": "right"})
     for name in asked:
         here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
         counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
