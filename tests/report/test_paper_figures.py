@@ -146,7 +146,7 @@ def test_the_others_clip_nothing(layout):
     (whiskers,) = container.lines[2]
     assert [[y for _, y in ends] for ends in whiskers.get_segments()] == [pytest.approx([40, 60])] * 3
     maps = [torch.rand(2, 4, 4) for _ in range(3)]
-    assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps))
+    assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps, torch.rand(3, 8, 8)))
     points = [
         {"group": g, "curve": "c", "split": "test", "heads_masked": h, "runs": 3, **share} for g in "ab" for h in (0, 3)
     ]
@@ -231,8 +231,10 @@ def test_what_attention_changes_has_one_scale_for_all_blocks():
     before[2, 2] = 5.0
     small, large = before.clone(), before.clone()
     small[0, 0], large[0, 0] = 0.01, -2.0
-    figure = fft_images.draw([0, 1], torch.rand(2, 2, 4, 4), [torch.stack([before, each]) for each in (small, large)])
-    limits = {axes.images[0].get_clim() for axes in figure.axes if axes.images[0].get_cmap().name == "RdBu_r"}
+    figure = fft_images.draw(
+        [0, 1], torch.rand(2, 2, 4, 4), [torch.stack([before, each]) for each in (small, large)], torch.rand(3, 8, 8)
+    )
+    limits = {axes.images[0].get_clim() for axes in figure.axes[1:] if axes.images[0].get_cmap().name == "RdBu_r"}
     assert limits == {(-2.0, 2.0)}
 
 

@@ -6,57 +6,27 @@ import ast
 from itertools import chain
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
 import mhprobe
-from data_sets import Noise
-from mhprobe.data.base import ImageData
 from mhprobe.recording import measuring
 from mhprobe.recording.record import record
-from mhprobe.studies.panels import correspondence, covering, fft_images, probing, relations
-from mhprobe.studies.panels.material import Material
+from mhprobe.studies.panels import correspondence, covering, fft_images, probing, relations, two_views
 from mhprobe.studies.panels.relations import offset_words
-from models import make_loud, tiny_swin, tiny_vit
+from models import tiny_swin, tiny_vit
 
 STUDIES = Path(mhprobe.__file__).parent / "studies"
 
 
-class Whole(L.LightningModule):
-    def __init__(self, backbone):
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, images):
-        return self.backbone(images)
-
-
-class Gated(Material):
-    def untrained(self):
-        twin = tiny_vit(1)
-        mhprobe.attach(twin)
-        return twin
-
-
-@pytest.fixture
-def material(request, tmp_path):
-    backbone = request.param()
-    make_loud(backbone, 0.2)
-    layout = mhprobe.attach(backbone).layout
-    noise = Noise((40, 21), 5, backbone.patch_embed.img_size[0])
-    data = ImageData(noise, 8, eval_batch_size=21, cache_dir=tmp_path, val_fraction=0.5)
-    data.prepare_data()
-    data.setup("test")
-    return Gated(layout, Whole(backbone).eval(), data)
-
-
 @pytest.mark.parametrize("material", [tiny_vit, tiny_swin], indirect=True)
-@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing, relations])
+@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing, relations, two_views])
 def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monkeypatch):
     """The Swin has padded windows that wrap around the image."""
     if panel is probing and material.layout.sites[0].windows is not None:
         pytest.skip("a probe over all heads needs the same patches for each")
+    if panel is two_views and material.layout.sites[0].token_grid[1] % 2:
+        pytest.skip("an odd grid has no two halves")
     seen, found = [], []
 
     def watched(model, images, *rest, **named):
@@ -70,7 +40,7 @@ def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monke
         seen.append([])
         (result,) = draw(material).values()
         found.append(result.table)
-    needs_attention = panel in (covering, probing, relations)
+    needs_attention = panel in (covering, probing, relations, two_views)
     assert (max(seen[0]) < max(seen[1])) == needs_attention and sum(seen[0]) == sum(seen[1])
     assert found[0].columns == found[1].columns and len(found[0].rows) == len(found[1].rows) > 0
     for some, whole in zip(*(chain(*table.rows) for table in found), strict=True):

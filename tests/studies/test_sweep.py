@@ -15,36 +15,51 @@ from mhprobe.errors import UserError
 from mhprobe.io import outcomes
 from mhprobe.report.figures import retained
 from mhprobe.report.tables import Table, write_csv
-from mhprobe.stats.survival import LABELS, labels, survivors
+from mhprobe.stats.survival import LABELS, functions, labels, survivors
 from mhprobe.studies import sweep
 
 NAN = math.nan
 COLUMNS = {
-    #                            positional CLS  reg. diff local glob win. mixed unkn
-    "position.positional": [1, 0, 0, 0, 0, 0, 0, 0, NAN],
-    "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
-    "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
-    "entropy.share": [0.99, 0.99, 0.99, 0.95, 0.5, 0.5, 0.5, 0.5, NAN],
-    "attention_distance.value": [1, 1, 1, 1, 5, 9, 9, 7, NAN],
-    "attention_distance.uniform": [10, 10, 10, 10, 10, 10, 10, 10, NAN],
-    "attention_distance.whole": [10, 10, 10, 10, 10, 10, 40, 10, NAN],  # a window is a part of the image
+    #                            positional CLS  reg.  rare  object diff local glob win. mixed unkn
+    "position.positional": [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, NAN],
+    "token_kinds.cls": [0.9, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
+    "token_kinds.registers": [NAN, NAN, 0.4, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, NAN],
+    "rarity.value": [0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.19, NAN],
+    "rarity.chance": [0.1] * 11,
+    "object_attention.value": [0.1, 0.1, 0.1, 0.1, 0.75, 0.1, 0.1, 0.1, 0.1, 0.7, NAN],
+    "object_attention.chance": [0.5] * 11,
+    "entropy.share": [0.99, 0.99, 0.99, 0.99, 0.99, 0.95, 0.5, 0.5, 0.5, 0.5, NAN],
+    "attention_distance.value": [1, 1, 1, 1, 1, 1, 5, 9, 9, 7, NAN],
+    "attention_distance.uniform": [10] * 10 + [NAN],
+    "attention_distance.whole": [10] * 8 + [40, 10, NAN],  # a window is a part of the image
 }
 
 
+def test_a_head_has_every_function_whose_rule_holds_and_one_label_at_most():
+    """By hand: the first head is at one offset, on the class token, diffuse and local."""
+    found = functions(COLUMNS, 11)
+    assert found[0] == ("positional", "CLS", "diffuse", "local")
+    assert found[3] == ("rare", "diffuse", "local") and found[4] == ("object", "diffuse", "local")
+    assert found[7:] == [("global",), ("window",), ("mixed",), ("unknown",)]
+    assert labels(COLUMNS, 11) == [names[0] for names in found]
+
+
 def test_the_first_rule_that_holds_gives_the_label():
-    assert tuple(labels(COLUMNS, 9)) == LABELS
+    assert tuple(labels(COLUMNS, 11)) == LABELS
     without = {key: value for key, value in COLUMNS.items() if not key.startswith("position")}
-    assert labels(without, 9)[0] == "CLS"
+    assert labels(without, 11)[0] == "CLS"
     assert labels({}, 3) == ["unknown"] * 3
     assert labels({"token_kinds.cls": [0.3, 0.29]}, 2) == ["CLS", "mixed"]
     assert labels({"attention_distance.value": [1.0], "attention_distance.uniform": [0.0]}, 1) == ["unknown"]
 
 
 def test_survivors_are_counted_by_every_division():
-    rows = survivors("a", [True, False, True], {"stage": ["0", "0", "1"], "label": ["local", "CLS", "local"]})
+    stages, labels = [("0",), ("0",), ("1",)], [("local", "rare"), ("CLS",), ("local",)]
+    rows = survivors("a", [True, False, True], {"stage": stages, "label": labels})
     assert [(r.by, r.group, r.kept, r.of, r.heads) for r in rows] == [
-        ("stage", "0", 1, 2, 2), ("stage", "1", 1, 1, 2), ("label", "local", 2, 2, 2), ("label", "CLS", 0, 1, 2),
-    ]  # fmt: skip
+        *(("stage", "0", 1, 2, 2), ("stage", "1", 1, 1, 2)),
+        *(("label", "local", 2, 2, 2), ("label", "rare", 1, 1, 2), ("label", "CLS", 0, 1, 2)),
+    ]
 
 
 def make_run(folder: Path, weight: float, kept: list[int], accuracy: float) -> None:
@@ -134,6 +149,18 @@ def test_labels_come_from_the_tables_of_a_probed_run(swept, tmp_path):
     assert found["0", "local"] == "2" and found["1", "global"] == "0" and found["0", "mixed"] == "0"
     with pytest.raises(UserError, match="none of the tables"):
         sweep.probe_columns(swept / "0", gates)
+
+
+def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path):
+    probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
+    for table, values in (("rarity", [0.3, 0.1, 0.1, 0.1]), ("object_attention", [0.1, 0.1, 0.2, 0.1])):
+        rows = [[head, "s", value, 0.1] for head, value in enumerate(values)]
+        write_csv(probe / "tables" / f"{table}.csv", Table(["head", "site", "value", "chance"], rows))
+    sweep.write(swept, probe)
+    found = [row for row in runs.rows(swept / "tables" / "survivors.csv") if row["by"] == "label" and row["run"] == "0"]
+    counted = {row["group"]: (row["kept"], row["of"]) for row in found}
+    assert counted == {"rare": ("1", "1"), "local": ("2", "2"), "object": ("1", "1"), "global": ("1", "1"),
+                       "mixed": ("0", "1")}  # fmt: skip
 
 
 @pytest.mark.parametrize(("images", "whole"), [("the same", 0.75), ("others", None)])

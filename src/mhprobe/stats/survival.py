@@ -1,11 +1,13 @@
 """Functions of the heads that a pruning keeps, as they were in the whole model.
 
 Voita et al., 2019, Figure 8, where heads are positional, syntactic or for rare words. Here for images, from tables of
-measures on the whole model; the first rule that holds gives the label:
+measures on the whole model. A head has every function whose rule holds; where it may have one only, it is the first:
 
     positional   the argmax key is at one fixed offset in 90 % of all queries           position.positional = 1
     CLS          at least 30 % of the patches' attention goes to the class token        token_kinds.cls >= 0.3
     registers    ... to the registers                                                   token_kinds.registers >= 0.3
+    rare         the argmax key is the image's rarest patch twice as often as chance    rarity.value, .chance
+    object       it is on an object 1.5 times as often as chance                        object_attention.value, .chance
     diffuse      entropy is at least 95 % of that of even attention                     entropy.share >= 0.95
     local        attention distance is at most half of that of even attention           attention_distance.value
     global       it is at least 90 % of that of even attention over the whole image     the same, and .whole
@@ -20,64 +22,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 Column = Sequence[float]  # (A,), NaN where nothing is known
 USED = (
     *("position.positional", "token_kinds.cls", "token_kinds.registers", "entropy.share"),
+    *("rarity.value", "rarity.chance", "object_attention.value", "object_attention.chance"),
     *("attention_distance.value", "attention_distance.uniform", "attention_distance.whole"),
 )
 
 
 # where the rules cut; see the file's head
-THRESHOLDS = {"prefix": 0.3, "diffuse": 0.95, "local": 0.5, "global": 0.9}
+THRESHOLDS = {"prefix": 0.3, "rare": 2.0, "object": 1.5, "diffuse": 0.95, "local": 0.5, "global": 0.9}
 
 
 def labels(columns: Mapping[str, Column], num_heads: int) -> list[str]:
-    """(A,) a label per head. columns: ``<table>.<column>`` of whatever tables there are; others are not looked at."""
+    """(A,) a label per head, the first of its ``functions``. columns: as there."""
+    return [names[0] for names in functions(columns, num_heads)]
+
+
+def functions(columns: Mapping[str, Column], num_heads: int) -> list[tuple[str, ...]]:
+    """(A,) names of the rules that hold for each head, in the order of LABELS; "mixed" or "unknown" where none does.
+
+    columns: ``<table>.<column>`` of whatever tables there are; others are not looked at.
+    """
     rules = holds(columns, num_heads)
     known = _known(columns, num_heads)
     return [
-        next((name for name, holds in rules.items() if holds[head]), "mixed" if known[head] else "unknown")
+        tuple(name for name, of_heads in rules.items() if of_heads[head])
+        or (("mixed",) if known[head] else ("unknown",))
         for head in range(num_heads)
     ]
 
 
-def holds(columns: Mapping[str, Column], num_heads: int) -> dict[str, list[bool]]:
-    """By rule, for each head whether it holds; a head may have several. columns: as of ``labels``."""
+def holds(
+    columns: Mapping[str, Column], num_heads: int, thresholds: Mapping[str, float] = MappingProxyType(THRESHOLDS)
+) -> dict[str, list[bool]]:
+    """By rule, for each head whether it holds; a head may have several. columns: as of ``functions``."""
     nothing = [math.nan] * num_heads
 
     def column(name: str) -> Column:
         return columns.get(name, nothing)
 
-    nearness = _nearness(columns, num_heads, "uniform")
+    nearness, of_image = (_ratio(columns, "attention_distance", to, num_heads) for to in ("uniform", "whole"))
+    rare, on_object = (_ratio(columns, table, "chance", num_heads) for table in ("rarity", "object_attention"))
     # comparisons with NaN are False: a rule without its table never holds
-    return {
+    found = {
         "positional": [value >= 1 for value in column("position.positional")],
-        "CLS": [value >= THRESHOLDS["prefix"] for value in column("token_kinds.cls")],
-        "registers": [value >= THRESHOLDS["prefix"] for value in column("token_kinds.registers")],
-        "diffuse": [value >= THRESHOLDS["diffuse"] for value in column("entropy.share")],
-        "local": [value <= THRESHOLDS["local"] for value in nearness],
-        "global": [value >= THRESHOLDS["global"] for value in _nearness(columns, num_heads, "whole")],
-        "window": [value >= THRESHOLDS["global"] for value in nearness],
+        "CLS": [value >= thresholds["prefix"] for value in column("token_kinds.cls")],
+        "registers": [value >= thresholds["prefix"] for value in column("token_kinds.registers")],
+        "rare": [value >= thresholds["rare"] for value in rare],
+        "object": [value >= thresholds["object"] for value in on_object],
+        "diffuse": [value >= thresholds["diffuse"] for value in column("entropy.share")],
+        "local": [value <= thresholds["local"] for value in nearness],
+        "global": [value >= thresholds["global"] for value in of_image],
     }
+    # without windows the two would be the same
+    found["window"] = [
+        value >= thresholds["global"] and not whole for value, whole in zip(nearness, found["global"], strict=True)
+    ]
+    return found
 
 
 def _known(columns: Mapping[str, Column], num_heads: int) -> list[bool]:
     """True if any table says something about the head."""
-    there = [columns[name] for name in USED if name in columns and not name.startswith("attention_distance")]
-    there += [_nearness(columns, num_heads, reference) for reference in ("uniform", "whole")]
-    return [any(not math.isnan(values[head]) for values in there) for head in range(num_heads)]
+    parts = [name.split(".") for name in USED]
+    references = [(table, to) for table, to in parts if to in ("uniform", "whole", "chance")]
+    compared = {table for table, _ in references}
+    alone = [
+        columns[f"{table}.{name}"] for table, name in parts if table not in compared and f"{table}.{name}" in columns
+    ]
+    ratios = [_ratio(columns, table, to, num_heads) for table, to in references]
+    return [any(not math.isnan(values[head]) for values in (*alone, *ratios)) for head in range(num_heads)]
 
 
-def _nearness(columns: Mapping[str, Column], num_heads: int, reference: str) -> list[float]:
-    """(A,) the attention distance as a share of that of even attention, in the window or over the whole image."""
+def _ratio(columns: Mapping[str, Column], table: str, to: str, num_heads: int) -> list[float]:
+    """(A,) a table's ``value`` as a multiple of its column ``to``; NaN where either is missing."""
     nothing = [math.nan] * num_heads
-    own, even = (columns.get(f"attention_distance.{name}", nothing) for name in ("value", reference))
-    return [d / e if e else math.nan for d, e in zip(own, even, strict=True)]
+    values, reference = (columns.get(f"{table}.{name}", nothing) for name in ("value", to))
+    return [value / other if other else math.nan for value, other in zip(values, reference, strict=True)]
 
 
-LABELS = ("positional", "CLS", "registers", "diffuse", "local", "global", "window", "mixed", "unknown")
+LABELS = (
+    *("positional", "CLS", "registers", "rare", "object", "diffuse", "local", "global", "window"),
+    *("mixed", "unknown"),
+)
 
 
 class Survivors(NamedTuple):
@@ -91,11 +121,14 @@ class Survivors(NamedTuple):
     of: int
 
 
-def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[str]]) -> list[Survivors]:
-    """Per division ("stage", "block", "label": (A,) names) and group in it, how many heads ``kept`` (A,) leaves."""
+def survivors(run: str, kept: Sequence[bool], groups: Mapping[str, Sequence[tuple[str, ...]]]) -> list[Survivors]:
+    """Per division ("stage", "block", "label") and group in it, how many heads ``kept`` (A,) leaves.
+
+    groups: by division (A,) the groups of each head, of which it may have several.
+    """
     rows = []
     for by, names in groups.items():
-        for group in dict.fromkeys(names):
-            of = [on for on, name in zip(kept, names, strict=True) if name == group]
+        for group in dict.fromkeys(name for of_head in names for name in of_head):
+            of = [on for on, of_head in zip(kept, names, strict=True) if group in of_head]
             rows.append(Survivors(run, sum(kept), by, group, sum(of), len(of)))
     return rows

@@ -4,7 +4,8 @@ FOLDER is where ``mhprobe.train -m ... gates.penalty.weight=0.01,0.03,0.1`` wrot
 metrics.json, tables/gates.csv and config. Writes FOLDER/tables/sweep.csv and FOLDER/figures/sweep.png: accuracy against
 heads kept. Writes tables/survivors.csv and figures/survivors.png too: which heads survive, by stage and block, and on a
 Swin by plain or shifted windows. With RUN also by what they do; RUN is a probed run of the whole model with the
-measures that ``survival`` takes (position, token_kinds, entropy, attention_distance). No torch, no training: seconds.
+measures that ``survival`` takes (position, token_kinds, entropy, attention_distance, rarity, and object_attention where
+images have masks). No torch, no training: seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mhprobe.io import outcomes
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.io.typed import typed
 from mhprobe.report.tables import Table, from_rows
-from mhprobe.stats.survival import USED, Survivors, labels, survivors
+from mhprobe.stats.survival import USED, Survivors, functions, survivors
 
 METRICS = ("gates/kept", "gates/heads", "gates/binary_accuracy", "test/accuracy", "gates/binary_loss", "test/loss")
 
@@ -121,13 +122,13 @@ def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivo
     """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps."""
     gates = _same_heads(runs)
     groups = {
-        "stage": [f"stage {stage}" for stage in gates[0].stages],
-        "block": [f"block {block}" for block in gates[0].blocks],
+        "stage": [(f"stage {stage}",) for stage in gates[0].stages],
+        "block": [(f"block {block}",) for block in gates[0].blocks],
     }
     if gates[0].windows:
-        groups["windows"] = gates[0].windows
+        groups["windows"] = [(kind,) for kind in gates[0].windows]
     if probe is not None:
-        groups["label"] = labels(probe_columns(probe, gates[0]), gates[0].num_heads)
+        groups["label"] = functions(probe_columns(probe, gates[0]), gates[0].num_heads)
     return [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
 
 

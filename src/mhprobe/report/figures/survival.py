@@ -10,14 +10,14 @@ from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas,
 from mhprobe.stats.survival import LABELS, Survivors
 
 # a function has its colour in every figure
-LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#999999", "#DDDDDD"), strict=True))
+LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True))
 
 ONE_COLUMN = 14  # lines of a legend
 
 CAPTION = (
     "Which heads pruning keeps, by stage, block or function: the share of each group's heads that is left, by the "
     "number of heads kept. A pruning that took heads at random would keep the same share of every group: the dotted "
-    "line. Points on each other are moved apart sideways."
+    "line. A head with several functions is in several groups. Points on each other are moved apart sideways."
 )
 
 
@@ -26,6 +26,7 @@ def draw(rows: Sequence[Survivors]) -> Figure:
 
     Runs that keep equally many heads are points of their own; the line is through their mean.
     """
+    heads = _all_heads(rows)
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
     wide, tall, left, bottom, top = 2.3, 2.3, 0.55, 0.5, 0.3
@@ -37,18 +38,23 @@ def draw(rows: Sequence[Survivors]) -> Figure:
             row, column = divmod(number, across)
             up = (down - 1 - row) * (bottom + tall + top) + bottom
             axes = place(figure, left + column * (wide + gap), up, wide, tall)
-            _lines(axes, [row for row in rows if row.by == by], by)
+            _lines(axes, [row for row in rows if row.by == by], by, heads)
     return figure
 
 
-def _lines(axes: Axes, rows: Sequence[Survivors], by: str) -> None:
+def _all_heads(rows: Sequence[Survivors]) -> int:
+    """The heads of the model: those of a division that has each of them once, as all but functions do."""
+    once = next((row.by for row in rows if row.by != "label"), None)
+    return sum({row.group: row.of for row in rows if row.by == once}.values())
+
+
+def _lines(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:
     from matplotlib import colormaps
 
     groups = list(dict.fromkeys(row.group for row in rows))
     if by == "label":
         groups = [label for label in LABELS if label in groups]
     size = {row.group: row.of for row in rows}
-    heads = sum(size.values())
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     for number, group in enumerate(groups):
         # groups that have an order get shades that have one, up to a yellow that can still be seen

@@ -1,8 +1,8 @@
 """Fourier images of feature maps before and after each block's attention.
 
-After Park & Kim, 2022, arXiv 2202.06709, and Byun & Kim, Figure 6. The map is of one image, the mean over channels; the
-Fourier image is ln |2-D transform|, per image and channel, averaged over images and channels AFTER the logarithm, with
-frequency 0 in the middle.
+After Park & Kim, 2022, arXiv 2202.06709, and Byun & Kim, Figure 6. The map is of one image, which is shown beside it,
+the mean over channels; the Fourier image is ln |2-D transform|, per image and channel, averaged over both AFTER the
+logarithm, with frequency 0 in the middle.
 
 Shapes: B images, h x w patches, C channels, L blocks.
 """
@@ -33,7 +33,7 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     sites = list({site.block: site for site in layout.sites}.values())
     sums = [torch.zeros(2, *site.token_grid, dtype=torch.float64, device=model.device) for site in sites]
     seen = torch.zeros((), dtype=torch.long, device=model.device)
-    shown: list[Tensor] | None = None
+    shown: tuple[int, list[Tensor]] | None = None
     for batch, heads in recorded(model, material.walk(images)(), {"stream"}):
         streams = heads.need("stream", "fft_images")
         around = [(streams[site.block].before, streams[site.block].middle) for site in sites]
@@ -44,7 +44,8 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
         for total, pair in zip(sums, maps, strict=True):
             total += log_amplitude(pair).mean(2).sum(1)
         seen += batch.valid.sum()
-        shown = shown or [pair[:, 0].mean(1).cpu() for pair in maps if pair.shape[1]]
+        if shown is None and batch.valid.any():
+            shown = int(batch.index[batch.valid][0]), [pair[:, 0].mean(1).cpu() for pair in maps]
     count = int(ranks.sum(seen))
     means = [(ranks.sum(total) / count).cpu() for total in sums]
     shown = ranks.from_rank_zero(lambda: shown)
@@ -54,7 +55,9 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
         for site, mean in zip(sites, means, strict=True)
         for number, place in enumerate(("before", "after"))
     ]
-    drawn = figure.draw([site.block for site in sites], shown, means)
+    position, feature_maps = shown
+    picture = material.data.stored("test", [position]).images[0].float() / 255
+    drawn = figure.draw([site.block for site in sites], feature_maps, means, picture)
     of = counted(count)._replace(words=f"maps of {counted(1)}, spectra: {counted(count)}")
     return {"fourier": Result(from_rows(rows), drawn, of=of)}
 

@@ -1,8 +1,7 @@
 """Functions of heads, several for a head where they apply (after Voita et al. 2019, section 5).
 
-The rules of stats/survival.py, and two more. "rare": the head's argmax key is the rarest patch at least ``rare`` times
-as often as chance makes it. "object", where images have masks of objects: it is on an object ``on_object`` times as
-often.
+The rules of stats/survival.py. Those for rare patches and for objects cut where the figure says; "object" needs images
+with masks of objects.
 
 Shapes: A heads of all sites.
 """
@@ -18,7 +17,9 @@ from mhprobe.stats.survival import THRESHOLDS, holds
 from mhprobe.studies.panels.material import Material
 
 
-def functions(material: Material, rare: float = 2.0, on_object: float = 1.5) -> dict[str, Result]:
+def functions(
+    material: Material, rare: float = THRESHOLDS["rare"], on_object: float = THRESHOLDS["object"]
+) -> dict[str, Result]:
     """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads.
 
     rare, on_object: from how many times chance a head attends to rare patches, to the object.
@@ -30,16 +31,11 @@ def functions(material: Material, rare: float = 2.0, on_object: float = 1.5) -> 
         for column, values in of.items()
         if values.shape == (layout.num_heads,)
     }
-    found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads).items()}
-    found["window"] &= ~found["global"]  # without windows the two are the same
-    if "rarity" in material.columns:
-        of = material.columns["rarity"]
-        found["rare"] = of["value"] >= rare * of["chance"]
-    cuts = {**THRESHOLDS, "rare": rare}
-    if "object_attention" in material.columns:
-        of = material.columns["object_attention"]
-        found["object"] = of["value"] >= on_object * of["chance"]
-        cuts["object"] = on_object
+    cuts = {**THRESHOLDS, "rare": rare, "object": on_object}
+    found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads, cuts).items()}
+    for name, measure in (("rare", "rarity"), ("object", "object_attention")):
+        if measure not in material.columns:
+            del found[name], cuts[name]
     numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
     return {"functions": Result(table, figure.draw(layout, found, rules(rare, on_object)))}

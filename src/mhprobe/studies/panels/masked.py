@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe.masking.random import Random
 from mhprobe.masking.trace import Curve, first
+from mhprobe.masking.units import make_units
 from mhprobe.report import tables
 from mhprobe.report.figures import groups_of_pairs
 from mhprobe.report.figures import masked_at_each_step as drawing
@@ -20,10 +22,17 @@ from mhprobe.stats.significance import holm
 from mhprobe.studies.panels.material import Material
 
 
-def masked_at_each_step(material: Material) -> dict[str, Result]:
-    """A small grid of heads per step and curve; of a random curve its first repeat."""
+def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str, Result]:
+    """A small grid of heads per step and curve, and of heads drawn at random.
+
+    heads_per_step: k; so many random heads of each layer go at a step, as in the first of the ``random`` curves, which
+    need not be scored for this.
+    """
     masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
-    return {"masked": Result(figure=drawing.draw(material.layout, masks))}
+    order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
+    (drawn,) = order.paths(make_units("head", material.layout), material.layout)
+    name = f"{heads_per_step} random\nof each layer"
+    return {"masked": Result(figure=drawing.draw(material.layout, {**masks, name: drawn.masks()}))}
 
 
 def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:

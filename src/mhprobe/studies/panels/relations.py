@@ -78,7 +78,7 @@ def summary(values: Tensor) -> dict[str, float]:
 def _scores(material: Material, split: str, images: int, centres: Tensor) -> Scores:
     """Over the images of a split, the same on every rank."""
     layout, centres = material.layout, centres.to(material.model.device)
-    most = max((2 * _extent(s)[0] - 1) * (2 * _extent(s)[1] - 1) for s in layout.sites)
+    most = max((2 * extent(s)[0] - 1) * (2 * extent(s)[1] - 1) for s in layout.sites)
     parts: list[Scores] = []
     for batch, heads in recorded(material.model, material.walk(images, split)(), {"attn"}):
         shape = (len(batch.images), len(layout.sites), most, len(RELATIONS))
@@ -100,14 +100,16 @@ def _scores(material: Material, split: str, images: int, centres: Tensor) -> Sco
     return Scores(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
 
 
-def answers(piece: Piece, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Per relation the shares (b, H) of each head, (b, O) of each offset, (b,) of an even draw.
 
-    right: (b, R, T, T) of ``right_keys``. Queries without a right key in their window ask nothing.
+    right: (b, R, T, T) of ``right_keys``. candidates: (T, T) bool, keys that may be answered; None for all but the
+    query itself. Queries without a right key among those in their window ask nothing.
     """
-    places = piece.places
+    places, token = piece.places, tokens_of(piece)
     others = places.patch_pairs & ~torch.eye(places.patch_pairs.shape[-1], dtype=torch.bool, device=right.device)
-    token = (places.token - piece.site.prefix_tokens).clamp(min=0)
+    if candidates is not None:
+        others = others & candidates[token[:, :, None], token[:, None, :]]
     best_bWQH = piece.attn.masked_fill(~others[None, :, None], -1).argmax(-1).transpose(2, 3)
     offset_WQK, count = _offsets(piece.site, places.cell)
     offset_WQK = offset_WQK * others  # which may not be asked can be further apart
@@ -123,8 +125,13 @@ def answers(piece: Piece, right: Tensor) -> Iterator[tuple[Tensor, Tensor, Tenso
         yield hit_bH, hit_bO / asked_b[:, None], even_b
 
 
+def tokens_of(piece: Piece) -> Tensor:
+    """(W, K) the patch at each place of a window, 0 where there is none."""
+    return (piece.places.token - piece.site.prefix_tokens).clamp(min=0)
+
+
 @functools.lru_cache(maxsize=256)
-def _extent(site: HeadSite) -> tuple[int, int]:
+def extent(site: HeadSite) -> tuple[int, int]:
     """Rows and columns of what a query can see: its window, or the grid. A padded window that wraps around is wider."""
     places = places_of(site, torch.device("cpu"))
     apart = (places.cell[:, :, None] - places.cell[:, None, :]) * places.patch_pairs[..., None]
@@ -134,14 +141,14 @@ def _extent(site: HeadSite) -> tuple[int, int]:
 
 def _offsets(site: HeadSite, cell_WK2: Tensor) -> tuple[Tensor, int]:
     """(W, Q, K) the number of the offset from query to key, and how many there are."""
-    height, width = _extent(site)
+    height, width = extent(site)
     down, right = (cell_WK2[:, None] - cell_WK2[:, :, None]).unbind(-1)
     return (down + height - 1) * (2 * width - 1) + right + width - 1, (2 * height - 1) * (2 * width - 1)
 
 
 def offset_words(offset: int, site: HeadSite) -> str:
     """The number of an offset -> "1 up, 2 left"."""
-    height, width = _extent(site)
+    height, width = extent(site)
     down, right = offset // (2 * width - 1) - height + 1, offset % (2 * width - 1) - width + 1
     ways = (abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")
     return ", ".join(f"{steps} {way}" for steps, way in ways if steps) or "itself"
