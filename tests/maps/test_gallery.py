@@ -7,15 +7,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import mhprobe
 import runs
 from drawn import assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.maps.attention import Attention
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.gallery import gallery, opened
 from mhprobe.maps.gradient_rollout import GradientRollout
+from mhprobe.maps.rollout import Rollout
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
+from models import tiny_vit
 
 FEW = ("faithfulness.steps=2", "faithfulness.random_orders=1")
 
@@ -100,6 +104,33 @@ def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(
     texts = [text.get_text() for axes in results["maps"].figure.axes for text in axes.texts]
     assert texts and not [text for text in texts if "del" in text]
     assert not found["even"]["even"].scored and judged(2).scored
+
+
+def test_named_heads_stand_side_by_side_for_all_images():
+    model = tiny_vit(img_size=16)
+    mhprobe.attach(model)
+    data = Stored()
+    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
+    kinds = {"attention": Attention(heads=["1/2", "0/0"])}
+    results, _ = gallery(model, data, [0, 1], kinds, score=False)
+    assert list(results) == ["maps"]  # no figure of its own for every image
+    titles = [axes.get_title() for axes in results["maps"].figure.axes if axes.get_title()]
+    assert titles == ["block 1 head 2", "block 0 head 0"]
+    assert [row[-1] for row in results["maps"].table.rows] == ["block 1 head 2"] * 2 + ["block 0 head 0"] * 2
+    assert_nothing_is_clipped(results["maps"].figure)
+    asked = ("maps=[attention]", "maps.attention.heads=[5/11,0/3]")  # as it is typed
+    assert runs.checked("maps", *asked)["maps"]["attention"]["heads"] == ["5/11", "0/3"]
+
+
+def test_two_kinds_whose_maps_have_one_name_are_two_columns():
+    model = tiny_vit(img_size=16)
+    mhprobe.attach(model)
+    data = Stored()
+    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
+    kinds = {"rollout": Rollout(), "rollout_max": Rollout(fusion="max"), "gradient_rollout": GradientRollout()}
+    figure = gallery(model, data, [0], kinds, score=False)[0]["maps"].figure
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["rollout", "rollout max", "gradient rollout"]
 
 
 def test_the_command_takes_no_judgement_for_an_answer():

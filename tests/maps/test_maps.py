@@ -313,6 +313,26 @@ def test_a_query_that_is_not_there_is_refused(prepared):
         assert AttentionPatch(query="register")(gated, images)
 
 
+def test_heads_are_named_by_block_and_head_in_the_order_asked_for(prepared):
+    _, gated, images = prepared
+    layout = mhprobe.attach(gated).layout
+    first, last = layout.sites[0], layout.sites[-1]
+    if sum(site.block == last.block for site in layout.sites) > 1:
+        last_name, calls = f"{last.name}/1", f"{last.name} head 1"
+    else:
+        last_name, calls = f"{last.block}/1", f"block {last.block} head 1"
+    for kind in (Attention, AttentionPatch):
+        asked = kind(heads=[last_name, f"{first.name}/0"])
+        maps = asked(gated, images)
+        everything = kind(blocks=range(1 + last.block))(gated, images)
+        assert next(iter(maps)) == calls and len(maps) == 2 and not asked.per_head and kind().per_head
+        for name, values in maps.items():
+            torch.testing.assert_close(values, everything[name], **EXACT)
+    for wrong in ("99/0", f"{last.name}/99", "0", f"{last.name}/-1", f"{last.name}/x"):
+        with pytest.raises(UserError, match=r"attention: heads: expected <block>/<head> .* got"):
+            Attention(heads=[wrong])(gated, images)
+
+
 KINDS = sorted((Path(__file__).parents[2] / "conf" / "maps").glob("*.yaml"))
 
 

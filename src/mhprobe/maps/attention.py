@@ -13,33 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, reads_class_token
+from mhprobe.maps.base import MapKind, as_grid, chosen_heads, head_name, layout_of, reads_class_token
 from mhprobe.recording.record import record
 
 
 class Attention(MapKind):
     """Maps "block <b> head <h>" of attention weights received, on the block's own token grid.
 
-    blocks: which; -1 is the last.
+    blocks: which; -1 is the last. heads: only these, by name ("5/11" is head 11 of block 5), side by side for all
+    images; then ``blocks`` is not looked at. UserError for a block or a head that is not there.
     """
 
-    per_head = True
-
-    def __init__(self, blocks: Sequence[int] = (-1,)) -> None:
-        self.blocks = list(blocks)
+    def __init__(self, blocks: Sequence[int] = (-1,), heads: Sequence[str] | None = None) -> None:
+        self.blocks, self.heads = list(blocks), heads
+        self.per_head = heads is None
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
-        chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention")]
+        chosen = chosen_heads(layout, self.blocks, self.heads, "attention")
         attn = record(model, images, needs={"attn"}).need("attn", "attention")
-        maps: dict[str, Tensor] = {}
-        for number in chosen:
-            site = layout.sites[number]
-            seen_BHhw = as_grid(received(attn[number], site), site)
-            several = sum(other.block == site.block for other in layout.sites) > 1
-            name = site.name if several else f"block {site.block}"
-            maps |= {f"{name} head {h}": seen_BHhw[:, h] for h in range(site.num_heads)}
-        return maps
+        seen = {
+            number: as_grid(received(attn[number], layout.sites[number]), layout.sites[number]) for number, _ in chosen
+        }
+        return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
 
 
 def received(attn: Tensor, site: HeadSite) -> Tensor:

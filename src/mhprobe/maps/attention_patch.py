@@ -13,35 +13,36 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of
+from mhprobe.maps.base import MapKind, as_grid, chosen_heads, head_name, layout_of
 from mhprobe.recording.record import record
 
 
 class AttentionPatch(MapKind):
     """Maps "block <b> head <h>" of one query's attention weights, on the block's own token grid.
 
-    blocks: which; -1 is the last. query: "center" (the patch in the middle), (row, column) of the grid, "class" or
-    "register" (the first). UserError where the model has no such token.
+    blocks, heads: as in ``Attention``. query: "center" (the patch in the middle), (row, column) of the grid, "class" or
+    "register" (the first). UserError where the model has no such token, block or head.
     """
 
-    per_head = True
-
-    def __init__(self, blocks: Sequence[int] = (-1,), query: str | Sequence[int] = "center") -> None:
-        self.blocks, self.query = list(blocks), query
+    def __init__(
+        self,
+        blocks: Sequence[int] = (-1,),
+        query: str | Sequence[int] = "center",
+        heads: Sequence[str] | None = None,
+    ) -> None:
+        self.blocks, self.query, self.heads = list(blocks), query, heads
+        self.per_head = heads is None
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
-        chosen = [number for block in self.blocks for number in choose_block(block, layout, "attention_patch")]
-        tokens = [token_of(self.query, layout.sites[number]) for number in chosen]
+        chosen = chosen_heads(layout, self.blocks, self.heads, "attention_patch")
+        tokens = {number: token_of(self.query, layout.sites[number]) for number, _ in chosen}
         attn = record(model, images, needs={"attn"}).need("attn", "attention_patch")
-        maps: dict[str, Tensor] = {}
-        for number, token in zip(chosen, tokens, strict=True):
-            site = layout.sites[number]
-            seen_BHhw = as_grid(of_query(attn[number], site, token), site)
-            several = sum(other.block == site.block for other in layout.sites) > 1
-            name = site.name if several else f"block {site.block}"
-            maps |= {f"{name} head {h}": seen_BHhw[:, h] for h in range(site.num_heads)}
-        return maps
+        seen = {
+            number: as_grid(of_query(attn[number], layout.sites[number], token), layout.sites[number])
+            for number, token in tokens.items()
+        }
+        return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
 
 
 def token_of(query: str | Sequence[int], site: HeadSite) -> int:

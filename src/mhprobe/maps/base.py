@@ -9,7 +9,8 @@ h x w token grid.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -22,10 +23,10 @@ from mhprobe.heads import HeadLayout, HeadSite
 class MapKind(ABC):
     """A kind of map.
 
-    per_head: True for a map of every head (drawn in a figure of its own), False for one per image.
+    per_head: True for maps of all heads of a block, a figure per image; False for few maps, columns of one figure.
     """
 
-    per_head: ClassVar[bool] = False
+    per_head: bool = False
 
     @abstractmethod
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
@@ -54,6 +55,38 @@ def choose_block(block: int, layout: HeadLayout, kind: str) -> list[int]:
     if not -count <= block < count:
         raise UserError(f"{kind}: the model has blocks 0 to {count - 1} (or -1 for the last), got {block}.")
     return [number for number, site in enumerate(layout.sites) if site.block == block % count]
+
+
+def chosen_heads(
+    layout: HeadLayout, blocks: Sequence[int], heads: Sequence[str] | None, kind: str
+) -> list[tuple[int, int]]:
+    """(site number, head) of all heads of the blocks, or of the heads that are named, in the order of their names.
+
+    heads: "5/11" is head 11 of block 5, "blocks.5.attn/11" names the attention module, for blocks that have several.
+    UserError for a block, a module or a head that is not there.
+    """
+    if heads is None:
+        sites = [number for block in blocks for number in choose_block(block, layout, kind)]
+        return [(number, head) for number in sites for head in range(layout.sites[number].num_heads)]
+    return [_head(str(name), layout, kind) for name in heads]
+
+
+def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
+    where, _, head = name.rpartition("/")
+    there = [number for number, site in enumerate(layout.sites) if where in (site.name, str(site.block))]
+    if len(there) != 1 or not head.isdigit() or int(head) >= layout.sites[there[0]].num_heads:
+        raise UserError(
+            f"{kind}: heads: expected <block>/<head> or <attention module>/<head>, as in {layout.sites[-1].block}/0 or "
+            f"{layout.sites[-1].name}/0, of which the model has one, got {name!r}."
+        )
+    return there[0], int(head)
+
+
+def head_name(layout: HeadLayout, number: int, head: int) -> str:
+    """The name of a head's map: "block 5 head 11", or with the attention module's name where a block has several."""
+    site = layout.sites[number]
+    several = sum(other.block == site.block for other in layout.sites) > 1
+    return f"{site.name if several else f'block {site.block}'} head {head}"
 
 
 def as_grid(tokens: Tensor, site: HeadSite) -> Tensor:

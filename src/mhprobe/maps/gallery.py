@@ -207,5 +207,9 @@ def _explains_label(kind: MapKind) -> bool:
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:
-    """Return the kinds that give one map per image."""
-    return {name: one for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()}
+    """Return the columns of the overview; two kinds whose maps have one name are called by their keys."""
+    columns = [
+        (kind, name, one) for kind, maps in found.items() if not kinds[kind].per_head for name, one in maps.items()
+    ]
+    names = [name for _, name, _ in columns]
+    return {(name if names.count(name) == 1 else kind.replace("_", " ")): one for kind, name, one in columns}
