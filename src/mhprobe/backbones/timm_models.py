@@ -10,9 +10,10 @@ from typing import Any, cast
 from torch import nn
 
 from mhprobe.backbones.conv_stem import conv_stem as stem_of
+from mhprobe.backbones.wide_heads import attention_of_width
 from mhprobe.errors import UserError
 
-SIZES = {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
+SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
 
 
 def build(
@@ -21,6 +22,7 @@ def build(
     num_classes: int = 10,
     fused_attn: bool | None = None,
     conv_stem: Sequence[int] | None = None,
+    attn_head_dim: int | None = None,
     **kwargs: Any,
 ) -> nn.Module:
     """``timm.create_model`` with clear errors.
@@ -28,6 +30,7 @@ def build(
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
     conv_stem: channels of convolutions that take the place of the patch projection (mhprobe.backbones.conv_stem).
+    attn_head_dim: width of a head of a VisionTransformer (mhprobe.backbones.wide_heads); None: embed_dim / num_heads.
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm
@@ -38,9 +41,12 @@ def build(
         raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
-    for key in SIZES & set(kwargs):
-        if type(kwargs[key]) is int and kwargs[key] < 1:
-            raise UserError(f"backbone.{key}: expected at least 1, got {kwargs[key]}.")
+    sizes = {"attn_head_dim": attn_head_dim, **kwargs}
+    for key in SIZES & set(sizes):
+        if type(sizes[key]) is int and sizes[key] < 1:
+            raise UserError(f"backbone.{key}: expected at least 1, got {sizes[key]}.")
+    if attn_head_dim is not None:
+        kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
         with untold():
             model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
@@ -61,6 +67,11 @@ def build(
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
+        if attn_head_dim is not None and "attn_layer" in str(error):
+            raise UserError(
+                f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got "
+                f"{name}. Leave it out."
+            ) from error
         raise UserError(
             f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
         ) from error

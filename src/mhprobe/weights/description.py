@@ -41,10 +41,11 @@ class Input(BaseModel):
 
 
 class Stem(BaseModel):
-    """Settings of a backbone that timm's models do not take, see mhprobe.backbones.conv_stem."""
+    """Settings of a backbone that timm's models do not take: mhprobe.backbones.conv_stem and wide_heads."""
 
     model_config = ConfigDict(strict=True)
     conv_stem: Annotated[list[Size], Field(min_length=1, max_length=16)] | None = None
+    attn_head_dim: Size | None = None
 
 
 class Description(BaseModel):
