@@ -11,9 +11,9 @@ from mhprobe.report.figures.style import Figure, canvas, place
 
 CAPTION = (
     "What each block reads of an image. The attention mask (above) is white where its weight is greatest and black "
-    "where it is least; the numbers are these two weights, as multiples of even attention. The attention map (below) is the "
-    "image seen through the mask. A mask is stretched to its own range, so one that is nearly even (both numbers near "
-    "1) looks as sharp as any."
+    "where it is least; the numbers are these two weights, as multiples of even attention. The attention map (below) "
+    "is the image seen through the mask. A mask is stretched to its own range, so one that is nearly even (both "
+    "numbers near 1) looks as sharp as any."
 )
 
 
@@ -48,7 +48,8 @@ def draw(
                 under.imshow((picture * share).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
                 for axes in (above, under):
                     axes.set_axis_off()
-                under.text(0, -0.05, f"{least:.2f} to {greatest:.2f} × even", transform=under.transAxes, va="top", fontsize=6)
+                words = f"{least:.2f} to {greatest:.2f} of even"
+                under.text(0, -0.05, words, transform=under.transAxes, va="top", fontsize=6)
                 if row == 0:
                     above.set_title(names[number], pad=3)
     return figure
