@@ -67,14 +67,7 @@ def build(
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        if attn_head_dim is not None and "attn_layer" in str(error):
-            raise UserError(
-                f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got "
-                f"{name}. Leave it out."
-            ) from error
-        raise UserError(
-            f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
-        ) from error
+        raise _strange_setting(name, attn_head_dim, error) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
         height, width = to_2tuple(size)
@@ -116,6 +109,16 @@ def registered(name: str) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(_not_there(name, error)) from error
     return {"name": architecture, **(settings or {})}
+
+
+def _strange_setting(name: str, attn_head_dim: int | None, error: BaseException) -> UserError:
+    """The error for a setting that the model does not take, or not with these others."""
+    if attn_head_dim is not None and "attn_layer" in str(error):
+        return UserError(
+            f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got {name}. "
+            f"Leave it out."
+        )
+    return UserError(f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone.")
 
 
 def _instead_of(name: str) -> str:
