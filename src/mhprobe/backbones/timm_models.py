@@ -41,10 +41,7 @@ def build(
         raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
-    sizes = {"attn_head_dim": attn_head_dim, **kwargs}
-    for key in SIZES & set(sizes):
-        if type(sizes[key]) is int and sizes[key] < 1:
-            raise UserError(f"backbone.{key}: expected at least 1, got {sizes[key]}.")
+    _refuse_no_size({"attn_head_dim": attn_head_dim, **kwargs})
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
@@ -111,12 +108,18 @@ def registered(name: str) -> dict[str, Any]:
     return {"name": architecture, **(settings or {})}
 
 
+def _refuse_no_size(settings: dict[str, Any]) -> None:
+    for key in SIZES & set(settings):
+        if type(settings[key]) is int and settings[key] < 1:
+            raise UserError(f"backbone.{key}: expected at least 1, got {settings[key]}.")
+
+
 def _strange_setting(name: str, attn_head_dim: int | None, error: BaseException) -> UserError:
     """The error for a setting that the model does not take, or not with these others."""
     if attn_head_dim is not None and "attn_layer" in str(error):
         return UserError(
-            f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got {name}. "
-            f"Leave it out."
+            f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, "
+            f"got {name}. Leave it out."
         )
     return UserError(f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone.")
 
