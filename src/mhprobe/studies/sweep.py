@@ -121,7 +121,7 @@ def write(
 def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
     """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps."""
     gates = _same_heads(runs)
-    groups = {
+    groups: dict[str, list[tuple[str, ...]]] = {
         "stage": [(f"stage {stage}",) for stage in gates[0].stages],
         "block": [(f"block {block}",) for block in gates[0].blocks],
     }
