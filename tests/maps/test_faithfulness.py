@@ -93,3 +93,9 @@ def test_wrong_options_are_refused_in_one_line():
         faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], baseline="black")
     with pytest.raises(UserError, match="at least one step"):
         faithfulness(OnePatch(), torch.zeros(1, 3, 8, 8), [torch.zeros(1, 2, 2)], steps=0)
+
+
+def test_a_model_that_gives_no_numbers_has_no_faithful_map():
+    images = torch.full((1, 3, 8, 8), torch.nan)
+    with pytest.raises(UserError, match="faithfulness: the output of the model is NaN"):
+        faithfulness(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), images, [torch.zeros(1, 2, 2)])

@@ -15,6 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.masking.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
 from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.score import known_scores
 from models import images_for, labels_for, make_loud, tiny_vit
 
 N = 23
@@ -224,3 +225,43 @@ def test_a_question_is_told_from_every_other():
     for thing in (nameless, lambda layout: None):
         with pytest.raises(ValueError, match="no name of its own"):
             describe(thing)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("pick", [None, torch.tensor([20, 3, 17])])
+def test_an_image_that_gives_no_number_is_named_and_nothing_is_kept(tmp_path, model, images, value, pick):
+    spoilt = images.clone()
+    spoilt[17, 0, 0, 0] = value
+    evaluate = make(model, spoilt, cache=MaskCache(tmp_path, "key"))
+    with pytest.raises(UserError, match="NaN or infinite for 1 of 23 images, the first is image 17"):
+        evaluate(MASKS[:2], pick)
+    assert not list(tmp_path.iterdir())
+    others = torch.tensor([n for n in range(N) if n != 17])
+    assert torch.equal(evaluate(MASKS[:2], others).right, make(model, images)(MASKS[:2], others).right)
+
+
+def test_nan_in_what_a_mask_switches_off_is_no_accuracy_either(images):
+    broken = tiny_vit()
+    with torch.no_grad():
+        broken.blocks[1].attn.qkv.weight[:] = torch.nan
+    mhprobe.attach(broken)
+    with pytest.raises(UserError, match="NaN or infinite for 23 of 23 images"):  # NaN * 0 is NaN
+        make(broken, images)(torch.ones(1, 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", sorted(set(known_scores()) - {"labels"}))
+def test_no_score_compares_with_an_unmasked_model_that_gives_no_number(name):
+    outputs = torch.randn(N, 4)
+    outputs[5, 2] = torch.nan
+    with pytest.raises(UserError, match=r"the unmasked model is NaN or infinite for 1 of 23 images, .* image 5"):
+        known_scores()[name](outputs, LABELS)
+
+
+@pytest.mark.parametrize("name", sorted(known_scores()))
+def test_no_score_takes_nan_for_a_class(name, model, images):
+    with torch.no_grad():
+        own = model(images)
+    spoilt = images.clone()
+    spoilt[5] = torch.nan
+    with pytest.raises(UserError, match="first is image 5"):
+        make(model, spoilt, score=known_scores()[name](own, LABELS))(MASKS[:1])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
 from mhprobe.scoring.tally import Tally, tally
 
 N, C = 23, 4
@@ -118,3 +119,18 @@ def test_the_same_logits_give_the_same_numbers_whoever_asks(logits, labels):
     heads = HeadBatch(z=(), logits=logits.bfloat16(), labels=labels, valid=valid)
     under_masks = outcomes_of(heads, torch.stack([logits.bfloat16()] * 2))
     assert torch.equal(under_masks[1], torch.stack([loss[valid]] * 2))
+
+
+def test_logits_that_are_no_numbers_give_no_accuracy():
+    logits, labels = torch.randn(N, 3), torch.zeros(N, dtype=torch.long)
+    logits[4, 1] = torch.nan  # its argmax would be 1
+    tally = fed(Tally(N), logits, labels, N, list(range(N)))
+    with pytest.raises(UserError, match=rf"NaN or infinite for 1 of {N} images, the first is image 4"):
+        tally.compute()
+
+
+def test_padding_that_is_no_number_is_left_aside():
+    part = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([True, False]))
+    tally = Tally(1)
+    tally.update(part, torch.tensor([[2.0, 1.0], [torch.nan, 0.0]]))
+    assert tally.compute()["accuracy"] == 1

@@ -158,12 +158,21 @@ class ImageData(L.LightningDataModule):
 
     @torch.no_grad()  # and not inference mode: some models put biases by, which are asked for slopes later
     def label_by(self, model: torch.nn.Module, class_names: Sequence[str], device: torch.device | str = "cpu") -> None:
-        """Give every image the class to which ``model``, in eval mode on ``device``, gives the largest logit."""
+        """Give every image the class to which ``model``, in eval mode on ``device``, gives the largest logit.
+
+        UserError where a logit is NaN or infinite: of NaN class 0 would be the largest.
+        """
         self._classes, splits = tuple(class_names), {}
         for split, images in self.splits.items():
             found = np.zeros(len(images), dtype=np.int64)
             for batch in self.batches(split, device):
-                found[batch.index.cpu().numpy()] = model(batch.images).argmax(1).cpu().numpy()
+                logits = model(batch.images)
+                if not bool(logits.isfinite().all()):
+                    raise UserError(
+                        f"data: the network gives NaN or infinite logits to images of {split}, so it cannot say their "
+                        f"classes. Check its weights and the precision."
+                    )
+                found[batch.index.cpu().numpy()] = logits.argmax(1).cpu().numpy()
             splits[split] = Images(images.cached, images.positions, found)
         self.splits = splits
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting, usable
 
 Baseline = Literal["mean", "blur"]
@@ -52,14 +52,17 @@ def faithfulness(
     baseline: what stands where patches are deleted: the image's mean colour, or the image blurred until patches are
     gone. steps: how many equal shares patches go in. features: whether they, and no logits, come out of the model.
     Maps of one size share their random orders. Forward passes per image: 2 (steps + 1) for each map, and random_orders
-    times as many for each size. UserError for an unknown baseline, and for no steps or no random orders.
+    times as many for each size. UserError for an unknown baseline, for no steps or no random orders, and for outputs
+    that are no numbers.
     """
     one_of("faithfulness", "baseline", baseline, Baseline)
     if steps < 1 or random_orders < 1:
         raise UserError(f"faithfulness: expected at least one step and one random order, got {steps}, {random_orders}.")
     with inspecting(model, gradients=False):
         images = usable(images)
-        watched = _watched(model, logits_of(model(images)), features)
+        whole = logits_of(model(images))
+        refuse_broken(broken(whole), "faithfulness: the output of the model")
+        watched = _watched(model, whole, features)
 
         def areas(order: Tensor) -> tuple[Tensor, Tensor]:
             without = mean_colour(images) if baseline == "mean" else blurred(images, order.shape[-2:])

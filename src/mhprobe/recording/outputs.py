@@ -30,6 +30,22 @@ def logits_of(output: Any) -> Tensor:
     return found.mean(1) if found.dim() == 3 else found
 
 
+def broken(outputs: Tensor) -> Tensor:
+    """(B,) bool: images with a NaN or an infinity in one of their (..., B, C) outputs."""
+    bad_MB = ~outputs.isfinite().all(-1)
+    return bad_MB.reshape(-1, bad_MB.shape[-1]).any(0)
+
+
+def refuse_broken(broken_N: Tensor, what: str) -> None:
+    """UserError if there are such images: the largest of their outputs is class 0, or none. what: gives the outputs."""
+    if bool(broken_N.any()):
+        raise UserError(
+            f"{what} is NaN or infinite for {int(broken_N.sum())} of {len(broken_N)} images, the first is image "
+            f"{int(broken_N.int().argmax())}: no score could be given. Check the weights, the precision and the "
+            f"normalisation of the images."
+        )
+
+
 def _found(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output

@@ -28,6 +28,7 @@ from mhprobe.measures.slopes import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
 from mhprobe.scoring.labels import Labels
@@ -104,6 +105,7 @@ class _Evaluator(Evaluate):
         right_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.uint8, device=device)
         losses_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.float64, device=device)
         seen_n = torch.zeros(len(chosen), dtype=torch.long, device=device)
+        broken_n = torch.zeros_like(seen_n)
         place = torch.full((self.images,), -1, device=device)
         place[chosen.to(device)] = torch.arange(len(chosen), device=device)
 
@@ -115,12 +117,15 @@ class _Evaluator(Evaluate):
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
-                right_MB, losses_Mn[:, at] = self.score(replay(batch.images[wanted]), batch.index[wanted], labels)
+                outputs = replay(batch.images[wanted])
+                right_MB, losses_Mn[:, at] = self.score(outputs, batch.index[wanted], labels)
+                broken_n[at] = broken(outputs).long()
                 right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))
-        for part in (right_Mn, losses_Mn, seen_n):
+        for part in (right_Mn, losses_Mn, seen_n, broken_n):
             ranks.sum(part)
+        self._refuse_broken(broken_n > 0, chosen)
         if not bool((seen_n == 1).all()):
             raise RuntimeError(
                 f"evaluation saw {int((seen_n > 0).sum())} of {len(chosen)} images, {int((seen_n > 1).sum())} of them "
@@ -129,6 +134,12 @@ class _Evaluator(Evaluate):
         self.computed += len(masks) * len(chosen)
         self.saved += (len(masks) - forwards(self.gates.layout, gate_values(self.gates, masks))) * len(chosen)
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
+
+    def _refuse_broken(self, broken_n: Tensor, chosen: Tensor) -> None:
+        """UserError on every rank alike, once all images were seen. chosen: (n,) their positions in the split."""
+        broken_N = torch.zeros(self.images, dtype=torch.bool)
+        broken_N[chosen.cpu()] = broken_n.cpu()
+        refuse_broken(broken_N, "evaluation: the output of the masked model")
 
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         self.spent += 2 * self.images

@@ -22,7 +22,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Scored
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
 
 
@@ -30,6 +30,7 @@ class Score(abc.ABC):
     """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
 
     outputs: (N, C) of the unmasked model, in the order of the split. labels: (N,), for scores that need them.
+    UserError for outputs that are NaN or infinite.
 
     scored: what its numbers are called. unmasked: whether it compares with the unmasked model. labelled: whether it
     needs labels. of_features: whether it makes sense of features, which are no logits.
@@ -43,6 +44,7 @@ class Score(abc.ABC):
     def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.labels = labels
         if outputs is not None:
+            refuse_broken(broken(outputs), "the output of the unmasked model")
             self.outputs = outputs.double()
             self.own = self.outputs.argmax(1)
 

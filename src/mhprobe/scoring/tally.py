@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from mhprobe.data.batch import Batch
 from mhprobe.measures.base import all_reduce
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.score import Score
 
@@ -32,6 +32,7 @@ class Tally(Metric):
     right: Tensor  # (N,) how often each image was counted as right: its largest logit is the label's
     loss: Tensor  # () float64 sum of cross-entropy over valid images
     seen: Tensor  # (N,) how often each image of the split was counted
+    broken: Tensor  # (N,) how often its outputs were NaN or infinite
 
     def __init__(self, num_images: int, check_images: bool = True, score: Score | None = None, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
@@ -39,6 +40,7 @@ class Tally(Metric):
         self.add_state("right", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("broken", torch.zeros(num_images, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, batch: Batch, logits: Tensor) -> None:
         """Count one batch's (B, C) logits."""
@@ -47,15 +49,20 @@ class Tally(Metric):
         self.right.index_add_(0, index, right[0].long())
         self.loss += loss.sum()
         self.seen.index_add_(0, index, torch.ones_like(index))
+        self.broken.index_add_(0, index, broken(logits[batch.valid]).long())
 
     def compute(self) -> dict[str, Tensor]:
-        """``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``; ``right``, (N,)."""
+        """``accuracy`` in [0, 1], larger is better; ``loss`` in mean nats; ``correct``; ``images``; ``right``, (N,).
+
+        UserError where outputs were NaN or infinite.
+        """
         if self.check_images and not bool((self.seen == 1).all()):
             missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
             raise RuntimeError(
                 f"evaluation saw {len(self.seen) - missed} of {len(self.seen)} images, {repeated} of them more than "
                 f"once: the numbers would be wrong. The sampler does not cover the split exactly."
             )
+        refuse_broken(self.broken > 0, "evaluation: the output of the model")
         images, correct = self.seen.sum(), self.right.sum()
         return {
             "accuracy": correct.double() / images,

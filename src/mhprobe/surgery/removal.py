@@ -26,6 +26,7 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.outputs import broken, refuse_broken
 
 ProjBias = Literal["keep", "drop"]
 
@@ -151,11 +152,13 @@ def largest_difference(one: nn.Module, other: nn.Module, images: Iterable[Tensor
     """(largest |difference| of two models' logits over batches of images, largest |logit| of the first).
 
     In whole float32, whatever precision of products the program has chosen: TF32 rounds a thousand times as coarsely.
+    UserError for logits that are NaN or infinite.
     """
     difference, size = 0.0, 0.0
     with torch.inference_mode(), _whole_float32():
         for batch in images:
             left, right = one(batch), other(batch)
+            refuse_broken(broken(torch.stack([left, right])), "largest_difference: the output of a model")
             difference = max(difference, (left - right).abs().max().item())
             size = max(size, left.abs().max().item())
     return difference, size
