@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features
 from mhprobe.data.batch import Batch
 from mhprobe.data.photos import PhotoLoader
 from mhprobe.data.shapes import Split, images_and_labels
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Evaluate
@@ -30,6 +30,7 @@ from mhprobe.masking.curve import CurveSpec, order_named
 from mhprobe.masking.curve import masking_curve as trace_curve
 from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.hashing import image_numbers
 from mhprobe.recording.checks import sized
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import fills_of, label_of
@@ -71,8 +72,11 @@ def measure(
     batch: makes (images, labels or None) of what the loader yields, where that is of another form.
 
     One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
-    Raises UserError for what is no measure, two of one name, batches of another form, or no image at all.
+    Raises UserError for what is no measure or no loader, two of one name, batches of another form, or no image at all.
     """
+    _refuse_no_loader("measure: loader", loader)
+    if select_loader is not None:
+        _refuse_no_loader("measure: select_loader", select_loader)
     layout = attach(model).layout
     built = [_built(item, layout) for item in _listed(measures)]
     names = [item.name for item in built]
@@ -85,6 +89,8 @@ def measure(
             f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
             f"give a DataLoader, a list, or a select_loader."
         )
+    if target is not None:
+        one_of("measure", "target", target, Of)
     selection = loader if select_loader is None else select_loader
     of = target or _target(model, loader, batch)
     walked = [selection, loader] if choosing else [loader]
@@ -161,8 +167,9 @@ def masking_curve(
     fill: what stands in a masked head's place, found on the images that choose (see ``mhprobe.recording.fills``).
 
     The loaders are walked once per step or more, so they must be walkable again (a DataLoader, a list; not a generator)
-    and give the same images in the same order each time (no shuffling).
-    Raises UserError for an iterator, a loader that shuffles, a loader without images, an unknown order, unit or target.
+    and give the same images in the same order each time (no shuffling, no random augmentation).
+    Raises UserError for an iterator, a loader that shuffles or augments, a loader without images, an unknown order,
+    unit or target, and for an argument of another type.
 
     >>> import timm
     >>> size = dict(img_size=16, patch_size=8, embed_dim=12, depth=2, num_heads=3, num_classes=2)
@@ -173,17 +180,43 @@ def masking_curve(
     >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
     ([0, 3, 6], 1.0)
     """
+    _refuse_no_loader("masking_curve: loader", loader)
+    if select_loader is not None:
+        _refuse_no_loader("masking_curve: select_loader", select_loader)
+    spec = _spec(units, order, order_options, exclude_layers, min_heads_per_layer, rescale, target, fill)
+    whole_number("masking_curve: steps", steps, none="all units")
     layout = attach(model).layout
+    spec.check(layout)
     walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
     instead = find_fill(model, fill, walks[-1].again)
     score_on = [each.evaluator(model, rescale=rescale, fill=instead) for each in walks]
-    limits = exclude_layers, min_heads_per_layer, rescale, target, fill
-    spec = CurveSpec(f"{units}_{order}", units, order_named(order, **order_options), *limits)
     first = next(_batches(loader, next(model.parameters()).device, batch))
     left = costs(head_shares(model, layout, first.images, set(target or ())))
     splits = ("test", "test") if select_loader is None else ("validation", "test")
     curves = trace_curve(layout, spec, score_on[-1], score_on[0], splits=splits, steps=steps, costs=left)
     return CurveRows(curve_rows(curves), curves, layout)
+
+
+def _spec(
+    units: Any, order: Any, order_options: Mapping[str, Any], exclude_layers: Any, least: Any, rescale: Any,
+    target: Any, fill: Any,
+) -> CurveSpec:  # fmt: skip
+    """The description of one curve; UserError for an argument of another type than it says."""
+    for name, value in (("units", units), ("order", order)):
+        if not isinstance(value, str):
+            raise UserError(f"masking_curve: {name}: expected a name, got {quoted(value)}.")
+    one_of("masking_curve", "fill", fill, FillName)
+    one_of("masking_curve", "rescale", rescale, Literal[True, False])
+    whole_number("masking_curve: min_heads_per_layer", least)
+    if isinstance(exclude_layers, str) or not isinstance(exclude_layers, Iterable):
+        raise UserError(f"masking_curve: exclude_layers: expected a list of layers, got {quoted(exclude_layers)}.")
+    if target is not None and not isinstance(target, Mapping):
+        raise UserError(f"masking_curve: target: expected e.g. {{'heads': 12}}, got {quoted(target)}.")
+    try:
+        chosen = order_named(order, **order_options)
+    except TypeError as error:  # an option that the order has not, or of another type than it can compare
+        raise UserError(f"masking_curve: order={order}: {error}.") from error
+    return CurveSpec(f"{units}_{order}", units, chosen, list(exclude_layers), least, rescale, target, fill)
 
 
 def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Module:
@@ -200,6 +233,10 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
     from mhprobe.weights.foreign import model_from
     from mhprobe.weights.hub import found
 
+    if not isinstance(path, str | Path):
+        raise UserError(f"load: path: expected a file, a folder or hf-hub:owner/name, got {quoted(path)}.")
+    if name is not None and not isinstance(name, str):
+        raise UserError(f"load: name: expected a name of timm's, got {quoted(name)}.")
     if name is not None:
         return model_from(path, name, **settings)
     if settings:
@@ -230,6 +267,11 @@ class _Walked(NamedTuple):
         return evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
 
 
+def _refuse_no_loader(where: str, loader: Any) -> None:
+    if isinstance(loader, str | Tensor | Mapping) or not isinstance(loader, Iterable):
+        raise UserError(f"{where}: expected a DataLoader or a list of batches, got {quoted(loader)}.")
+
+
 def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split) -> _Walked:
     if iter(loader) is loader:
         raise UserError("masking_curve: the loader is walked many times, got an iterator; give a DataLoader or a list.")
@@ -238,6 +280,10 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
     compared = features or asked not in (None, "labels")
     labels, outputs, marks = _first_walk(model, loader, device, split, compared)
     score = score_for(asked, "masking_curve: score", labels is not None, features)(outputs, labels)
+    changed = (
+        "masking_curve: the loader gave other images or labels than before, or in another order, expected the same in "
+        "every walk; give one with shuffle=False and without random augmentation."
+    )
     own = torch.zeros(len(marks), dtype=torch.long, device=device) if labels is None else labels
 
     def again() -> Iterator[Batch]:
@@ -248,11 +294,10 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
             done += len(these)
             # masks are compared image by image, over several walks: another image would count as a mask's doing
             if not torch.equal(these, marks[place]):
-                raise UserError(
-                    "masking_curve: the loader gave its images in another order than before, expected the same in "
-                    "every walk; give one with shuffle=False."
-                )
+                raise UserError(changed)
             yield batch._replace(labels=own[batch.index])
+        if done < len(marks):
+            raise UserError(changed)
 
     return _Walked(again, len(marks), score, "norm" if features else "loss")
 
@@ -260,7 +305,7 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
 def _first_walk(
     model: nn.Module, loader: Iterable[Any], device: torch.device, split: Split, compared: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """(N,) labels if there are any, (N, C) what the model gives if that is compared, (N,) what tells images apart."""
+    """(N,) labels if there are any, (N, C) what the model gives if that is compared, (N, 2) what tells images apart."""
     labels, outputs, marks = [], [], []
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
@@ -280,7 +325,10 @@ def _first_walk(
 
 
 def _marks(batch: Batch) -> Tensor:
-    return batch.images[batch.valid].double().flatten(1).sum(1) if batch.labels is None else batch.labels[batch.valid]
+    """(n, 2) int64 of the valid images: a digest of the pixels, and the label where there is one."""
+    numbers = image_numbers(batch.images[batch.valid])
+    labels = torch.zeros_like(numbers) if batch.labels is None else batch.labels[batch.valid].long()
+    return torch.stack([numbers, labels], 1)
 
 
 def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
@@ -343,6 +391,8 @@ def _batch(item: Any, first: int, split: Split) -> Batch:
     if not isinstance(item, Batch):
         images, labels = split(item)
         item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))  # type: ignore[arg-type]
+    if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
+        raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")
     index = first + torch.cumsum(item.valid.cpu(), 0) - 1
     return item._replace(index=index.clamp(min=0), targets=None)
 

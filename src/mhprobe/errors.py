@@ -18,8 +18,20 @@ class UserError(ValueError):
 
 def one_of(where: str, option: str, got: object, known: Any) -> None:
     """UserError unless an option's value is one of those that its type, a ``Literal``, names."""
-    if got not in get_args(known):
-        raise UserError(f"{where}: {option} is one of {', '.join(get_args(known))}, got {got!r}.")
+    if not any(type(got) is type(each) and got == each for each in get_args(known)):
+        raise UserError(f"{where}: {option} is one of {', '.join(map(str, get_args(known)))}, got {quoted(got)}.")
+
+
+def whole_number(where: str, got: object, least: int = 0, most: int | None = None, none: str = "") -> None:
+    """UserError unless an option's value is a whole number of at least ``least``; True and 1.0 are none.
+
+    none: what None stands for, where it is a value, too.
+    """
+    fits = type(got) is int and got >= least and (most is None or got <= most)
+    if not fits and not (got is None and none):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        other = f", or None for {none}" if none else ""
+        raise UserError(f"{where}: expected a whole number {limits}{other}, got {quoted(got)}.")
 
 
 def short(text: str, most: int) -> str:

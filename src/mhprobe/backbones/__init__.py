@@ -52,6 +52,15 @@ def _below(family: type[Any]) -> Iterator[type[Family]]:
         yield from _below(other)
 
 
+def refuse_no_model(where: str, model: object) -> None:
+    """UserError for what is no network. where: the function that was called with it."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"{where}: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
+            f"{str(model)[:60]!r}."
+        )
+
+
 def family_of(model: nn.Module) -> type[Family]:
     """The family a model belongs to. A model outside the supported ones is refused by name."""
     if (family := _claiming(model)) is not None:
@@ -188,11 +197,7 @@ def attach(
     >>> attach(model) is gates
     True
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(
-            f"attach: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
-            f"{str(model)[:60]!r}."
-        )
+    refuse_no_model("attach", model)
     gates = find_gates(model)
     if gates is not None and make is None:
         gates.values.requires_grad_(learnable)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,10 @@ from mhprobe.data.draws import fold
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
 from mhprobe.data.split import evenly, stratified
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 
 SPLITS = ("train", "val", "test")
+FEW_WORKERS = 8  # that any machine can start
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,12 @@ class ImageData(L.LightningDataModule):
             ("num_workers", num_workers, 0),
             *((f"limit_{split}", limit, 1) for split, limit in self.limits.items() if limit is not None),
         ]:
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"data.{name}: expected a whole number of at least {least}, got {value!r}.")
+            whole_number(f"data.{name}", value, least)
+        if num_workers > (most := max(FEW_WORKERS, 2 * (os.cpu_count() or 1))):
+            raise UserError(
+                f"data.num_workers: expected at most {most}, two for each of this machine's processors, got "
+                f"{num_workers}; each is a process with a copy of torch. 0 is usually the fastest."
+            )
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
             raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction!r}.")
         if not isinstance(calibration_fraction, int | float) or not 0 <= calibration_fraction < 1:
@@ -265,6 +271,8 @@ class ImageData(L.LightningDataModule):
         images: positions in the split; or a number, for so many at most, evenly from all of it: a split that is in
         the order of its classes begins with images of one; or None for all.
         """
+        if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
+            raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
         positions = np.array(evenly(images, len(self.splits[split]))) if isinstance(images, int) else images
         chosen = positions.numpy() if isinstance(positions, torch.Tensor) else positions
         # no workers: starting them for every walk costs more than the gathers they would hide

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates.fill import Fill, Filling
 from mhprobe.heads import HeadLayout
 from mhprobe.stats.lowest import lowest
@@ -183,10 +183,11 @@ class HeadGates(nn.Module):
 
         Raises UserError for another shape, and for bool: in a mask True means off, here 1 would mean on.
         """
-        if values.shape != (self.layout.num_heads,) or values.dtype == torch.bool:
+        given = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,)
+        if not given or values.dtype == torch.bool:
             raise UserError(
-                f"gates.fixed: expected {self.layout.num_heads} numbers, one that multiplies each head, got "
-                f"{values.dtype} of shape {tuple(values.shape)}. A mask (True: off) goes to gates.masked."
+                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, one that multiplies each head, got "
+                f"{quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         with self._holding(values):
             yield

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.io.options import fits
 from mhprobe.masking.base import Units
 from mhprobe.masking.limits import ROUNDING, Cost, Limits, Target
 
@@ -32,7 +33,7 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
         raise UserError(f"masking target: expected one of {', '.join(known)} with its value, got {dict(setting)}.")
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
-    if not 0 <= value <= most:
+    if not fits(value, float) or not 0 <= value <= most:
         raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {value}.")
     return Target(unit, float(value), known[unit])
 

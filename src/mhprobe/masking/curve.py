@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 import mhprobe.masking
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import FillName, HeadLayout
+from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Evaluate, Order, Units
 from mhprobe.masking.constraints import check_reached, constrain, target_of
 from mhprobe.masking.limits import Cost, Limits
@@ -59,10 +60,14 @@ class CurveSpec:
 
 
 def order_named(name: str, **options: Any) -> Order:
-    """``keep_best`` -> the ``KeepBest`` of masking/keep_best.py: an order is found by the name of its file."""
+    """``keep_best`` -> the ``KeepBest`` of masking/keep_best.py: an order is found by the name of its file.
+
+    UserError for an order that there is not, and for an option of another type.
+    """
     orders = known_orders()
     if name not in orders:
         raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {name!r}.")
+    refuse_misfits(orders[name], options, f"masking order {name}")
     return orders[name](**options)
 
 
@@ -97,8 +102,7 @@ def masking_curve(
     costs: what masks leave of "flops" and "latency", as shares; for targets in these units.
     """
     for name, value in (("steps", steps), ("step", step)):
-        if value is not None and value < 0:
-            raise UserError(f"masking.{name}: expected a whole number from 0, or null for all, got {value}.")
+        whole_number(f"masking.{name}", value, none="all")
     units = spec.limited_units(layout, costs or {})
     length = spec.order.length(units, layout)
     length = length if steps is None else min(steps, length)

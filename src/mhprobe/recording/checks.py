@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, input_spec
+from mhprobe.backbones import backbone_of, input_spec, refuse_no_model
 from mhprobe.errors import UserError
 
 _REPLICATED = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_model(model: nn.Module) -> None:
-    """UserError for a model that runs as copies of itself, or whose weights no graph can go through."""
+    """UserError for no model, one that runs as copies of itself, or one whose weights no graph can go through."""
+    refuse_no_model("record", model)
     if isinstance(model, _REPLICATED):
         raise UserError(
             f"record: {type(model).__name__} runs copies of the model, whose heads nobody sees; pass model.module."

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 
 from mhprobe.errors import UserError, short
+from mhprobe.io.options import refuse_misfits
+from mhprobe.run.constructors import OURS
 from mhprobe.run.moved import TARGETS
 
 # what constructors say to a key or value they don't know, where they do not look at it themselves
@@ -20,6 +22,7 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
     """hydra's instantiate. where: the part's key, for the error's line. None, for what may be left out, stays None."""
     if part is not None:
         refuse_plain(part, where)
+        refuse_types(part, where)
     try:
         return instantiate(part, _convert_="all", **extra)  # plain lists: timm does not take OmegaConf's
     except InstantiationException as error:
@@ -44,6 +47,22 @@ def refuse_plain(part: Any, where: str) -> None:
         raise UserError(
             f"{where}: expected a part with a _target_, as the options of conf/ are, got {short(str(part), 300)}."
         )
+
+
+def refuse_types(part: Any, where: str) -> None:
+    """UserError for an option of another type than the constructor of a part, or of a part in it, names."""
+    if not isinstance(part, Mapping):
+        return
+    for key, value in part.items():
+        refuse_types(value, f"{where}.{key}")
+    if not str(part.get("_target_")).startswith(OURS):
+        return
+    try:
+        make = get_object(part["_target_"])
+    except Exception:  # instantiate says what is wrong with it
+        return
+    inner = {key: value for key, value in part.items() if not (isinstance(value, Mapping) and "_target_" in value)}
+    refuse_misfits(make, inner, where)
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:

@@ -5,11 +5,12 @@ Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
@@ -20,6 +21,25 @@ from mhprobe.run.sections import settings
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """``true`` would be taken for 1."""
+        if _holds_bool(value) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+            raise PydanticCustomError("bool", "Input should be a number or a word, not true or false")
+        return value
+
+
+def _holds_bool(value: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, bool) or any(map(_holds_bool, inner))
+
+
+def _takes_bool(hint: Any) -> bool:
+    """Whether a bool, or anything, may be in a field of this type, or in a section of its own."""
+    section = isinstance(hint, type) and issubclass(hint, BaseModel)
+    return hint in (bool, Any) or section or any(map(_takes_bool, get_args(hint)))
 
 
 class Optim(_Section):
@@ -169,7 +189,7 @@ class Prune(_Section):
     speed_rounds: Annotated[int, Field(ge=1)]
 
 
-class TrainerSettings(BaseModel):
+class TrainerSettings(_Section):
     """The keys mhprobe reads; the rest goes to lightning.Trainer, which checks it."""
 
     model_config = ConfigDict(extra="allow")
@@ -233,6 +253,7 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     except InterpolationKeyError as error:
         reason = str(error.msg).splitlines()[0].rstrip(".")
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
+    _refuse_no_numbers(plain)
     try:
         checked = Config.model_validate(plain)
     except ValidationError as error:
@@ -250,6 +271,15 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     if checked.backbone.get("num_classes") == 0:
         refuse_without_classifier(command)
     return {**checked.model_dump(include=set(plain)), "command": command}
+
+
+def _refuse_no_numbers(value: Any, key: str = "") -> None:
+    """UserError for nan and inf, in any option: no limit stops the first, and no result follows from either."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}: expected a finite number, got {value}.")
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in inner:
+        _refuse_no_numbers(part, f"{key}.{name}" if key else str(name))
 
 
 WITH_FEATURES = ("fetch", "maps", "mask", "probe", "prune")  # commands that need no classifier

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of, layout_of, slice_sites
+from mhprobe.backbones import backbone_of, family_of, layout_of, refuse_no_model, slice_sites
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
@@ -66,6 +66,7 @@ def prune_heads(
     True
     """
     one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
+    refuse_no_model("prune_heads", model)
     refuse_unprunable(model)
     layout = layout_of(model)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)

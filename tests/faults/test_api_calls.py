@@ -1,0 +1,187 @@
+"""Calls from a notebook with one argument of any kind: an answer, or one line that says what was expected.
+
+FUZZ=2000 python -m pytest tests/faults/test_api_calls.py: so many of each instead of a few.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_by_structure import fuzzed, one_line, plain
+
+import mhprobe
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.measures import GateImportance
+from models import images_for, labels_for, tiny_vit
+
+COUNT = 6
+
+
+@functools.cache
+def model() -> torch.nn.Module:
+    whole = tiny_vit()
+    mhprobe.attach(whole)
+    return whole
+
+
+@functools.cache
+def images() -> torch.Tensor:
+    return images_for(model(), COUNT)
+
+
+def loader() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(images()[part], labels_for(COUNT)[part]) for part in (slice(4), slice(4, COUNT))]
+
+
+# function -> the arguments of a call that is right, and short
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "measure": (
+        mhprobe.measure,
+        {"model": model, "loader": loader, "measures": lambda: [GateImportance], "show_progress": False,
+         "select_loader": None, "target": None},
+    ),
+    "masking_curve": (
+        mhprobe.masking_curve,
+        {"model": model, "loader": loader, "units": "head", "order": "keep_best", "select_loader": None, "steps": 1,
+         "exclude_layers": (), "min_heads_per_layer": 0, "rescale": False, "target": None, "score": None,
+         "fill": "zero"},
+    ),
+    "masking_curve by_score": (
+        functools.partial(mhprobe.masking_curve, order="by_score", units="head", steps=1),
+        {"model": model, "loader": loader, "measure": lambda: GateImportance, "column": "value", "first": "lowest",
+         "rescore_every": None},
+    ),
+    "masking_curve random": (
+        functools.partial(mhprobe.masking_curve, order="random", units="head", steps=1),
+        {"model": model, "loader": loader, "repeats": 2, "seed": 0},
+    ),
+    "masking_curve beam": (
+        functools.partial(mhprobe.masking_curve, order="beam", units="head", steps=1),
+        {"model": model, "loader": loader, "width": 2},
+    ),
+    "masking_curve interactions": (
+        functools.partial(mhprobe.masking_curve, order="interactions", units="head", steps=1),
+        {"model": model, "loader": loader, "among": 2},
+    ),
+    "prune_heads": (mhprobe.prune_heads, {"model": model, "mask": lambda: [0, 4], "proj_bias": "keep", "fold": None}),
+    "masked": (lambda mask: gates_of(model()).masked(mask).__enter__(), {"mask": lambda: [0, 4]}),
+    "fixed": (lambda values: gates_of(model()).fixed(values).__enter__(), {"values": lambda: torch.ones(6)}),
+    "attention": (
+        mhprobe.attention,
+        {"model": model, "images": images, "head": lambda: [0, 4], "query": "mean"},
+    ),
+    "record": (
+        mhprobe.record,
+        {"model": model, "images": images, "labels": lambda: labels_for(COUNT), "needs": lambda: {"grad"}},
+    ),
+    "load": (mhprobe.load, {"path": "nowhere.safetensors", "name": None}),
+    "attach": (mhprobe.attach, {"model": model}),
+}  # fmt: skip
+
+SIX = [0, 0, 0, 0, 0, 1]
+values = (
+    plain
+    | st.sampled_from([math.nan, math.inf, True, 1.5, "", (), {}, set(), object(), b"x", 10**30, -1, "keep_best"])
+    | st.sampled_from([torch.tensor(SIX), np.array(SIX), torch.tensor(SIX).bool(), torch.zeros(0), torch.zeros(3, 3)])
+    | st.sampled_from([iter([]), [None], [[]], [torch.zeros(2)], lambda: None, GateImportance, torch.nn.Linear(1, 1)])
+    | st.dictionaries(st.sampled_from(["heads", "flops", "latency", "legs"]), st.floats() | st.booleans(), max_size=2)
+    | st.lists(st.integers(-1, 7) | st.booleans() | st.floats(), max_size=7)
+)
+
+
+@st.composite
+def calls(draw) -> tuple[str, str, Any]:
+    """The call, the argument, and what is given for it."""
+    name = draw(st.sampled_from(sorted(CALLS)))
+    return name, draw(st.sampled_from(sorted(CALLS[name][1]))), draw(values)
+
+
+def answer(name: str, /, **instead: Any) -> Any:
+    function, arguments = CALLS[name]
+    made = {key: value() if callable(value) else value for key, value in arguments.items()}
+    return function(**{**made, **instead})
+
+
+@pytest.fixture(autouse=True)
+def gates_as_they_were():
+    before = gates_of(model()).values.clone()
+    yield
+    with torch.no_grad():
+        gates_of(model()).values.copy_(before)
+
+
+@fuzzed
+@given(call=calls())
+@example(call=("masking_curve", "steps", 1.5))  # each was once a traceback, or an answer to another question
+@example(call=("masking_curve", "steps", True))
+@example(call=("masking_curve", "min_heads_per_layer", 0.5))
+@example(call=("masking_curve", "loader", None))
+@example(call=("masking_curve", "exclude_layers", 1))
+@example(call=("masking_curve", "target", {"heads": math.nan}))
+@example(call=("masking_curve", "target", {"flops": math.nan}))
+@example(call=("masking_curve", "order", 3))
+@example(call=("masking_curve", "rescale", "no"))
+@example(call=("masking_curve random", "repeats", 1.5))
+@example(call=("masking_curve beam", "width", True))
+@example(call=("masking_curve interactions", "among", math.inf))
+@example(call=("masking_curve by_score", "rescore_every", 1.5))
+@example(call=("measure", "loader", None))
+@example(call=("measure", "select_loader", 3))
+@example(call=("measure", "target", "accuracy"))
+@example(call=("measure", "model", None))
+@example(call=("load", "path", 3))
+@example(call=("load", "name", 3))
+@example(call=("prune_heads", "mask", torch.tensor(SIX)))
+@example(call=("prune_heads", "mask", [1, 1]))
+@example(call=("prune_heads", "model", "vit"))
+@example(call=("masked", "mask", torch.tensor(SIX)))
+@example(call=("fixed", "values", torch.ones(6, dtype=torch.bool)))
+@example(call=("attention", "head", torch.tensor(SIX)))
+@example(call=("attention", "head", [1.7]))
+@example(call=("attach", "model", None))
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning")
+def test_any_argument_is_taken_or_answered_in_a_line(call):
+    name, argument, value = call
+    try:
+        answer(name, **{argument: value})
+    except UserError as error:
+        assert one_line(error)
+
+
+REFUSED = [
+    ("masking_curve", "steps", 1.5, "steps: expected a whole number"),
+    ("masking_curve", "steps", True, "steps: expected a whole number"),
+    ("masking_curve", "min_heads_per_layer", True, "min_heads_per_layer: expected a whole number"),
+    ("masking_curve", "loader", None, "loader: expected a DataLoader"),
+    ("masking_curve", "target", {"flops": math.nan}, "target"),
+    ("masking_curve", "target", {"heads": True}, "target"),
+    ("masking_curve random", "repeats", True, "repeats"),
+    ("masking_curve beam", "width", True, "width"),
+    ("masking_curve interactions", "among", True, "among"),
+    ("masking_curve by_score", "rescore_every", True, "rescore_every"),
+    ("measure", "loader", None, "loader: expected a DataLoader"),
+    ("measure", "target", "accuracy", "target"),
+    ("load", "path", 3, "path: expected a file"),
+    ("attention", "head", torch.tensor(SIX).bool(), "attention: head"),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "value", "words"), REFUSED)
+def test_what_would_be_taken_for_something_else_is_refused(name, argument, value, words):
+    with pytest.raises(UserError, match=words):
+        answer(name, **{argument: value})
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"load"}))
+def test_what_is_right_is_taken(name):
+    """Negative control of the above."""
+    answer(name)
