@@ -150,6 +150,49 @@ def test_a_loader_that_shuffles_is_refused_where_images_are_compared_over_severa
     assert rows == mhprobe.masking_curve(model, batches(images, labels, 16), steps=1)
 
 
+def test_a_loader_that_changes_its_images_is_refused_though_labels_and_order_stay():
+    model = tiny_vit()
+    images, labels = images_for(model, 12), labels_for(12)
+
+    class Changing:
+        def __init__(self, change):
+            self.walks, self.change = 0, change
+
+        def __iter__(self):
+            self.walks += 1
+            yield (images if self.walks == 1 else self.change(images)), labels
+
+    for change in (lambda x: x.flip(-1), lambda x: x + 1e-3, lambda x: x[:, [1, 0, 2]]):  # the first keeps every sum
+        for options in ({}, {"score": "top1"}, {"select_loader": [(images, labels)]}):
+            with pytest.raises(mhprobe.UserError, match=r"other images .*without random augmentation"):
+                mhprobe.masking_curve(model, Changing(change), steps=1, **options)
+    assert mhprobe.masking_curve(model, Changing(lambda x: x.clone()), steps=1)
+
+
+def test_a_loader_that_gives_fewer_images_later_is_refused():
+    model = tiny_vit()
+    batch = (images_for(model, 4), labels_for(4))
+
+    class Ending:
+        walks = 0
+
+        def __iter__(self):
+            self.walks += 1
+            yield batch
+            if self.walks == 1:
+                yield batch
+
+    with pytest.raises(mhprobe.UserError, match="expected the same in every walk"):
+        mhprobe.masking_curve(model, Ending(), steps=1)
+
+
+def test_valid_marks_that_are_numbers_are_refused():
+    model = tiny_vit()
+    batch = Batch(images_for(model, 4), labels_for(4), torch.arange(4), torch.tensor([1, 1, 1, 0]))
+    with pytest.raises(mhprobe.UserError, match=r"Batch\.valid: expected bool"):
+        mhprobe.measure(model, [batch], [mhprobe.measures.GateImportance])
+
+
 def test_what_cannot_be_answered_is_said_in_a_line():
     model = tiny_vit()
     loader = batches(images_for(model, 4), labels_for(4), 2)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
+from mhprobe.io.streams import outlive_readers
 
 
 def main() -> int:
@@ -47,4 +48,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

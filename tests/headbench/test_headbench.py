@@ -12,6 +12,7 @@ import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.backbones.blank import Blank
 from mhprobe.errors import UserError
+from mhprobe.headbench import __main__ as command
 from mhprobe.headbench import bench as bench_module
 from mhprobe.headbench import world
 from mhprobe.headbench.bench import Row, bench
@@ -201,6 +202,17 @@ def test_plants_are_found_by_their_files_and_name_plants_and_signs_that_there_ar
         assert set(plant.like) <= set(plants) and plant.question.endswith("?")
         assert set(plant.signs.values()) <= {1, -1}
         assert {detector.partition(".")[0] for detector in plant.signs} <= set(entries(None))
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["--seeds", "0"], "headbench: --seeds: expected a whole number of at least 1, got 0."),
+    (["--images", "-1"], "headbench: --images: expected a whole number of at least 2, got -1."),
+    (["--families", "vit", "resnet"], "headbench: --families: expected some of vit, swin, got resnet."),
+])  # fmt: skip
+def test_a_bench_of_nothing_is_refused_in_a_line(words, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["headbench", "--out", str(tmp_path / "out"), *words])
+    assert command.main() == 2
+    assert capsys.readouterr().err == f"mhprobe: {line}\n" and not list(tmp_path.iterdir())
 
 
 def test_unknown_measures_and_classes_are_refused():

@@ -118,6 +118,11 @@ def test_other_settings_can_be_summed_over(sweep):
     assert (group["group"], group["runs"]) == ("all runs", 6)
 
 
+def test_a_setting_that_no_run_has_is_not_summed_over(sweep):
+    with pytest.raises(UserError, match=r"compare: over: no run has a setting sed; did you mean seed\?"):
+        several([sweep], over=["sed"])
+
+
 def test_curves_have_the_mean_over_seeds(sweep):
     found = rows(several([sweep])["curves"])
     one = next(

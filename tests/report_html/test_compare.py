@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
+from mhprobe.report import __main__ as command
 from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
 from mhprobe.report.report import Report
@@ -21,6 +22,13 @@ def test_the_interval_of_a_difference_is_newcombes():
     """His example (1998, table II): 56 of 70 against 48 of 80 by method 10 is 0.0524 to 0.3339."""
     a, b = ((k / n, *(x.item() for x in wilson(torch.tensor(k), torch.tensor(n)))) for k, n in ((48, 80), (56, 70)))
     assert difference(a, b) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+
+
+def test_the_page_of_one_run_has_its_place(a_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["report", str(a_run), "--out", str(tmp_path / "other.html")])
+    assert command.main() == 2
+    assert "--out is of several runs; the page of one is written into it" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.html"))
 
 
 def test_heads_that_changed_are_found(a_run, other_run, tmp_path):

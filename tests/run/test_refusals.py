@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import pytest
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.run import builders, launch
+from mhprobe.io.options import refuse_misfits
+from mhprobe.run import builders, cli, launch
+from mhprobe.run.construct import construct
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
     "trainer.precision=16-true": "trainer.precision",
     "trainer.precision=64-true": "trainer.precision",
+    "trainer.precision=bf16-true": "trainer.precision.*bf16-mixed",
+    # what is no number, in sections and in parts alike
+    "optim.warmup_epochs=inf": r"optim\.warmup_epochs: expected a finite number, got inf",
+    "optim.lr=nan": r"optim\.lr: expected a finite number, got nan",
+    "trainer.gradient_clip_val=inf": r"trainer\.gradient_clip_val: expected a finite number",
+    "data.augment.mixup=nan": r"data\.augment\.mixup: expected a finite number, got nan",
+    "data.augment.mixup=inf": r"data\.augment\.mixup: expected a finite number, got inf",
+    "+trainer.val_check_interval=nan": r"trainer\.val_check_interval: expected a finite number",
+    # what would count as 1
+    "trainer.max_epochs=true": r"trainer\.max_epochs: Input should be a number.*got True",
+    "seed=true": r"seed: Input should be a number",
     "trainer.gradient_clip_val=-1": "gradient_clip_val",
     "+trainer.fast_dev_run=true": r"fast_dev_run.*data\.limit_train",
     "+trainer.limit_val_batches=0": r"limit_val_batches.*data\.limit_val",
@@ -20,6 +37,12 @@ SETTINGS = {  # of the configuration alone
 }
 PARTS = {  # of what is built from it
     "data.source.test_fraction=2": "test_fraction",
+    "data.batch_size=true": r"data\.batch_size: expected a whole number.*got True",
+    "data.batch_size=1.5": r"data\.batch_size: expected a whole number.*got 1\.5",
+    "data.num_workers=1000": r"data\.num_workers: expected at most",
+    "data.source.split_seed=true": r"data\.source\.split_seed: expected a whole number",
+    "data.source.test_fraction='0.5'": r"data\.source\.test_fraction: expected a finite number, got '0\.5'",
+    "data.augment.flip=1": r"data\.augment\.flip: expected true or false, got 1",
     "data.source.test_fraction=0": "test_fraction",
     "backbone.patch_size=3": "do not tile.*patch_size=2",
     "backbone.patch_size=0": "backbone",
@@ -88,7 +111,7 @@ def test_devices_are_as_many_processes(devices, processes):
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "deepspeed_stage_3", "ddp_spawn", "ddp_notebook"])
 def test_a_network_in_pieces_is_refused_with_what_helps(tmp_path, strategy):
     cfg = runs.composed("probe", *runs.TINY, "weights=random", f"+trainer.strategy={strategy}")
-    with pytest.raises(UserError, match=rf"trainer\.strategy: .*got {strategy}.*bf16-true") as error:
+    with pytest.raises(UserError, match=rf"trainer\.strategy: .*got {strategy}.*data\.eval_batch_size") as error:
         launch.run("probe", cfg, tmp_path)
     assert one_line(error) and not list(tmp_path.iterdir())
 
@@ -99,3 +122,68 @@ def test_several_machines_need_a_launcher(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"trainer\.num_nodes.*torchrun"):
         launch.run("train", cfg, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("command", "override", "words"), [
+    ("probe", "weights=null", "weights: which trained network"),
+    ("study", "weights=null", "weights: which trained network"),
+    ("mask", "masking=none", r"masking\.curves: expected a curve"),
+    ("prune", "prune.target={flops:nan}", r"prune\.target\.flops: expected a finite number, got nan"),
+    ("prune", "prune.target={heads:true}", r"prune\.target: Input should be a number"),
+    ("prune", "prune.repair.ridge=inf", r"prune\.repair\.ridge: expected a finite number"),
+    ("prune", "prune.repair.ridge=-1", r"prune\.repair\.ridge"),
+])  # fmt: skip
+def test_what_another_question_would_answer_is_refused(command, override, words):
+    more = ["+paper=byun_kim"] if command == "study" else ["prune=order"] if command == "prune" else []
+    weights = [] if "weights" in override else ["weights=random"]
+    with pytest.raises(UserError, match=words) as error:
+        runs.checked(command, *runs.TINY, *more, *weights, override)
+    assert one_line(error)
+
+
+SCENES = {"_target_": "mhprobe.data.scenes.Scenes", "train": 8.5}
+
+
+@pytest.mark.parametrize(("target", "options", "words"), [
+    ("measures.svcca.SVCCA", {"null_draws": 1.5}, r"here\.null_draws: expected a whole number, got 1\.5"),
+    ("measures.interaction.Interaction", {"top_k": True}, r"here\.top_k: expected a whole number, got True"),
+    ("data.photos.Photos", {"root": ["a"]}, r"here\.root: expected a text or a path or null, got"),
+    ("data.photos.Photos", {"root": 3}, r"here\.root: .*got 3"),
+    ("data.corrupted.Corrupted", {"source": SCENES}, r"here\.source\.train: expected a whole number, got 8\.5"),
+    ("data.augment.Augment", {"mixup": math.nan}, r"here\.mixup: expected a finite number, got nan"),
+])  # fmt: skip
+def test_a_part_takes_options_of_the_types_that_its_constructor_names(target, options, words):
+    with pytest.raises(UserError, match=words) as error:
+        construct({"_target_": f"mhprobe.{target}", "_partial_": True, **options}, "here")
+    assert one_line(error)
+
+
+def test_an_empty_mapping_that_empties_nothing_is_refused(tmp_path):
+    cfg = runs.composed("mask", *runs.TINY, "masking=orders", "masking.curves={}", "logger={}")
+    assert cfg.masking.curves  # what was asked for would not be what is done
+    with pytest.raises(UserError, match=r"masking\.curves=\{\}: adds nothing to what is there .*or choose another"):
+        cli.refuse_empty(cfg, ["seed=1", "masking.curves={}"])
+    cli.refuse_empty(cfg, ["seed=1", "masking=orders", "+nothing={}"])
+
+
+def test_options_of_the_right_types_are_taken():
+    """Negative control of the above: every type that constructors name."""
+
+    def make(a: int, b: float | None, c: str | Path, d: Sequence[int], e: Mapping[str, float], f: bool):
+        raise AssertionError
+
+    right = {"a": 1, "b": None, "c": "x", "d": [1], "e": {"k": 1}, "f": True, "more": object()}
+    refuse_misfits(make, right, "here")
+    refuse_misfits(make, {**right, "b": 2, "c": Path("x"), "d": (), "e": {}}, "here")
+    for name, value in [
+        ("a", "1"),
+        ("a", None),
+        ("b", "x"),
+        ("c", 1),
+        ("d", 1),
+        ("d", [1.5]),
+        ("e", {"k": True}),
+        ("f", 0),
+    ]:
+        with pytest.raises(UserError, match=rf"^here\.{name}: expected "):
+            refuse_misfits(make, {**right, name: value}, "here")

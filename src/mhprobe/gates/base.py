@@ -186,7 +186,7 @@ class HeadGates(nn.Module):
         given = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,)
         if not given or values.dtype == torch.bool:
             raise UserError(
-                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, one that multiplies each head, got "
+                f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, what multiplies each head, got "
                 f"{quoted(values)}. A mask (True: off) goes to gates.masked."
             )
         with self._holding(values):

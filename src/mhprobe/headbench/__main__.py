@@ -10,14 +10,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, whole_number
+from mhprobe.io.streams import outlive_readers
+
+FAMILIES = ("vit", "swin")
 
 
 def main() -> int:
     """Prints where the results are; a mistake in one line, exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.headbench", description=__doc__.partition(": ")[2])
     parser.add_argument("--out", type=Path, default=Path("outputs/headbench"), help="the folder to write")
-    parser.add_argument("--families", nargs="+", default=["vit", "swin"], help="vit, swin or both")
+    parser.add_argument("--families", nargs="+", default=[*FAMILIES], help="vit, swin or both")
     parser.add_argument("--seeds", type=int, default=10, help="how many models of each family")
     parser.add_argument("--images", type=int, default=64, help="images that are measured, per model")
     parser.add_argument("--measures", nargs="+", default=None, help="by name; all of conf/measure without it")
@@ -41,6 +44,10 @@ def run(given: argparse.Namespace) -> None:
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.tables import Table
 
+    whole_number("headbench: --seeds", given.seeds, 1)
+    whole_number("headbench: --images", given.images, 2)
+    if unknown := [family for family in given.families if family not in FAMILIES]:
+        raise UserError(f"headbench: --families: expected some of {', '.join(FAMILIES)}, got {unknown[0]}.")
     makes = entries(given.measures, given.enter)
     report = Report(given.out, style=given.style)
     report.origin = origin_of_script("headbench")
@@ -51,4 +58,5 @@ def run(given: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
+from mhprobe.io.streams import outlive_readers
 from mhprobe.report.html import write_comparison, write_report
 from mhprobe.report.runs.jobs import expand
 
@@ -18,11 +19,13 @@ def main() -> int:
     """Prints where the page is; a mistake in one line, exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m mhprobe.report", description=__doc__.partition(": ")[2])
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="the folder of a finished run, or of a sweep")
-    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="of a comparison: the page to write")
+    parser.add_argument("--out", type=Path, help="of a comparison: the page to write; comparison.html")
     given = parser.parse_args()
     runs = expand(given.runs)
     try:
-        page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, given.out)
+        if len(runs) == 1 and given.out is not None:
+            raise UserError(f"report: --out is of several runs; the page of one is written into it: {runs[0]}.")
+        page = write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, given.out or Path("comparison.html"))
     except UserError as error:
         print(f"mhprobe: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -31,4 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

@@ -11,6 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,8 +118,13 @@ def about(folders: Sequence[Path]) -> tuple[str, Sample]:
 
 
 def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
-    """Every run with a name, and what tells it from the others."""
+    """Every run with a name, and what tells it from the others. UserError for an ``over`` that no run has set."""
     every = [settings(run) for run in runs]
+    known = {part for key in set().union(*every) for part in (key, key.split(".")[-1])} | {"seed"}
+    if unknown := [key for key in over if key not in known]:
+        close = get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f", expected one such as {', '.join(sorted(known)[:3])}."
+        raise UserError(f"compare: over: no run has a setting {unknown[0]}{hint}")
     keys = sorted(key for key in set().union(*every) if len({each.get(key, "") for each in every}) > 1)
     shown = [key for key in keys if not key.startswith(("hydra", "out", "cache_dir"))]
     by = [key for key in shown if key.split(".")[-1] not in over and key not in over and key != STEP]

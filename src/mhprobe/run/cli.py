@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mhprobe.errors import UserError
 from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, stop
+from mhprobe.io.streams import outlive_readers
 from mhprobe.run import jobs, sections
 from mhprobe.run.moved import MOVED
 from mhprobe.run.sections import CONF, options
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 def main(command: str) -> None:
     """Run a command (a file of conf/: train, probe, studies.voita ...) as a Hydra application; sweeps with -m."""
+    if _is_command():
+        outlive_readers()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions through to us instead of Hydra's own print and exit
     import hydra
     from hydra.errors import HydraException
@@ -74,9 +77,14 @@ def main(command: str) -> None:
         sys.exit(130)
     if mistakes:
         sys.exit(2)
-    spec = sys.modules["__main__"].__spec__
-    if spec is not None and spec.name.startswith("mhprobe."):  # not where somebody else's program goes on
+    if _is_command():
         _leave()
+
+
+def _is_command() -> bool:
+    """Whether this process is ours, and no program of somebody else that goes on."""
+    spec = sys.modules["__main__"].__spec__
+    return spec is not None and spec.name.startswith("mhprobe.")
 
 
 def _leave() -> NoReturn:
@@ -111,6 +119,7 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
     sweeping = job.mode == RunMode.MULTIRUN
     started.append(folder)
     try:
+        refuse_empty(cfg, job.overrides.task)
         with jobs.held(folder):
             run(command, cfg, folder)
     except (UserError, OmegaConfBaseException) as error:  # not through Hydra, which adds lines of its own
@@ -128,6 +137,19 @@ def _job(command: str, cfg: DictConfig, started: list[Path], mistakes: list[User
         if not sweeping or stop.code in (130, 143):  # somebody wants all of it to end
             raise
         jobs.note(folder, 1, f"exit code {stop.code}")
+
+
+def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
+    """UserError for ``key={}``, which empties nothing: Hydra merges it with what is there."""
+    from omegaconf import OmegaConf
+
+    for key in (said.removesuffix("={}").lstrip("+") for said in overrides if said.endswith("={}")):
+        there = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+        if there:
+            raise UserError(
+                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, there))}) and takes nothing away; take "
+                f"parts away by name (~{key}.{next(iter(there))}), or choose another option of the group."
+            )
 
 
 def _stopped(command: str, number: int) -> None:

@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from mhprobe.errors import UserError
 from mhprobe.io.progress import screen
 from mhprobe.io.stopping import Stopped, handle, listen, stop
+from mhprobe.io.streams import outlive_readers
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained
@@ -98,7 +99,7 @@ def _refuse_strategy(strategy: Any) -> None:
     raise UserError(
         f"trainer.strategy: expected auto or ddp, got {strategy}. Every process holds the whole network: heads are "
         f"recorded and masked in whole layers, on images of its own. For one that does not fit: a smaller "
-        f"data.eval_batch_size, and trainer.precision=bf16-true."
+        f"data.eval_batch_size."
     )
 
 
@@ -234,6 +235,7 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     listen(_last_words)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:

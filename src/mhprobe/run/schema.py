@@ -194,7 +194,7 @@ class TrainerSettings(_Section):
 
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"]  # weights stay float32: so are the numbers
     num_nodes: Annotated[int, Field(ge=1)]
     accumulate_grad_batches: Annotated[int, Field(ge=1)]
     gradient_clip_val: Annotated[float, Field(ge=0)] | None
@@ -268,6 +268,11 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
     masking = checked.masking
     if masking is not None and masking.step is not None and masking.steps is not None:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
+    if masking is not None and not masking.curves and command == "mask":
+        raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
+    untrained = checked.weights is None and checked.optim is None and not comes_with_weights(plain)
+    if untrained and command not in NO_WEIGHTS:
+        raise UserError(_missing("weights"))
     if checked.backbone.get("num_classes") == 0:
         refuse_without_classifier(command)
     return {**checked.model_dump(include=set(plain)), "command": command}
@@ -282,6 +287,7 @@ def _refuse_no_numbers(value: Any, key: str = "") -> None:
         _refuse_no_numbers(part, f"{key}.{name}" if key else str(name))
 
 
+NO_WEIGHTS = ("fetch", "prune")  # the first needs none, the second says so itself
 WITH_FEATURES = ("fetch", "maps", "mask", "probe", "prune")  # commands that need no classifier
 
 

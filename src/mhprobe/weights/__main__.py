@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
+from mhprobe.io.streams import outlive_readers
 from mhprobe.weights.checkpoint import as_json, load_weights
 
 
@@ -32,4 +33,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())
