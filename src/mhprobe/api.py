@@ -74,25 +74,17 @@ def measure(
     One forward pass, and one backward pass if a measure asks for slopes, per batch for all measures together.
     Raises UserError for what is no measure or no loader, two of one name, batches of another form, or no image at all.
     """
-    _refuse_no_loader("measure: loader", loader)
-    if select_loader is not None:
-        _refuse_no_loader("measure: select_loader", select_loader)
+    _refuse_no_loader("measure", loader, select_loader)
     layout = attach(model).layout
-    built = [_built(item, layout) for item in _listed(measures)]
-    names = [item.name for item in built]
-    if len(set(names)) < len(names):
-        raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
-    named = dict(zip(names, built, strict=True))
+    named = _named(measures, layout)
     choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]
     if choosing and select_loader is None and iter(loader) is loader:
         raise UserError(
             f"measure: {', '.join(choosing)} first has to choose, so the loader is walked twice, got an iterator; "
             f"give a DataLoader, a list, or a select_loader."
         )
-    if target is not None:
-        one_of("measure", "target", target, Of)
     selection = loader if select_loader is None else select_loader
-    of = target or _target(model, loader, batch)
+    of = _target(model, loader, batch) if target is None else target
     walked = [selection, loader] if choosing else [loader]
     total = sum(map(_length, walked))
     images = 0
@@ -146,9 +138,7 @@ def masking_curve(
     fill: FillName = "zero",
     **order_options: Any,
 ) -> CurveRows:
-    """Accuracy as heads are masked one unit after the other: a row per point, as in tables/masking_curves.csv.
-
-    Its columns: see ``mhprobe.report.tables.curve_rows``.
+    """Accuracy as heads are masked one unit after the other: a row per point (``mhprobe.report.tables.curve_rows``).
 
     model: a timm model; gates are attached if it has none.
     loader: the images the curve is reported on: (images, labels), images normalised as the model wants them.
@@ -180,13 +170,10 @@ def masking_curve(
     >>> [row["heads_masked"] for row in rows], rows[0]["accuracy"]
     ([0, 3, 6], 1.0)
     """
-    _refuse_no_loader("masking_curve: loader", loader)
-    if select_loader is not None:
-        _refuse_no_loader("masking_curve: select_loader", select_loader)
-    spec = _spec(units, order, order_options, exclude_layers, min_heads_per_layer, rescale, target, fill)
+    _refuse_no_loader("masking_curve", loader, select_loader)
     whole_number("masking_curve: steps", steps, none="all units")
+    spec = _spec(units, order, order_options, exclude_layers, min_heads_per_layer, rescale, target, fill)
     layout = attach(model).layout
-    spec.check(layout)
     walks = [_walked(model, each, score, batch) for each in (loader, select_loader) if each is not None]
     instead = find_fill(model, fill, walks[-1].again)
     score_on = [each.evaluator(model, rescale=rescale, fill=instead) for each in walks]
@@ -267,9 +254,11 @@ class _Walked(NamedTuple):
         return evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
 
 
-def _refuse_no_loader(where: str, loader: Any) -> None:
-    if isinstance(loader, str | Tensor | Mapping) or not isinstance(loader, Iterable):
-        raise UserError(f"{where}: expected a DataLoader or a list of batches, got {quoted(loader)}.")
+def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:
+    given = {"loader": loader} | ({} if select_loader is None else {"select_loader": select_loader})
+    for name, each in given.items():
+        if isinstance(each, str | Tensor | Mapping) or not isinstance(each, Iterable):
+            raise UserError(f"{where}: {name}: expected a DataLoader or a list of batches, got {quoted(each)}.")
 
 
 def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | None, split: Split) -> _Walked:
@@ -339,6 +328,15 @@ def _target(model: nn.Module, loader: Iterable[Any], split: Split) -> Of:
     if first is not None and _batch(first, 0, split).labels is None:
         return "norm" if puts_out_features(model) else "top1"
     return "loss"
+
+
+def _named(measures: Any, layout: HeadLayout) -> dict[str, Measure]:
+    """The measures by their names. UserError for two of one name, and for what is no measure."""
+    built = [_built(item, layout) for item in _listed(measures)]
+    names = [item.name for item in built]
+    if len(set(names)) < len(names):
+        raise UserError(f"measure: every measure needs a name of its own, got {names}; call measure() once for each.")
+    return dict(zip(names, built, strict=True))
 
 
 def _listed(measures: Any) -> Sequence[Any]:

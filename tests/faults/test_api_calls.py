@@ -169,7 +169,7 @@ REFUSED = [
     ("masking_curve interactions", "among", True, "among"),
     ("masking_curve by_score", "rescore_every", True, "rescore_every"),
     ("measure", "loader", None, "loader: expected a DataLoader"),
-    ("measure", "target", "accuracy", "target"),
+    ("measure", "target", "accuracy", "of is one of loss, top1"),
     ("load", "path", 3, "path: expected a file"),
     ("attention", "head", torch.tensor(SIX).bool(), "attention: head"),
 ]

@@ -147,8 +147,8 @@ def refuse_empty(cfg: DictConfig, overrides: Iterable[str]) -> None:
         there = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
         if there:
             raise UserError(
-                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, there))}) and takes nothing away; take "
-                f"parts away by name (~{key}.{next(iter(there))}), or choose another option of the group."
+                f"{key}={{}}: adds nothing to what is there ({', '.join(map(str, there))}) and takes nothing away; "
+                f"take parts away by name (~{key}.{next(iter(there))}), or choose another option of the group."
             )
 
 
