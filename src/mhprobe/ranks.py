@@ -5,6 +5,7 @@ All but ``rank`` and ``size`` are collectives: every rank calls them, in the sam
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from mhprobe.errors import UserError
 
 T = TypeVar("T")
 
+PATIENCE = 10.0  # seconds
 PIECE = 2**21  # numbers; 16 MiB of float64
 
 
@@ -57,6 +59,40 @@ def gather(value: T) -> list[T]:
     everyone: list[T] = [value] * size()
     dist.all_gather_object(everyone, value)
     return everyone
+
+
+class LeftAlone(UserError):
+    """Raised by a rank that failed while the others were in the midst of something that waits for it."""
+
+
+def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
+    """``work()`` on every rank, and UserError on all of them where it failed on one.
+
+    A rank that fails waits ``patience`` seconds for the others. If they do not come, they wait for it inside ``work``
+    and would do so for ever: it raises LeftAlone. Nobody may catch that, for the end of one rank is the end of all
+    (run/launch.py).
+    """
+    if size() == 1:
+        return work()
+    try:
+        done, problem = work(), ""
+    except UserError as error:
+        done, problem = None, str(error)
+    problems = gather(problem) if not problem else _within(patience, lambda: gather(problem))
+    if problems is None:
+        raise LeftAlone(problem)
+    if first := next((text for text in problems if text), ""):
+        raise UserError(first)
+    return done  # type: ignore[return-value]
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T | None:
+    """``work()``, or None where it has not ended after so long; it is then left behind."""
+    done: list[T] = []
+    thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return done[0] if done else None
 
 
 def in_turn(work: Callable[[int], T], count: int) -> list[T]:

@@ -75,8 +75,8 @@ class MaskingCurve(L.Callback):
         self.join, self.score = join, score
 
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        curves = self.curves(trainer, pl_module)
-        heads = self.masked_heads(trainer, pl_module, curves)
+        curves = ranks.together(lambda: self.curves(trainer, pl_module))
+        heads = ranks.together(lambda: self.masked_heads(trainer, pl_module, curves))
         if trainer.is_global_zero:
             found = totals(curves)
             by_labels = bool(curves) and curves[0].scored == Labels.scored

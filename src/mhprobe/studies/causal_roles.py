@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.io.progress import progress
@@ -46,7 +47,7 @@ class CausalRoles(L.Callback):
 
         steps = self.options["start_steps"] + 2 * self.options["steps"]
         with progress("fitting gates", steps, "steps", trainer.is_global_zero) as done:
-            columns = causal_gates(pl_module, batches, **self.options, step=lambda: done(1))
+            columns = ranks.together(lambda: causal_gates(pl_module, batches, **self.options, step=lambda: done(1)))
         role = columns["role"]
         chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
         metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}

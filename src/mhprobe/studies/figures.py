@@ -118,8 +118,11 @@ class Figures(L.Callback):
             for network in networks:
                 self._measure(trainer, network, step.measures, data)
             for key in step.figures:
+                make = functools.partial(self._make, key, networks, trainer, pl_module, data)
                 try:
-                    results = self._panel(key)(self._material(key, networks, trainer, pl_module, data))
+                    results = ranks.together(make)
+                except ranks.LeftAlone:
+                    raise
                 except UserError as error:  # a figure that cannot be made does not hold up the others
                     self.refused[key] = error
                     self._say(trainer, f"{key}: not made. {error}")
@@ -127,6 +130,11 @@ class Figures(L.Callback):
                 if trainer.is_global_zero:
                     self._write(key, results, digests[key])
                     log.info("%s: done", key)
+
+    def _make(
+        self, key: str, networks: Sequence[_Network], trainer: L.Trainer, module: L.LightningModule, data: ImageData
+    ) -> Mapping[str, Result]:
+        return self._panel(key)(self._material(key, networks, trainer, module, data))
 
     def finished(self) -> dict[str, Any]:
         """What finished.json says, the same on every rank."""
