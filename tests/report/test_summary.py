@@ -12,7 +12,7 @@ from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.totals import totals
 from mhprobe.report.html import finish_report
-from mhprobe.report.masking import of_curves
+from mhprobe.report.masking import answer, of_curves
 from mhprobe.report.report import Report
 from mhprobe.report.summary import show
 from results import add_measure
@@ -24,13 +24,13 @@ CURVES = [
 ]
 
 
-def written(folder, terminal: bool = False) -> str:
+def written(folder, terminal: bool = False, accuracy: float = 0.9) -> str:
     value = torch.arange(12.0)
     report = Report(folder, LAYOUT)
     add_measure(report, "gate_importance", "per_head", {"value": value, "low": value - 0.5, "high": value + 0.5})
     for name, result in of_curves(CURVES, totals(CURVES), LAYOUT, chance=0.1).items():
         report.add(name, result)
-    report.add_metrics({"test/accuracy": 0.9, "test/images": 200})
+    report.add_metrics({"test/accuracy": accuracy, "test/images": 200})
     (folder / "model.json").write_text(json.dumps({"class_names": list("abcdefghij"), "data": "digits"}))
     finish_report(folder, "mask", LAYOUT)
     text = io.StringIO()
@@ -52,3 +52,20 @@ def test_it_says_accuracy_heads_curves_and_places(tmp_path):
 
 def test_places_are_links_on_a_terminal(tmp_path):
     assert f";{(tmp_path / 'report.html').as_uri()}\x1b\\" in written(tmp_path, terminal=True)
+
+
+def test_a_network_that_guesses_is_not_told_which_heads_can_go(tmp_path):
+    """Of ten classes: 10 % of 200 images is guessing, and so is 13 %, whose interval begins at 9.0 %."""
+    for accuracy in (0.1, 0.13):
+        text = written(tmp_path / str(accuracy), accuracy=accuracy)
+        assert "whole network is not told apart from guessing, so this run does not say which heads can go" in text
+        assert "heads can go within" not in text and "heads that can be masked" not in text
+    assert "heads that can be masked" in written(tmp_path / "better", accuracy=0.2)  # its interval begins at 15.0 %
+
+
+def test_the_log_of_a_network_that_guesses_says_so_once():
+    tested = [curve("a", [0, 1, 2], [0.11, 0.1, 0.1], p=[1, 1, 1])]
+    (line,) = answer(totals(tested), [], tested, chance=0.1)
+    assert "not told apart from guessing (10.0%)" in line
+    (line,) = answer(totals(tested), [], tested, chance=0.01)
+    assert "heads go before accuracy is significantly lower" in line

@@ -103,3 +103,20 @@ def test_options_that_cannot_work_are_refused(options):
 def test_no_images_are_refused():
     with pytest.raises(mhprobe.UserError, match="no images"):
         causal_gates(Toy([0.0] * 6).vit, lambda epoch: [])
+
+
+def test_the_learning_rate_falls_to_nothing(monkeypatch):
+    """A line from lr before the first step to 0 behind the last, as the docstring says."""
+    rates = []
+
+    class Noting(torch.optim.Adam):
+        def step(self, *args, **kwargs):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim, "Adam", Noting)
+    model = tiny_vit()
+    mhprobe.attach(model)
+    batch = (images_for(model, 4), labels_for(4))
+    causal_gates(model, lambda epoch: [batch], weight=0.01, steps=4, start_steps=0, lr=0.2)
+    assert rates == pytest.approx([0.2, 0.15, 0.1, 0.05] * 2)

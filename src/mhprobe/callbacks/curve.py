@@ -85,7 +85,7 @@ class MaskingCurve(L.Callback):
             if self.join is not None:
                 results |= of_masked_heads(heads, self.join)
             self.report.add_all(results)
-            for line in answer(found, heads):
+            for line in answer(found, heads, curves, chance):
                 log.info("%s", line)
 
     def curves(self, trainer: L.Trainer, pl_module: L.LightningModule) -> list[Curve]:

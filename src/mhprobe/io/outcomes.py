@@ -1,6 +1,6 @@
 """Outcomes of a run: which test images are right, in one small file, so that runs are compared image by image.
 
-A file that cannot be read, or that says nothing of its images, is as good as none.
+A file that cannot be read, that is not as it was written, or that says nothing of its images, is as good as none.
 
 Shapes: N test images.
 """
@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from mhprobe.io import files
+from mhprobe.io.tensors import packed, unpacked
 
 FILE = "outcomes.safetensors"
 
@@ -36,13 +35,12 @@ def write(folder: Path, right: Tensor, positions: Tensor, images: str) -> Path:
     positions: of the images in the whole test set, as the data set orders it.
     """
     tensors = {"right": right.to("cpu", torch.uint8), "positions": positions.to("cpu", torch.int32)}
-    return files.write(folder / FILE, save(tensors, {"images": images}))
+    return files.write(folder / FILE, packed(tensors, {"images": images}))
 
 
 def read(folder: Path) -> Outcomes | None:
     """Read the outcomes of a run; None if there are none that can be read."""
-    try:
-        with safe_open(str(folder / FILE), "pt") as file:
-            return Outcomes(file.get_tensor("right").bool(), file.metadata()["images"])
-    except (OSError, SafetensorError, KeyError, TypeError):
+    found = unpacked(folder / FILE)
+    if found is None or "right" not in found[0] or "images" not in found[1]:
         return None
+    return Outcomes(found[0]["right"].bool(), found[1]["images"])

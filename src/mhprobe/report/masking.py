@@ -57,8 +57,16 @@ def of_settling(
     }
 
 
-def answer(found: Sequence[Totals], heads: Sequence[MaskedHead]) -> list[str]:
-    """A line per curve that was tested: how many heads could go, and what they were."""
+def answer(
+    found: Sequence[Totals], heads: Sequence[MaskedHead], curves: Sequence[Curve] = (), chance: float | None = None
+) -> list[str]:
+    """A line per curve that was tested: how many heads could go, and what they were.
+
+    curves, chance: one line instead where the unmasked model is not told apart from guessing.
+    """
+    whole = [curve for curve in curves if curve.split == "test" and curve.step[0] == 0]
+    if chance is not None and any(float(curve.points.low[0]) <= chance for curve in whole):
+        return [f"the whole network is not told apart from guessing ({chance:.1%}): no curve says which heads can go"]
     lines = []
     for row in found:
         if row.heads_before_worse is None:

@@ -58,7 +58,7 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
     found = {(row["curve"], row["split"]): row for row in curves.totals(run)}
     asked = [name for name, split in chosen_on.items() if (name, split) in found]
-    if not asked:
+    if not asked or words.guesses(run):
         return
     sides: dict[str, JustifyMethod] = {"order": "left", "within 1 point on test": "right", "where chosen": "right"}
     table = _table({**sides, "before test is worse": "right"})

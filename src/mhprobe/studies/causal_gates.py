@@ -116,7 +116,7 @@ def _fit(
     """(A,) logits after ``count`` steps from ``begin``. factors: (A,), what the gates multiply."""
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1 / max(1, count), total_iters=count)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))
     values, learnable = gates.values, gates.values.requires_grad
     values.requires_grad_(True)
     try:

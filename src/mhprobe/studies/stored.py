@@ -1,7 +1,7 @@
 """Columns of measures in files, so that a study that is run again does not measure again.
 
-A file holds the tensors, and in its header the key of what they were measured on. A file that cannot be read, or that
-holds something else, is ignored.
+A file holds the tensors, and in its header the key of what they were measured on. A file that cannot be read, is not
+as it was written, or holds something else, is ignored.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from mhprobe.io import files
+from mhprobe.io.tensors import packed, unpacked
 
 
 class Stored(NamedTuple):
@@ -29,7 +28,7 @@ def write(folder: Path, name: str, key: str, columns: Mapping[str, Tensor], axes
     """``folder/<name>.safetensors``. key: of the model, the images and the measure's options."""
     about = {"key": key, "order": json.dumps(list(columns)), "axes": json.dumps(axes)}
     tensors = {column: values.contiguous().clone() for column, values in columns.items()}
-    return files.write(folder / f"{name}.safetensors", save(tensors, about))
+    return files.write(folder / f"{name}.safetensors", packed(tensors, about))
 
 
 def read_all(folder: Path, keys: Mapping[str, str], suffix: str = "") -> dict[str, Stored]:
@@ -39,12 +38,8 @@ def read_all(folder: Path, keys: Mapping[str, str], suffix: str = "") -> dict[st
 
 
 def _read(path: Path, key: str) -> Stored | None:
-    try:
-        with safe_open(str(path), "pt") as file:
-            about = file.metadata() or {}
-            if about.get("key") != key:
-                return None
-            columns = {name: file.get_tensor(name) for name in json.loads(about["order"])}
-            return Stored(columns, json.loads(about["axes"]))
-    except (OSError, SafetensorError, ValueError, KeyError):
+    found = unpacked(path)
+    if found is None or found[1].get("key") != key:
         return None
+    tensors, about = found
+    return Stored({name: tensors[name] for name in json.loads(about["order"])}, json.loads(about["axes"]))

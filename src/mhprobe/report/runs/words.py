@@ -80,6 +80,12 @@ def chance(run: Run) -> float | None:
     return 1 / len(names) if names else None
 
 
+def guesses(run: Run) -> bool:
+    """Whether the whole network is not told apart from guessing: without heads it cannot be worse."""
+    found, guess = accuracy(run), chance(run)
+    return found is not None and guess is not None and curves.scored(run) == "accuracy" and found[1] <= guess
+
+
 def _accuracy(run: Run) -> list[str]:
     if (found := accuracy(run)) is None:
         return []
@@ -124,6 +130,8 @@ def _choice(run: Run) -> _Choice | None:
 def _can_go(run: Run, heads: int) -> list[str]:
     if (choice := _choice(run)) is None:
         return []
+    if guesses(run):
+        return ["the whole network is not told apart from guessing, so this run does not say which heads can go"]
     what = curves.scored(run)
     first = next((point["heads_masked"] for point in choice.points if point["heads_masked"]), 1)
     if choice.many or first == 1:

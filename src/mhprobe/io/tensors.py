@@ -1,0 +1,39 @@
+"""Tensors in a file with a digest of all that it says: a damaged or edited one is not taken for what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+DIGEST = "sha256"
+
+
+def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """A safetensors file. about: what its header says beside the digest."""
+    return save(dict(tensors), {**about, DIGEST: _digest(tensors, about)})
+
+
+def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The tensors of such a file and what its header says; None if it cannot be read, or is not as it was written."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            about = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return None
+    return (tensors, about) if about.pop(DIGEST, None) == _digest(tensors, about) else None
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(sorted(about.items()))).encode())
+    for name, values in sorted(tensors.items()):
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""What is kept in tensors is what was written, or is not there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mhprobe.io import outcomes
+from mhprobe.io.tensors import packed, unpacked
+from mhprobe.studies import stored
+
+VALUES = {"value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64), "images": torch.tensor(7)}
+RIGHT = torch.tensor([True, False, True, True])
+
+
+def kept(folder):
+    return stored.read_all(folder, {"entropy": "key"}).get("entropy")
+
+
+def test_tensors_come_back_with_what_was_said_of_them(tmp_path):
+    (tmp_path / "x").write_bytes(packed(VALUES, {"of": "heads"}))
+    tensors, about = unpacked(tmp_path / "x")
+    assert about == {"of": "heads"} and set(tensors) == set(VALUES)
+    torch.testing.assert_close(tensors, VALUES, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("edit", ["a value", "what is said of it", "no digest"])
+def test_numbers_that_somebody_edited_are_measured_again(tmp_path, edit):
+    path = stored.write(tmp_path, "entropy", "key", VALUES, {})
+    assert kept(tmp_path).columns["value"][0] == 0.5
+    tensors, about = unpacked(path)
+    digest = {} if edit == "no digest" else {"sha256": unpacked_digest(path)}
+    if edit == "a value":
+        tensors["value"][0] = 0.7
+    if edit == "what is said of it":
+        about["axes"] = '{"value": ["other"]}'
+    save_file(tensors, path, {**about, **digest})
+    assert load_file(path)["images"] == 7 and kept(tmp_path) is None
+
+
+def unpacked_digest(path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        return file.metadata()["sha256"]
+
+
+def test_every_bit_that_flips_is_seen(tmp_path):
+    path = stored.write(tmp_path, "entropy", "key", VALUES, {})
+    data = path.read_bytes()
+    for place in range(8, len(data), 5):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        found = kept(tmp_path)
+        assert found is None or (found.columns.keys() == VALUES.keys() and found.columns["value"][2] == 2), place
+
+
+def test_outcomes_that_were_edited_are_none(tmp_path):
+    path = outcomes.write(tmp_path, RIGHT, torch.arange(4), "same")
+    assert torch.equal(outcomes.read(tmp_path).right, RIGHT)
+    save_file({**load_file(path), "right": torch.ones(4, dtype=torch.uint8)}, path, {"images": "same"})
+    assert outcomes.read(tmp_path) is None
+    assert outcomes.read(tmp_path / "nowhere") is None
