@@ -5,7 +5,7 @@ BIN := .venv/bin
 # the tests start a hundred processes that import the same files: each file is compiled once, wherever that is off
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types tests docs fast fuzz papers bench bench-full models constraints licences clean lock audit test-oldest soak
+.PHONY: demo test types tests docs fast fuzz papers bench bench-full levels models constraints licences clean lock audit test-oldest soak
 
 demo: .venv/installed
 	$(BIN)/python -m mhprobe demo
@@ -72,6 +72,10 @@ test-oldest: .venv/installed-supply
 	$(BIN)/python -m uv venv -q --clear .venv-oldest
 	$(BIN)/python -m uv pip install -q -p .venv-oldest --resolution lowest-direct -e ".[test]"
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow"
+
+# how often chance is called something: 500 draws of every law, a quarter of an hour
+levels: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/levels.py > levels.tmp && mv levels.tmp docs/levels.md
 
 # half an hour of train, probe, mask and prune in one process: what stays behind? make soak MINUTES=5
 MINUTES ?= 30

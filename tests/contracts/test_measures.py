@@ -378,6 +378,7 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
                     normal()[:1],
                     torch.tensor([image % 4 > 0]),
                     {name: normal(LAYOUT.num_heads) for name in n.estimates},
+                    torch.tensor([image % 3]),
                 )
                 for n in needs
                 if isinstance(n, Patching)

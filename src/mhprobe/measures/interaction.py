@@ -24,7 +24,7 @@ from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
 from mhprobe.measures.outcomes import outcomes_of
 from mhprobe.measures.slopes import gate_slopes
-from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
+from mhprobe.stats.significance import holm, standard_error, t_quantile, two_sided
 
 Which = Literal["most", "least"]
 
@@ -39,7 +39,7 @@ class Interaction(Measure):
     UserError for both, for fewer than two heads, and for a pair that is none.
 
     Columns, (A, A) and NaN outside the pairs looked at, in nats:
-        value, larger: masking both hurts more than the sum of each; standard_error; low, high: 95 % normal interval
+        value, larger: masking both hurts more than the sum of each; standard_error; low, high: Student's 95 % interval
         over images; p_holm: two-sided, Holm over the pairs; both: rise of the loss when both are masked;
         alone (A,): rise when the head alone is masked; images: ().
     """
@@ -113,14 +113,15 @@ class Interaction(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         mean, error = self.total / self.images, standard_error(self.total, self.square, self.images)
+        reach = t_quantile(self.images - 1) * error
         alone = self.total.new_full((self.layout.num_heads,), torch.nan)
         alone[list(self.heads)] = self.alone / self.images
         return {
             "value": self._matrix(mean),
             "standard_error": self._matrix(error),
-            "low": self._matrix(mean - Z95 * error),
-            "high": self._matrix(mean + Z95 * error),
-            "p_holm": self._matrix(holm(two_sided(mean, error))),
+            "low": self._matrix(mean - reach),
+            "high": self._matrix(mean + reach),
+            "p_holm": self._matrix(holm(two_sided(mean, error, self.images - 1))),
             "both": self._matrix(self.both / self.images),
             "alone": alone,
             "images": self.images.clone(),

@@ -33,8 +33,8 @@ class LogitAttribution(PerClass):
         value, with standard_error, low and high (95 %);
         size: mean over images and classes of |contribution|: how much the head says about classes at all;
         worst: the mean over the images of the class that the head speaks against most, worst_class: the number of that
-        class; against: how many classes it speaks against, on the images of the class itself (normal tests, Holm over
-        all heads and classes, 5 %);
+        class; against: how many classes it speaks against, on the images of the class itself (Student's tests, Holm
+        over all heads and classes, 5 %);
         own (A, C): mean contribution to a class's logit on images of that class, NaN without any; own_p (A, C): its
         p after Holm, two-sided; everywhere (A, C): the same mean over all images;
         logit: () mean of the label's logit above the mean logit, and its parts, heads, mlps, embedding, biases: (),
@@ -125,7 +125,7 @@ class LogitAttribution(PerClass):
         """(A, C) Holm's p that a head writes nothing into a class's logit on its images; NaN with less than two."""
         mean = mean_of(self.class_total, self.class_images)
         error = standard_error(self.class_total, self.class_square, self.class_images)
-        p = two_sided(mean, error).masked_fill(self.class_images < 2, torch.nan)
+        p = two_sided(mean, error, self.class_images - 1).masked_fill(self.class_images < 2, torch.nan)
         return holm(p.flatten()).view_as(p)
 
 
