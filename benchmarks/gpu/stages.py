@@ -5,6 +5,7 @@ Random weights, but for the two trainings: how fast something runs does not depe
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import signal
@@ -16,11 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import timm
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import mhprobe
+from mhprobe.callbacks.finite import StopAtNonFinite
+from mhprobe.callbacks.screen import ShowsTraining
+from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.batch import Batch
 from mhprobe.masking.search.exact import Exact
@@ -66,7 +73,9 @@ class Kit:
 def stages() -> dict[str, Callable[[Kit], Any]]:
     """By name, in the order in which they are worth doing."""
     return {
-        "tests": run_tests,
+        "tests": lambda kit: run_tests(kit, "tests/gpu/test_gpu.py"),
+        "commands": lambda kit: run_tests(kit, "tests/gpu/test_commands.py"),
+        "two_ranks": two_ranks,
         "train_vit": lambda kit: train(kit, "vit"),
         "train_swin": lambda kit: train(kit, "swin"),
         "tuning_speed": tuning_speed,
@@ -79,13 +88,47 @@ def stages() -> dict[str, Callable[[Kit], Any]]:
 # the stages
 
 
-def run_tests(kit: Kit) -> dict[str, Any]:
-    """The tests marked ``gpu``; the last line says how many passed, and how many had no GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu"]
+def run_tests(kit: Kit, tests: str) -> dict[str, Any]:
+    """Tests marked ``gpu``; the last line says how many passed, and how many had no GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests]
     done = subprocess.run(command, cwd=kit.root, text=True, capture_output=True, timeout=540)
     if done.returncode:
         raise RuntimeError(done.stdout[-3000:] + done.stderr[-1000:])
     return {"said": done.stdout.strip().splitlines()[-5:]}
+
+
+def two_ranks(kit: Kit) -> dict[str, Any]:
+    """Importance and SVCCA on one process and on two, over NCCL where there are two GPUs: how far they are apart."""
+    devices = torch.cuda.device_count()
+    if devices < 2 and not kit.tiny:
+        return {"left_out": f"needs two GPUs, this machine has {devices}"}
+    tables, kind = {}, "cpu" if kit.tiny else "gpu"
+    for count in (1, 2):
+        out = kit.folder / "runs" / f"ranks_{count}"
+        command = [
+            sys.executable,
+            "-m",
+            "mhprobe.probe",
+            "weights=random",
+            "data=scenes",
+            "data.source.train=200",
+            "data.source.test=100",
+        ]
+        command += ["backbone=vit", "measure=[gate_importance,svcca]", f"cache_dir={kit.folder / 'cache'}"]
+        command += [f"++backbone.{key}={value}" for key, value in {**TINY["vit"], "img_size": 32}.items()]
+        command += [f"trainer.accelerator={kind}", "trainer.precision=32-true", f"hydra.run.dir={out}"]
+        command += ["trainer=ddp", f"trainer.devices={count}"] if count > 1 else ["trainer.devices=1"]
+        subprocess.run(command, cwd=kit.root, check=True)
+        for name in ("gate_importance", "svcca"):
+            with (out / "tables" / f"{name}.csv").open(newline="") as file:
+                tables[name, count] = torch.tensor([float(row["value"]) for row in csv.DictReader(file)])
+    apart = {
+        name: float(((tables[name, 1] - tables[name, 2]).abs() / tables[name, 1].abs().max()).max())
+        for name in ("gate_importance", "svcca")
+    }
+    if not max(apart.values()) < 1e-3:
+        raise RuntimeError(f"two ranks give other numbers than one: {apart}")
+    return {"backend": "gloo" if kit.tiny else "nccl", "largest_difference": apart}
 
 
 def train(kit: Kit, kind: str) -> dict[str, Any] | None:
@@ -134,16 +177,75 @@ def _shrunk(kind: str) -> list[str]:
 
 
 def tuning_speed(kit: Kit) -> list[dict[str, Any]]:
-    """Images per second of a training step in bfloat16, of the gated classifier and of the bare timm model."""
+    """Images per second of a training step in bfloat16: a whole training, the gated classifier, the bare timm model.
+
+    A whole training is Lightning's loop with all that watches it, and images that come from the host.
+    """
     rows = []
     for kind in NAMES:
         for compiled in (False, True) if kit.device.type == "cuda" else (False,):
-            for what in ("mhprobe", "timm"):
-                rows.append(
-                    {"network": NAMES[kind], "compile": compiled, "loop": what, **_step(kit, kind, compiled, what)}
-                )
+            for what in ("training", "mhprobe", "timm"):
+                taken = _training(kit, kind, compiled) if what == "training" else _step(kit, kind, compiled, what)
+                rows.append({"network": NAMES[kind], "compile": compiled, "loop": what, **taken})
                 print(f"  {rows[-1]}", flush=True)
     return rows
+
+
+class Same(L.LightningDataModule):
+    """One batch of images, again and again."""
+
+    def __init__(self, batch: Batch, steps: int) -> None:
+        super().__init__()
+        self.batch, self.steps, self.batch_size = batch, steps, len(batch.labels)
+        self.sizes = {"train": steps * self.batch_size}
+
+    def train_dataloader(self) -> DataLoader:
+        pinned = torch.cuda.is_available()
+        return DataLoader([self.batch] * self.steps, batch_size=None, pin_memory=pinned)
+
+
+class Clock(L.Callback):
+    """The seconds of all steps but the first few, in which a GPU is still busy with itself."""
+
+    def __init__(self, kit: Kit, skipped: int) -> None:
+        self.kit, self.skipped, self.begin, self.first, self.seconds = kit, skipped, 0.0, 0.0, 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.begin = _now(self.kit)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step == 1:
+            self.first = _now(self.kit) - self.begin
+        if trainer.global_step == self.skipped:
+            self.begin = _now(self.kit)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seconds = _now(self.kit) - self.begin
+
+
+def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
+    model = kit.network(kind).cpu().train()
+    skipped, steps = (1, 2) if kit.tiny else (5, 35)
+    batch = Batch(*(None if part is None else part.cpu() for part in kit.batch(model, 4 if kit.tiny else 128)))
+    clock = Clock(kit, skipped)
+    watching = [ShowsTraining(), SeedEachStep(0), StopAtNonFinite(), EMAWeightAveraging(decay=0.999)]
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator=kit.device.type,
+        devices=1,
+        precision="bf16-mixed",
+        callbacks=[*watching, clock],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    classifier = GatedClassifier(model, {"backbone": {}}, lr=1e-5)
+    if compiled:
+        model.compile()
+    trainer.fit(classifier, datamodule=Same(batch, steps))
+    images = (steps - skipped) * len(batch.labels)
+    return {"images_per_s": images / clock.seconds, "batch": len(batch.labels), "first_step_s": clock.first}
 
 
 def _step(kit: Kit, kind: str, compiled: bool, what: str) -> dict[str, float]:
@@ -215,8 +317,13 @@ def pruned_speed(kit: Kit) -> list[dict[str, Any]]:
 
 
 def _seconds(kit: Kit, work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = _now(kit)
     work()
+    return _now(kit) - start
+
+
+def _now(kit: Kit) -> float:
+    """The time when the device has done all that it was told."""
     if kit.device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter()

@@ -34,8 +34,20 @@ def conditions(size: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "processor": processor(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        **({"float32": float32()} if torch.cuda.is_available() else {}),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
+
+
+def float32() -> dict[str, str]:
+    """How a GPU multiplies float32: "tf32" rounds factors to 10 bits, "ieee" and "none" (torch's own choice) do not.
+
+    torch leaves convolutions at tf32 and products at full precision; nothing here changes that.
+    """
+    import torch
+
+    backends: Any = torch.backends
+    return {"products": backends.cuda.matmul.fp32_precision, "convolutions": backends.cudnn.conv.fp32_precision}
 
 
 def commit() -> str:

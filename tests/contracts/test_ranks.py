@@ -61,15 +61,15 @@ class Split:
 
     @classmethod
     def of(cls, model: nn.Module, size: int, seed: int) -> Split:
-        images = images_for(model, size, seed, torch.float64)
-        generator = torch.Generator().manual_seed(seed)
-        return cls(images, labels_for(size, seed), torch.randint(0, 3, images[:, 0].shape, generator=generator))
+        """On the model's device."""
+        images, device = images_for(model, size, seed, torch.float64), next(model.parameters()).device
+        objects = torch.randint(0, 3, images[:, 0].shape, generator=torch.Generator().manual_seed(seed))
+        return cls(*(part.to(device) for part in (images, labels_for(size, seed), objects)))
 
     def batches(self, chosen: Tensor | None = None) -> Iterator[Batch]:
         count = len(self.labels) if chosen is None else chosen.numpy()
         for picks in EvalOrder(count, BATCH, ranks.rank(), ranks.size()):
-            at = torch.from_numpy(picks.index)
-            valid = torch.from_numpy(picks.valid)
+            at, valid = (torch.from_numpy(part).to(self.labels.device) for part in picks)
             yield Batch(self.images[at], self.labels[at], at, valid, objects=self.objects[at])
 
     def training(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:

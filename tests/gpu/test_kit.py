@@ -20,12 +20,16 @@ def kit(folder: Path, *stages: str) -> runs.Result:
 @pytest.mark.slow
 def test_every_stage_but_the_tests_runs_shrunk_and_is_skipped_when_it_is_done(tmp_path, cifar):
     shutil.make_archive(str(tmp_path / "cifar10"), "tar", cifar)
-    names = ["train_vit", "train_swin", "tuning_speed", "measuring_time", "searching_time", "pruned_speed"]
+    names = ["two_ranks", "train_vit", "train_swin"]
+    names += ["tuning_speed", "measuring_time", "searching_time", "pruned_speed"]
     done = kit(tmp_path, *names)
     assert done.code == 0, done.out + done.err
     for name in names:
         found = json.loads((tmp_path / "results" / f"{name}.json").read_text())
         assert found["stage"] == name and found["found"] and found["conditions"]["torch"]
+    speed = json.loads((tmp_path / "results" / "tuning_speed.json").read_text())["found"]
+    assert {row["loop"] for row in speed} == {"training", "mhprobe", "timm"}
+    assert all(row["images_per_s"] > 0 and row["first_step_s"] > 0 for row in speed)
     assert "train_vit: done before" in kit(tmp_path, "train_vit").out
 
 

@@ -1,0 +1,66 @@
+"""All commands that compute, tiny, with all members of the groups that they choose from: for other devices.
+
+Commands and members are those that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import runs
+from mhprobe.run import builders, launch, sections
+from mhprobe.weights.checkpoint import save_weights
+
+CONF = sections.CONF
+
+# scenes have masks of objects, which some figures and measures need
+FEW = ("data=scenes", "data.source.size=16", "data.source.train=100", "data.source.test=20", "data.eval_batch_size=20")
+FEW += ("backbone.img_size=16", "backbone.patch_size=4", "backbone.num_heads=2", "trainer.max_epochs=1")
+FEW += ("data.limit_train=32", "data.limit_val=20", "data.limit_test=20")
+
+
+def names(group: str) -> list[str]:
+    """The members of a group of conf/."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(command, overrides); each member is in one of them."""
+    for gates in names("gates"):
+        target = ("gates.penalty.heads=2",) if gates == "hard_concrete_target" else ()
+        yield "train", (f"gates={gates}", "measure=[gate_importance]", "masking=none", "optim.ema=0.9", *target)
+    yield "probe", (f"measure=[{','.join(names('measure'))}]", "probe.control=random_init")
+    yield "maps", (f"maps=[{','.join(names('maps'))}]", "images=[0,1]", "faithfulness.random_orders=1")
+    for masking in names("masking"):
+        yield "mask", (f"masking={masking}", "masking.steps=2")
+    few = ("weights=weights.safetensors", "prune.images=20")
+    yield "prune", ("prune=given", "prune.heads=[0]", "prune.fold=mean", "prune.tune_epochs=1", *few)
+    for order in names("prune/order"):
+        table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
+        yield "prune", ("prune=order", f"prune/order={order}", "prune.remove=1", *table, *few)
+    for paper in names("paper"):
+        yield "study", (f"+paper={paper}",)
+    yield "studies.causal", ("causal.steps=3", "causal.start_steps=2")
+    yield "studies.voita", ("voita.heads=[2]", few[0], "gates.penalty.heads=2", "voita.scratch_epochs=1")
+
+
+PIECES = {" ".join([command, *overrides[:2]])[:60]: (command, overrides) for command, overrides in pieces()}
+
+
+def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
+    """Run one on a device, into ``folder``. kept: where decoded images lie. Weights and scores go where it works."""
+    command, overrides = PIECES[name]
+    options = (*FEW, f"trainer.accelerator={accelerator}")
+    if "weights=weights.safetensors" in overrides:
+        Path("scores.csv").write_text("head,value\n0,4\n1,3\n2,1\n3,2\n")
+        fresh = runs.config("maps", Path(kept), *options)
+        model = builders.classifier(fresh, builders.data(fresh))
+        save_weights(model.backbone, Path("weights.safetensors"), model.description)
+    cfg = runs.config(command, Path(kept), *options, *overrides)
+    for settings in (cfg, cfg.get("paper") or {}):
+        if "rarity" in (settings.get("measure") or {}):
+            settings["measure"]["rarity"]["codes"] = 8  # so few images have few different patches
+    if "table_4" in (cfg.get("paper") or {"figures": {}})["figures"]:
+        cfg["paper"]["figures"]["table_4"]["panel"] |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
+    launch.module(command).run(cfg, Path(folder))
