@@ -237,7 +237,6 @@ def _training(kit: Kit, kind: str, compiled: bool) -> dict[str, float]:
         callbacks=[*watching, clock],
         logger=False,
         enable_checkpointing=False,
-        enable_progress_bar=False,
         enable_model_summary=False,
     )
     classifier = GatedClassifier(model, {"backbone": {}}, lr=1e-5)

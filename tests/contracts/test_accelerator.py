@@ -42,8 +42,7 @@ def kept(tmp_path_factory) -> Path:
 
 
 def test_every_command_that_computes_is_tried():
-    computes = {command for command in sections.commands() if "trainer" in sections.sections(command)}
-    assert {command for command, _ in PIECES.values()} == computes
+    assert {command for command, _ in PIECES.values()} == set(sections.commands()) - {"fetch"}  # it downloads
 
 
 @pytest.mark.slow
