@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import lightning as L
@@ -29,7 +30,7 @@ from mhprobe.gates.base import Follower
 from mhprobe.heads import FillName
 from mhprobe.measures.base import Measure
 from mhprobe.measures.entropy import Entropy
-from mhprobe.run import launch, sections
+from mhprobe.run import builders, launch, sections
 from mhprobe.weights import twin
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from pieces import CONF, FEW, PIECES, names, run_piece
@@ -188,6 +189,22 @@ def waits_of(callbacks: list[L.Callback]) -> int:
     trainer = L.Trainer(max_epochs=1, accelerator="pretend", callbacks=callbacks, **off)
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(STEPS, 2, 4), batch_size=None))
     return len(pretend.waits) - before
+
+
+def test_the_whole_network_labels_images_where_the_run_is(tmp_path):
+    """Each rank on its own device; it was the first GPU for all of them."""
+    pretend.alone(label, tmp_path)
+
+
+def label() -> None:
+    cfg = runs.config("probe", Path(), *FEW, "trainer.accelerator=pretend")
+    places: list[torch.device] = []
+    source = SimpleNamespace(name="photos")
+    data = SimpleNamespace(
+        source=source, label_by=lambda model, names, device: places.extend([device, next(model.parameters()).device])
+    )
+    builders._label(cfg, data, tiny_vit(), ["one", "other"])  # type: ignore[arg-type]
+    assert places == [torch.device("pretend", 0)] * 2
 
 
 @pytest.mark.parametrize("work", ["add", "cat", "index", "index_put", "where", "in place", "to numpy"])
