@@ -44,9 +44,7 @@ def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
         else:
             assert image.norm.vmin == -image.norm.vmax  # the colours part at 0
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert f"del {kinds['rollout'].deletion[0]:.2f} (random {kinds['rollout'].random_deletion[0]:.2f})" in "".join(
-        texts
-    )
+    assert f"del {kinds['rollout'].deletion[0]:.2f} (r {kinds['rollout'].random_deletion[0]:.2f})" in "".join(texts)
     assert_nothing_is_clipped(figure)
 
 

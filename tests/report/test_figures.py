@@ -316,6 +316,23 @@ def test_a_figures_file_says_what_made_it(tmp_path):
         assert part.encode() in pdf.read_bytes()
 
 
+def test_the_ranked_heads_have_names_at_both_ends():
+    layout = LAYOUTS["digits"]  # four blocks of six heads
+    value = torch.arange(24.0)
+    value[7] = torch.nan
+    figure = per_head.draw(layout, {"value": value, "low": value - 1, "high": value + 1}, "value")
+    (said,) = [axes.get_xlabel() for axes in figure.axes if "ranked" in axes.get_xlabel()]
+    assert said.endswith("highest 3.5, 3.4, 3.3; lowest 0.0, 0.1, 0.2")
+    assert_nothing_is_clipped(figure)
+
+
+def test_ten_times_the_others_is_far_above_them_and_twice_is_not():
+    value = torch.linspace(0.1, 0.4, 24)
+    for top, norm in ((3.7, "LogNorm"), (0.8, "Normalize")):
+        (image,) = images(per_head.draw(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
+        assert type(image.norm).__name__ == norm
+
+
 def test_one_value_far_above_all_others_gets_a_logarithmic_scale_and_zero_or_one_two_ticks():
     value = torch.rand(24, dtype=torch.float64) * 0.01 + 0.001
     value[3] = 5.0

@@ -128,7 +128,13 @@ def test_heads_are_sorted_by_the_first_value(layout):
 def test_the_others_clip_nothing(layout):
     heads = layout.num_heads
     marks = {f"function {n}": torch.arange(heads) % (n + 2) == 0 for n in range(7)}
-    assert_nothing_is_clipped(functions.draw(layout, marks))
+    figure = functions.draw(layout, marks)
+    assert_nothing_is_clipped(figure)
+    # a part for each function of a head; together they fill its cell
+    coloured = [part for part in figure.axes[0].patches if part.get_linewidth() == 0]
+    assert len(coloured) == sum(int(has.sum()) for has in marks.values())
+    any_of_them = torch.stack(list(marks.values())).any(0)
+    assert sum(part.get_width() for part in coloured) == pytest.approx(int(any_of_them.sum()))
     assert_nothing_is_clipped(heat.draw([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))
     share = {"low": 0.4, "high": 0.6, "accuracy": 0.5}
     rows = [{"kind": kind, "share": s, "heads": 3, **share} for kind in ("early", "late") for s in (0.0, 1.0)]

@@ -21,7 +21,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
 
     drop = 100 * columns["drop"].double()
     sure = columns["p_holm"] < 0.05
-    width = max(float(drop.max() - drop.min()), 1e-3) / 20
+    width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
     first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
     with canvas((4.2, 2.75)) as figure:

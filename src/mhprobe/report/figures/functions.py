@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
@@ -22,30 +23,26 @@ def draw(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str
 
     functions: by name (A,) bool. Those that no head has are named in the legend with 0. rules: when each holds.
     """
+    from matplotlib.patches import Patch, Rectangle
+
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
     tall_cell, left = 0.3, 0.55
     tall = max(tall_cell * deep, (0.32 if rules else 0.19) * len(functions))
     with canvas((left + wide_cell * heads + (3.0 if rules else 1.75), tall + 0.65)) as figure:
         axes = place(figure, left, 0.45, wide_cell * heads, tall)
-        for row, site in enumerate(layout.sites):
-            axes.hlines([row - 0.5, row + 0.5], -0.5, site.num_heads - 0.5, color="0.85", linewidth=0.6)
-            axes.vlines([h - 0.5 for h in range(site.num_heads + 1)], row - 0.5, row + 0.5, color="0.85", linewidth=0.6)
-        for number, (name, has_A) in enumerate(functions.items()):
-            # more functions than colours: the eighth is hollow
-            shade, marker = colour(number)
-            face = "none" if number >= len(COLOURS) else shade
-            across, down = divmod(number, 2)[::-1] if len(functions) <= 4 else (number % 3, number // 3)
-            columns = 2 if len(functions) <= 4 else 3
-            rows = -(-len(functions) // columns)
-            places = [
-                (head + (across + 0.5) / columns - 0.5, site + (down + 0.5) / rows - 0.5)
-                for flat, (site, head, _) in enumerate(layout)
-                if has_A[flat]
-            ]
-            xs, ys = [x for x, _ in places], [y for _, y in places]
-            label = f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else "")
-            axes.plot(xs, ys, marker, color=shade, markerfacecolor=face, markersize=4, linestyle="", label=label)
+        looks = {name: _look(number) for number, name in enumerate(functions)}
+        for flat, (row, head, _) in enumerate(layout):
+            own = [name for name, has_A in functions.items() if has_A[flat]]
+            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, facecolor="0.93"))
+            for part, name in enumerate(own):  # side by side where a head has several
+                corner = (head - 0.5 + part / len(own), row - 0.5)
+                axes.add_patch(Rectangle(corner, 1 / len(own), 1, linewidth=0, **looks[name]))
+            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+        handles = [
+            Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
+            for name, has_A in functions.items()
+        ]
         axes.set_xlim(-0.5, heads - 0.5)
         axes.set_ylim(deep - 0.5, -0.5)
         axes.set_xticks(ticks(heads, wide_cell))
@@ -53,5 +50,14 @@ def draw(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str
         axes.set_xlabel("head")
         axes.set_ylabel("block")
         axes.spines[:].set_visible(False)
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="function (heads)")
+        place_of = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
+        axes.legend(handles=handles, **place_of, borderaxespad=0, title="function (heads)")
     return figure
+
+
+def _look(number: int) -> dict[str, Any]:
+    """The colour of a function's cells; more functions than colours are hatched."""
+    shade, _ = colour(number)
+    if number < len(COLOURS):
+        return {"facecolor": shade, "edgecolor": shade}
+    return {"facecolor": "white", "edgecolor": shade, "hatch": "////"}

@@ -12,7 +12,7 @@ from mhprobe.report.figures.style import Axes, Figure, canvas, place, scale
 
 CAPTION = (
     "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
-    "(higher is better) say how faithful a map is: compare them with random orders, not with the look."
+    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look."
 )
 
 
@@ -60,7 +60,7 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged],
 def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number: int) -> Figure:
     """One image, number ``number`` of the batch, and every head's map of it."""
 
-    per_row = min(6, len(heads))
+    per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)
     with canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
@@ -102,8 +102,8 @@ def _overlay(
     if not judged.scored:
         return axes
     text = (
-        f"del {judged.deletion[row]:.2f} (random {judged.random_deletion[row]:.2f})\n"
-        f"ins {judged.insertion[row]:.2f} (random {judged.random_insertion[row]:.2f})"
+        f"del {judged.deletion[row]:.2f} (r {judged.random_deletion[row]:.2f})\n"
+        f"ins {judged.insertion[row]:.2f} (r {judged.random_insertion[row]:.2f})"
     )
     bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
     return axes

@@ -25,11 +25,13 @@ from mhprobe.report.figures.style import (
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
 
+NAMED = 3  # heads at either end, as block.head
+
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "A square per head, blocks from input to output. Beside, where there is an interval or a reference, the heads "
-    "in order: a bar is the 95 % interval, the line what chance or a freshly initialised network gives. Heads "
-    "whose intervals overlap are not told apart."
+    "in order, the first and the last by name (block.head): a bar is the 95 % interval, the line what chance or a "
+    "freshly initialised network gives. Heads whose intervals overlap are not told apart."
 )
 
 
@@ -43,7 +45,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
 
     value = columns["value"].double()
     cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
-    left, bottom, top = 0.6, 0.5, 0.3
+    left, bottom, top = 0.6, 0.62, 0.3
     grid_tall = matrix_height(layout, cell)
     tall = max(grid_tall, 1.5)
     wide = cell * max(site.num_heads for site in layout.sites)
@@ -66,11 +68,11 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         if yes_or_no:
             bar.set_ticks([0, 1])
         if ranked:
-            _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), columns, label)
+            _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
     return figure
 
 
-def _ranked(axes: Axes, columns: Mapping[str, Tensor], label: str) -> None:
+def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> None:
     """All heads from the largest value down, with their intervals and references."""
     value = columns["value"].double()
     order = value.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
@@ -91,5 +93,10 @@ def _ranked(axes: Axes, columns: Mapping[str, Tensor], label: str) -> None:
     if not {"chance", "null", "uniform"} & set(columns):  # those are what it is read against, and 0 may be far away
         axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
     axes.set_xlim(0, len(rank) + 1)
+    names = [f"{site.block}.{head}" for _, head, site in layout]
+    known = [names[flat] for flat in order.tolist() if value[flat].isfinite()]
+    some = min(NAMED, len(known) // 2)
+    if some:
+        text += f"\nhighest {', '.join(known[:some])}; lowest {', '.join(known[::-1][:some])}"
     axes.set_xlabel(text)
     axes.set_ylabel(label)

@@ -53,7 +53,7 @@ Names = Mapping[str, Sequence[str]]
 NAMELESS: Names = MappingProxyType({})
 NOT_COMPARED = "0.85"
 SCREEN = 150  # dots per inch of a PNG that is not for paper; text is some percent wider at 150 than at 100
-OUTLIER = 20  # times the median: what is further up takes a linear scale for itself
+OUTLIER = 8  # times the median: what is further up takes a linear scale for itself
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
