@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -118,6 +119,21 @@ def place(command: str) -> Path:
     """The file that ``python -m mhprobe.<command>`` runs."""
     path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+PICTURE = (
+    ROOT / "docs" / "figures" / "report_page.png"
+)  # tools/page_picture.py takes it, and writes the words beside it
+
+
+def test_the_readme_says_of_its_picture_what_the_run_in_it_says():
+    told = json.loads(PICTURE.with_suffix(".json").read_text())
+    with Image.open(PICTURE) as picture:
+        assert picture.text["Comment"] == told["commit"]  # the same run
+    quoted = re.findall(r"(?:^>.*\n)+", (ROOT / "README.md").read_text(), re.M)
+    assert len(quoted) == 1
+    sentences = [" ".join(part.replace(">", " ").split()) for part in re.split(r"^>$", quoted[0], flags=re.M)]
+    assert sentences == told["said"][: len(sentences)] and len(sentences) >= 3
 
 
 FIGURES = sorted((ROOT / "docs" / "figures").glob("*.png"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -284,3 +285,6 @@ def test_the_picture_in_the_readme_is_taken_by_a_script(tmp_path):
     with Image.open(tmp_path / "page.png") as taken, Image.open(folder / "figures" / "gate_importance.png") as figure:
         assert taken.width == 1240 and taken.height > 600 and taken.text == figure.text
         assert len(taken.convert("RGB").getcolors(1 << 20)) > 50  # not a blank page
+        told = json.loads((tmp_path / "page.json").read_text())
+        assert told["commit"] == taken.text["Comment"]
+    assert told["said"][0].startswith("1 of 12 heads can go within one point of accuracy")
