@@ -67,7 +67,8 @@ def main(report: Path, to: Path) -> None:
             made.add_text(key, value)
         origin = dict(figure.text)
     taken.convert("RGB").quantize(256).save(to, pnginfo=made, optimize=True)
-    to.with_suffix(".json").write_text(json.dumps({"commit": origin.get("Comment", ""), "said": words}, indent=2) + "\n")
+    told = {"commit": origin.get("Comment", ""), "said": words}
+    to.with_suffix(".json").write_text(json.dumps(told, indent=2) + "\n")
 
 
 if __name__ == "__main__":
