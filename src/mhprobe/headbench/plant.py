@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mhprobe.backbones.opened import Opened
 from mhprobe.headbench.canvas import EVIDENCE, NOISES, SCRATCH, TEXTURES, Canvas
 from mhprobe.heads import HeadSite
 
@@ -76,28 +77,37 @@ def carry(canvas: Canvas, site: int, head: int, share: float | None = None) -> N
     canvas.scale_write(site, head, canvas.uniform(0.05, 0.15) if share is None else share)
 
 
-def reads_from(canvas: Canvas, site: int, head: int, size: float = 0.02) -> Tensor:
+def reads_from(canvas: Canvas, site: int, head: int) -> Tensor:
+    """(T, T) how much the head's write at each token moves when features of each token are changed."""
+    directions = canvas.rows(site, (*NOISES, *TEXTURES))
+    return moved_by(canvas, site, head, canvas.stream(site)[0][:2], directions)
+
+
+def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor, size: float = 0.02) -> Tensor:
     """(T, T) how much the head's write at each token moves when noise is added to each token in front of the block.
 
-    Rows sum to 1. Nothing of attention weights is looked at.
+    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from. size: of it, over the length
+    of a token. Rows sum to 1. Nothing of attention weights is looked at.
     """
-    before = canvas.stream(site)[0][:2]
     tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
-    directions = canvas.rows(site, (*NOISES, *TEXTURES))
     nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
     nudge = size * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
-    still = canvas.writes(site, head, before)
+    still = model.write_of(site, head, before)
     # all tokens' nudges side by side, as so many images: (T, B, T, C)
     nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]
-    written = canvas.writes(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
+    written = model.write_of(site, head, nudged.flatten(0, 1)).unflatten(0, (tokens, -1))
     moved = (written - still).norm(dim=-1).mean(1).T
     return moved / moved.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
 def from_offset(canvas: Canvas, site: int, head: int, down: int, across: int) -> float:
     """The mean share that ``reads_from`` the token at an offset, over queries that can reach it."""
-    at = canvas.site(site)
-    share, (high, wide) = reads_from(canvas, site, head), at.token_grid
+    return share_at(canvas.site(site), reads_from(canvas, site, head), down, across)
+
+
+def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
+    """The mean of (T, T) ``share`` at the token of an offset, over queries that can reach it."""
+    high, wide = at.token_grid
     places, pairs = at.places(), at.support()
     can = torch.zeros(share.shape, dtype=torch.bool)
     for window in range(len(places)):

@@ -1,0 +1,130 @@
+"""A ViT or a Swin of timm's, and the places in it where the weights of heads are read and written.
+
+Shapes: C channels of the stream, D head width, H heads of a site, T tokens, B images, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import layout_of
+
+
+class Opened:
+    """A ViT or a Swin of timm's whose heads are read and written.
+
+    family: "vit" or "swin". model: in eval mode. layout: of its heads.
+    """
+
+    def __init__(self, family: str, model: nn.Module) -> None:
+        self.family = family
+        self.model: Any = model
+        self.layout = layout_of(model)
+
+    def site(self, number: int) -> Any:
+        return self.layout.sites[number]
+
+    def widths(self) -> list[int]:
+        """C in each stage."""
+        if self.family == "vit":
+            return [self.model.embed_dim]
+        return [layer.blocks[0].norm1.normalized_shape[0] for layer in self.model.layers]
+
+    # in a block
+
+    def _block(self, site: int) -> Any:
+        return self.model.get_submodule(self.site(site).name.rpartition(".")[0])
+
+    @torch.no_grad()
+    def write(self, site: int, head: int, *, output: Tensor | None = None, **parts: Tensor) -> None:
+        """Set what is given. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
+
+        output: (up to D, C), what each channel of the head writes. offsets: what a Swin's head adds to the logits of
+        attention, by the relative position in the window (see ``offset``).
+        """
+        attention, at = self._block(site).attn, self.site(site)
+        start = head * at.head_dim
+        for number, name in enumerate(("query", "key", "value")):
+            first = number * at.channels + start
+            for part, there in ((name, attention.qkv.weight), (f"{name}_bias", attention.qkv.bias)):
+                if (given := parts.get(part)) is not None:
+                    there[first : first + at.head_dim] = 0
+                    there[first : first + len(given)] = given
+        if output is not None:
+            attention.proj.weight[:, start : start + at.head_dim] = 0
+            attention.proj.weight[:, start : start + len(output)] = output.T
+        if (offsets := parts.get("offsets")) is not None:
+            attention.relative_position_bias_table[:, head] = offsets
+
+    @torch.no_grad()
+    def parts(self, site: int, head: int) -> dict[str, Tensor]:
+        """Return the argument of ``write`` as it is."""
+        attention, at = self._block(site).attn, self.site(site)
+        span = slice(head * at.head_dim, (head + 1) * at.head_dim)
+        found = {"output": attention.proj.weight[:, span].T.clone()}
+        for name, weight, bias in zip(
+            ("query", "key", "value"), attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True
+        ):
+            found |= {name: weight[span].clone(), f"{name}_bias": bias[span].clone()}
+        if self.family == "swin":
+            found["offsets"] = attention.relative_position_bias_table[:, head].clone()
+        return found
+
+    def offset(self, site: int, down: int, across: int) -> int:
+        """The place, among a Swin head's ``offsets``, of the token so many rows and columns away."""
+        high, wide = self._block(site).attn.window_size
+        return (high - 1 - down) * (2 * wide - 1) + (wide - 1 - across)
+
+    def mlp(self, site: int) -> tuple[nn.Linear, nn.Linear]:
+        """The layers of the block's MLP: what its units read, and what they write."""
+        mlp = self._block(site).mlp
+        return mlp.fc1, mlp.fc2
+
+    # looking
+
+    @torch.no_grad()
+    def around_first_norm(self, site: int, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream in front of the site's block, and what the block's first norm makes of it; (B, T, C) each."""
+        return self._seen(self._block(site).norm1, images)
+
+    @torch.no_grad()
+    def behind_attention(self, site: int, images: Tensor) -> Tensor:
+        """(B, T, C) what the norm in front of the block's MLP gives."""
+        return self._seen(self._block(site).norm2, images)[1]
+
+    def _seen(self, norm: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Record the input and output of a norm, in raster order."""
+        seen: list[Tensor] = []
+        handle = norm.register_forward_hook(lambda _, args, out: seen.extend((args[0], out)))
+        self.model(images)
+        handle.remove()
+        before, after = (part.flatten(1, -2) for part in seen)
+        return before, after
+
+    @torch.no_grad()
+    def write_of(self, site: int, head: int, before: Tensor) -> Tensor:
+        """(B, T, C) what this head alone adds to the stream ``before`` (B, T, C), in raster order."""
+        alone = copy.deepcopy(self._block(site))
+        others = torch.ones(self.site(site).channels, dtype=torch.bool)
+        others[head * self.site(site).head_dim : (head + 1) * self.site(site).head_dim] = False
+        alone.attn.proj.weight[:, others] = 0
+        alone.attn.proj.bias.zero_()
+        if self.family == "vit":
+            return alone.attn(alone.norm1(before))
+        return alone._attn(alone.norm1(before.unflatten(1, self.site(site).grid))).flatten(1, 2)
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, without: Sequence[tuple[int, int]] = ()) -> Tensor:
+        """(B, K), with the columns of W_O of some heads (site, head) set to zero."""
+        if not without:
+            return self.model(images)
+        model = copy.deepcopy(self.model)
+        for site, head in without:
+            at = self.site(site)
+            model.get_submodule(at.name).proj.weight[:, head * at.head_dim : (head + 1) * at.head_dim] = 0
+        return model(images)

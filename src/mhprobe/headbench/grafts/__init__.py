@@ -1,0 +1,1 @@
+"""One graft per file; a file is found by being here."""

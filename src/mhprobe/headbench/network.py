@@ -1,0 +1,119 @@
+"""A small ViT, trained on handwritten digits, whose heads nobody wrote: the ground that grafts grow in.
+
+Digits of the UCI set (data/digits.py): no download. The images that it is trained on also tune grafts. The test images
+are cut in three, so that what verifies a graft, what measures choose on and what they measure are different images.
+
+Shapes: B images, T tokens, C channels of the stream, D head width.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach
+from mhprobe.backbones.opened import Opened
+from mhprobe.data.batch import Batch
+from mhprobe.data.digits import Digits
+from mhprobe.measures.outcomes import outcomes
+from mhprobe.recording.objective import objective
+
+SIZES: dict[str, Any] = dict(img_size=8, patch_size=2, embed_dim=48, depth=4, num_heads=6, mlp_ratio=2.0)
+EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
+
+
+class Shown(NamedTuple):
+    """images: (B, 3, 8, 8), normalised. labels: (B,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def batch(self) -> Batch:
+        index = torch.arange(len(self.images))
+        return Batch(self.images, self.labels, index, torch.ones(len(index), dtype=torch.bool))
+
+    def some(self, rows: Tensor) -> Shown:
+        return Shown(self.images[rows], self.labels[rows])
+
+
+class Splits(NamedTuple):
+    """train: tunes the network and its grafts. verify, choose, look: a third of the test images each."""
+
+    train: Shown
+    verify: Shown
+    choose: Shown
+    look: Shown
+
+
+@functools.cache
+def digits() -> Splits:
+    """The images, the same for every network."""
+    contents = Digits().scan()
+    images: dict[str, list[Tensor]] = {"train": [], "test": []}
+    for split, _, pixels in contents.images():
+        images[split].append(torch.from_numpy(pixels).permute(2, 0, 1))
+    train, test = (
+        Shown(torch.stack(images[split]).float() / 127.5 - 1, torch.from_numpy(contents.labels[split]))
+        for split in ("train", "test")
+    )
+    drawn = torch.randperm(len(test.labels), generator=torch.Generator().manual_seed(0))
+    return Splits(train, *(test.some(part) for part in drawn.chunk(3)))
+
+
+class Network(Opened):
+    """seed: of the first weights and of the order of the images. right: share of all test images that are right."""
+
+    def __init__(self, seed: int, epochs: int = EPOCHS) -> None:
+        self.seed = seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = timm.create_model("vit_tiny_patch16_224", num_classes=10, **SIZES)
+            _train(model, digits().train, epochs)
+        super().__init__("vit", model.eval())
+        test = digits()[1:]
+        with torch.no_grad():
+            found = [outcomes(self.model(part.images), part.labels)[0] for part in test]
+        self.right = float(torch.cat(found).double().mean())
+
+    def copied(self) -> Network:
+        """A network to change, with weights of its own."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model)
+        return other
+
+    def gated(self) -> nn.Module:
+        """Its model with gates on its heads, for measures: a copy, so that this one stays bare."""
+        model: nn.Module = copy.deepcopy(self.model)
+        attach(model)
+        return model
+
+    def loss(self, without: Sequence[tuple[int, int]] = ()) -> float:
+        """Mean over the images that verify, in nats."""
+        seen = digits().verify
+        return float(outcomes(self.logits(seen.images, without), seen.labels)[1].double().mean())
+
+    def writes(self, site: int, head: int) -> Tensor:
+        """(B, T, C) what this head alone adds to the stream, on the images that verify."""
+        before, _ = self.around_first_norm(site, digits().verify.images)
+        return self.write_of(site, head, before)
+
+
+def _train(model: nn.Module, seen: Shown, epochs: int) -> None:
+    steps = epochs * (len(seen.labels) // AT_ONCE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
+    model.train()
+    for _ in range(epochs):
+        drawn = torch.randperm(len(seen.labels))
+        for rows in drawn[: len(drawn) // AT_ONCE * AT_ONCE].split(AT_ONCE):
+            loss = objective(model(seen.images[rows]), seen.labels[rows], "loss").mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()

@@ -1,0 +1,260 @@
+"""How much of it does a measure need? Measures against grafts, grade by grade, in trained networks.
+
+A measure finds a graft if hardly any other head of the network looks more like it: its AUROC, in the direction that is
+expected, is 0.95 or more. Of 24 heads at most one other is then ahead; of the 60 pairs within layers, at most two. A
+measure without a number for the graft has not found it. Grade 0 is the same heads before anything was done to them:
+what is found there is chance.
+
+The sensitivity is the grade from which on half of the grafts are found: the share that is found, made to rise with the
+grade (isotonic regression: Ayer et al., 1955), is followed along straight lines to one half. Networks, not grafts, are
+resampled for the intervals: the grafts of one network share its other heads.
+
+Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.headbench.bench import Make, Told, heads_told, pair_told
+from mhprobe.headbench.graft import GRADES, Graft, known_grafts
+from mhprobe.headbench.network import Network, digits
+from mhprobe.recording.measuring import measure
+
+FOUND = 0.95
+DRAWS = 2  # grafts of a kind in each network
+RESAMPLES = 1000
+
+
+class Grade(NamedTuple):
+    """One detector of one graft at one grade. direction: as in ``Graft.signs``.
+
+    amount: of the graft, NaN at grade 0. shown: mean of ``Graft.shown``. found: share of the grafts that are found;
+    low, high: 95 % by bootstrap over networks. auroc: mean, in the direction. grafts: how many, in how many networks;
+    numbers: of how many the detector had a number.
+    """
+
+    graft: str
+    measure: str
+    direction: int
+    grade: int
+    amount: float
+    shown: float
+    found: float
+    low: float
+    high: float
+    auroc: float
+    grafts: int
+    networks: int
+    numbers: int
+
+
+class Sensitivity(NamedTuple):
+    """The grade from which on a detector finds half of the grafts; smaller is more sensitive, inf: at none.
+
+    low, high: 95 % by bootstrap over networks. chance: the share that it finds before anything was done.
+    """
+
+    graft: str
+    measure: str
+    direction: int
+    grade: float
+    low: float
+    high: float
+    chance: float
+    grafts: int
+    networks: int
+
+
+class Trial(NamedTuple):
+    """One graft in one network: ``shown`` and what each detector told, at grade 0 and every grade behind it."""
+
+    network: int
+    graft: str
+    shown: list[float]
+    told: list[dict[str, Told]]
+
+
+def sensitivities(
+    makes: Mapping[str, Make],
+    entered: Sequence[str],
+    seeds: Sequence[int],
+    draws: int = DRAWS,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[list[Grade], list[Sensitivity]]:
+    """Every measure that a graft names, and those ``entered``, on every graft; large values are expected of the latter.
+
+    makes: measure's name -> what makes it of a layout. seeds: of the networks, which are trained here. draws: grafts of
+    a kind in each. UserError as in ``check``.
+    """
+    check(makes, entered)
+    kinds = known_grafts()
+    trials: list[Trial] = []
+    for seed in seeds:
+        network = Network(seed)
+        mine = [trial for name in kinds for trial in _trials(network, name, kinds[name], makes, entered, draws)]
+        counts = ", ".join(f"{name} {sum(trial.graft == name for trial in mine)}" for name in kinds)
+        say(f"network {seed}: {100 * network.right:.1f} % right; verified of {draws} each: {counts}")
+        trials += mine
+    grades: list[Grade] = []
+    found: list[Sensitivity] = []
+    for name, graft in kinds.items():
+        of_kind = [trial for trial in trials if trial.graft == name]
+        for detector, direction in _signs(graft, makes, entered).items():
+            if of_kind and all(detector in told for trial in of_kind for told in trial.told):
+                grades += _grades(graft, name, detector, direction, of_kind)
+                found.append(_sensitivity(name, detector, direction, of_kind))
+    return grades, found
+
+
+def check(makes: Mapping[str, Make], entered: Sequence[str] = ()) -> None:
+    """Raise UserError where no graft names any of these measures: there would be nothing to ask."""
+    if not any(_signs(graft, makes, entered) for graft in known_grafts().values()):
+        raise UserError(
+            f"headbench: no graft names {', '.join(makes)}. Give --heads written, or enter a measure of your own."
+        )
+
+
+def _signs(graft: Graft, makes: Mapping[str, Make], entered: Sequence[str]) -> dict[str, int]:
+    """Detectors that take part, with their directions."""
+    named = {name: sign for name, sign in graft.signs.items() if name.partition(".")[0] in makes}
+    return {**dict.fromkeys(entered, 1), **named}
+
+
+def _trials(
+    network: Network, name: str, graft: Graft, makes: Mapping[str, Make], entered: Sequence[str], draws: int
+) -> Iterator[Trial]:
+    """The verified ones of ``draws`` grafts of a kind."""
+    detectors = _signs(graft, makes, entered)
+    mine = {name: makes[name] for name in dict.fromkeys(each.partition(".")[0] for each in detectors)}
+    for site, heads, others in itertools.islice(places(network, name, graft), draws):
+        copies = [network, *graft.grown(network, site, heads)]
+        assert len(copies) == 1 + GRADES
+        if not graft.verified(network, copies[-1], site, heads, others):
+            continue
+        flat = [network.layout.flat(site, head) for head in heads]
+        shown = [graft.shown(copy, network, site, heads) for copy in copies]
+        yield Trial(network.seed, name, shown, [_told(copy, mine, detectors, flat) for copy in copies])
+
+
+def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Sites, heads to graft there, and as many other heads of the layer; drawn without end, by the network's seed."""
+    generator = torch.Generator().manual_seed(1000 * network.seed + len(name))
+    while True:
+        site = int(torch.randint(len(network.layout.sites), (), generator=generator))
+        order = torch.randperm(network.site(site).num_heads, generator=generator).tolist()
+        yield site, order[: graft.heads], order[graft.heads : 2 * graft.heads]
+
+
+def _told(
+    network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
+) -> dict[str, Told]:
+    """What each detector tells of these heads, in its direction."""
+    layout, splits = network.layout, digits()
+    made = {name: make(layout) for name, make in makes.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # copies of heads are what some measures warn of
+        columns, _ = measure(network.gated(), made, lambda: [splits.look.batch()], lambda: [splits.choose.batch()])
+    found = {}
+    for detector, direction in detectors.items():
+        name, _, column = detector.partition(".")
+        value = columns.get(name, {}).get(column or "value")
+        if value is None:  # it refused: no number
+            found[detector] = Told(0.5, False)
+        elif value.shape == (layout.num_heads,):
+            found[detector] = heads_told(direction * value, heads)
+        elif value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
+            found[detector] = pair_told(layout, direction * value, heads)
+    return found
+
+
+def _grades(graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]) -> Iterator[Grade]:
+    found_TG = _found(detector, trials)
+    shares_RG = _resampled(found_TG, trials)
+    low_G, high_G = torch.quantile(shares_RG, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    networks = len({trial.network for trial in trials})
+    for grade in range(1 + GRADES):
+        told = [trial.told[grade][detector] for trial in trials]
+        yield Grade(
+            name,
+            detector,
+            direction,
+            grade,
+            float(graft.amounts[grade - 1]) if grade else math.nan,
+            sum(trial.shown[grade] for trial in trials) / len(trials),
+            float(found_TG[:, grade].mean()),
+            float(low_G[grade]),
+            float(high_G[grade]),
+            sum(each.auroc for each in told) / len(told),
+            len(trials),
+            networks,
+            sum(each.known for each in told),
+        )
+
+
+def _sensitivity(name: str, detector: str, direction: int, trials: Sequence[Trial]) -> Sensitivity:
+    found_TG = _found(detector, trials)
+    drawn = sorted(half_reached(shares) for shares in _resampled(found_TG, trials))
+    low, high = drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn))]
+    networks = len({trial.network for trial in trials})
+    grade, chance = half_reached(found_TG.mean(0)), float(found_TG[:, 0].mean())
+    return Sensitivity(name, detector, direction, grade, low, high, chance, len(trials), networks)
+
+
+def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
+    """(T, 1 + GRADES) float64: 1 where the graft is found."""
+    rows = [[float(told[detector].auroc >= FOUND) for told in trial.told] for trial in trials]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
+    """(R, 1 + GRADES) shares found, of networks drawn with replacement."""
+    of_network: dict[int, list[int]] = defaultdict(list)
+    for row, trial in enumerate(trials):
+        of_network[trial.network].append(row)
+    sums_NG = torch.stack([found_TG[rows].sum(0) for rows in of_network.values()])
+    counts_N = torch.tensor([len(rows) for rows in of_network.values()], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    drawn_RN = torch.randint(len(counts_N), (RESAMPLES, len(counts_N)), generator=generator)
+    return sums_NG[drawn_RN].sum(1) / counts_N[drawn_RN].sum(1, keepdim=True)
+
+
+def half_reached(shares: Tensor) -> float:
+    """The grade at which shares (1 + GRADES,), made to rise, reach one half; 0 if they do at once, inf if never.
+
+    >>> half_reached(torch.tensor([0.0, 0.0, 0.25, 0.75, 1.0, 1.0]))
+    2.5
+    >>> half_reached(torch.tensor([0.0, 0.2, 0.1, 0.4, 0.4, 0.4]))
+    inf
+    """
+    risen = isotonic(shares.tolist())
+    if risen[0] >= 0.5:
+        return 0.0
+    for grade, (before, after) in enumerate(itertools.pairwise(risen)):
+        if after >= 0.5:
+            return grade + (0.5 - before) / (after - before)
+    return math.inf
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest numbers, by squares, that never fall: neighbours that do are given their mean.
+
+    >>> isotonic([0.0, 0.5, 0.25, 1.0])
+    [0.0, 0.375, 0.375, 1.0]
+    """
+    pools: list[tuple[float, int]] = []  # mean, how many
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, few), (other, more) = pools[-2:]
+            pools[-2:] = [((one * few + other * more) / (few + more), few + more)]
+    return [mean for mean, count in pools for _ in range(count)]
