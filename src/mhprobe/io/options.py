@@ -31,18 +31,18 @@ def refuse_misfits(make: Callable[..., Any], options: Mapping[str, Any], where: 
 
     make: a class or a function. What its annotations leave open is left to it.
     """
-    hints = annotations(make)
+    hints = types_of(make)
     for name, value in options.items():
         if name in hints and not fits(value, hints[name]):
             raise UserError(f"{where}.{name}: expected {_said(hints[name])}, got {quoted(value)}.")
 
 
 @functools.cache
-def annotations(make: Callable[..., Any]) -> Mapping[str, Any]:
+def types_of(make: Callable[..., Any]) -> Mapping[str, Any]:
     """Option -> its type, of a function or of a class and the base classes that it passes options on to."""
-    made = [base.__init__ for base in reversed(make.__mro__)] if isinstance(make, type) else [make]
+    made = [vars(base).get("__init__") for base in reversed(make.__mro__)] if isinstance(make, type) else [make]
     found: dict[str, Any] = {}
-    for each in made:
+    for each in filter(None, made):
         try:
             found |= typing.get_type_hints(each)
         except (NameError, TypeError, AttributeError):  # a type that is imported for the type checker alone
