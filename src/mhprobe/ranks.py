@@ -74,15 +74,18 @@ def together(work: Callable[[], T], patience: float = PATIENCE) -> T:
     """
     if size() == 1:
         return work()
+    done: T | None = None
+    problem: str | None = None
     try:
-        done, problem = work(), ""
+        done = work()
     except UserError as error:
-        done, problem = None, str(error)
-    problems = gather(problem) if not problem else _within(patience, lambda: gather(problem))
+        problem = str(error)
+    problems = gather(problem) if problem is None else _within(patience, lambda: gather(problem))
     if problems is None:
-        raise LeftAlone(problem)
-    if first := next((text for text in problems if text), ""):
-        raise UserError(first)
+        raise LeftAlone(str(problem))
+    for text in problems:
+        if text is not None:
+            raise UserError(text)
     return done  # type: ignore[return-value]
 
 

@@ -110,4 +110,4 @@ def test_a_figure_that_one_of_two_ranks_refuses_ends_the_study_in_its_line(tmp_p
     assert result.returncode == 2 and "planted: rank 1 alone refuses this figure" in said, said
     took = time.time() - float((tmp_path / "refused").read_text())
     assert said.splitlines()[-1].startswith("mhprobe: ") and "Traceback" not in said
-    assert took < ranks.PATIENCE + 10
+    assert took < 120  # ten seconds of patience, and the end of three processes; it was for ever

@@ -203,12 +203,16 @@ def _environment(values: Mapping[str, str]) -> Any:
 
 def _rank(task: str, folder: Path) -> None:
     """One of several processes. Any of them may find the user's mistake; whoever started them says it, once."""
+    from mhprobe.ranks import LeftAlone
+
     notes = Path(os.environ[NOTES])
     try:
         run(task, cast(DictConfig, OmegaConf.create(os.environ[JOB])), folder)
     except UserError as error:
         with contextlib.suppress(FileExistsError), (notes / MISTAKE).open("x") as file:
             file.write(str(error))
+        if isinstance(error, LeftAlone):
+            os._exit(2)  # the collective that it left behind would hold up an orderly end
         sys.exit(2)
     except Exception:
         handle(signal.SIG_IGN)  # whoever started this rank tells all others to stop, too: it has last words to say
