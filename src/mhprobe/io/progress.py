@@ -108,12 +108,23 @@ def _bar(bars: Progress, description: str, total: int, unit: str) -> Iterator[Ad
     def advance(pieces: int, text: str | None = None, done: int | None = None) -> None:
         bars.advance(task, pieces)
         speed = bars.tasks[bars.task_ids.index(task)].speed
-        bars.update(task, description=text, completed=done, rate="" if speed is None else f"{speed:,.0f}/s")
+        bars.update(task, description=text, completed=done, rate="" if speed is None else pace(speed))
 
     try:
         yield advance
     finally:
         bars.remove_task(task)
+
+
+def pace(rate: float) -> str:
+    """Return pieces per second in words, slow ones as seconds for each.
+
+    >>> pace(1234.5), pace(1.46), pace(0.05)
+    ('1,234/s', '1.5/s', '20 s each')
+    """
+    if rate >= 1:
+        return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+    return f"{1 / rate:.0f} s each" if rate > 0 else ""
 
 
 @contextlib.contextmanager
@@ -130,8 +141,8 @@ def _lines(description: str, total: int, unit: str) -> Iterator[Advance]:
         if now - said > EVERY and finished:
             said, left = now, (now - began) * (total - finished) / finished
             rate = finished / (now - began)
-            text = "%s: %s of %s %s, %s/s, about %s left"
-            log.info(text, description, f"{finished:,}", f"{total:,}", unit, f"{rate:,.0f}", duration(max(left, 0)))
+            text = "%s: %s of %s %s, %s, about %s left"
+            log.info(text, description, f"{finished:,}", f"{total:,}", unit, pace(rate), duration(max(left, 0)))
 
     yield advance
     took = time.monotonic() - began
