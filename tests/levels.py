@@ -334,7 +334,7 @@ def _(seed: int) -> dict[str, Tensor]:
     return {"auc.low": torch.tensor(low <= truth <= high), "auc.p": torch.tensor(p < LEVEL)}
 
 
-@simulation((clusters.cluster, clusters.alike), few=0, clusters__p="p", functions__p="p")
+@simulation((clusters.cluster, clusters.alike), few=0, clusters__p="at most", functions__p="p")
 def _(seed: int) -> dict[str, Tensor]:
     """Twelve heads in one cloud, and functions given to them at random."""
     normal = normals(seed)
@@ -383,12 +383,11 @@ def shares(simulation: Simulation, draws: int, first: int = 0) -> list[Share]:
 
 PAGE = """# How often chance is called something
 
-Every p value of the tables, and every interval that no other page holds to its promise, simulated under its own null.
+Every p value of the tables, and the laws that their intervals come from, simulated under their own null.
 In every draw all that a number stands on is drawn anew: images, donors, folds, null images and heads. A p at 5 %
 rejects in 5 % of the draws. Tests of counts, and those that guard against any false entry of a list, reject in at most
 5 %. A 95 % interval holds the truth in 95 %. `make levels` makes this page. `tests/contracts/test_levels.py` runs the
-same with fewer draws, and fails for a new p that no simulation draws. Intervals over images are held to their coverage
-by `tests/contracts/test_intervals.py`.
+same with fewer draws, and fails for a new p that no simulation draws.
 
 `p_svcca` and its like are of a head's largest similarity to the kept heads ([the join](masking.md#redundant-or-inert)),
 between five heads that share nothing, on 150 images. Five heads with ten draws each have a p in steps of 1/51, so that
