@@ -50,8 +50,9 @@ def draw(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str
         axes.set_xlabel("head")
         axes.set_ylabel("block")
         axes.spines[:].set_visible(False)
-        place_of = {"loc": "center left", "bbox_to_anchor": (1.02, 0.5)}
-        axes.legend(handles=handles, **place_of, borderaxespad=0, title="function (heads)")
+        axes.legend(
+            handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="function (heads)"
+        )
     return figure
 
 
