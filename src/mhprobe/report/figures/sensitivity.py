@@ -50,7 +50,7 @@ def _words(row: Any) -> str:
 
 def _dress(axes: Axes, kind: str, points: Sequence[Any], first: bool) -> None:
     amounts = {point.grade: point.amount for point in points}
-    names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nas trained" for grade in sorted(amounts)]
+    names = [f"{grade}\n{amounts[grade]:g}" if grade else "0\nnone" for grade in sorted(amounts)]
     axes.axhline(50, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
     axes.set_ylim(-4, 104)
     axes.set_xticks(sorted(amounts), names)
