@@ -117,9 +117,10 @@ def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
     for y in range(high):
         for x in range(wide):
             if 0 <= y + down < high and 0 <= x + across < wide:
-                q, k = at.prefix_tokens + y * wide + x, at.prefix_tokens + (y + down) * wide + x + across
-                if can[q, k]:
-                    found.append(float(share[q, k]))
+                query = at.prefix_tokens + y * wide + x
+                key = at.prefix_tokens + (y + down) * wide + x + across
+                if can[query, key]:
+                    found.append(float(share[query, key]))
     return sum(found) / len(found)
 
 
