@@ -80,7 +80,8 @@ ELSEWHERE = {  # simulated where their own promise is explained
     "kept_promise",  # tests/stats/test_promise.py: 1,000 re-draws at every level
     "loses_more",
     "agreement",  # its intervals are spearman_interval's
-    "interval",  # of resampled means: bootstrap's
+    "interval",  # of resampled means: bootstrap's; of an error and its freedom: tests/contracts/test_intervals.py
+    "p_of_interval",  # there it is Student's test
 }
 
 

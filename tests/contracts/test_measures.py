@@ -40,6 +40,7 @@ from mhprobe.heads import (
     Relevance,
     Stream,
 )
+from mhprobe.report.tables import of_measure
 
 DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
@@ -216,13 +217,30 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     for column, names in measure.axes.items():
         assert columns[column].shape in ((heads, len(names)), (heads, heads, len(names)))
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
-    # what a value is read against is in the docs, and nothing else is
+    # what a value is read against, and what its interval is, is in the docs, and nothing else is
     own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
-    said = cell("What each number is read against", yaml.stem)
+    said, interval = cell("What each number is read against", yaml.stem).split(" | ")
     named = set(re.findall(r"`(\w+)`", said)) | ({"low"} if "interval" in said else set())
     references = own & {"null", "chance", "uniform"}
     assert references == named & {"null", "chance", "uniform"} and named <= own
     assert said != "none" or not references
+    assert measure.no_interval == interval.partition("none: ")[2] and ("low" in own) != bool(measure.no_interval)
+
+
+def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(yaml, case):
+    measure = feed(build(yaml, case.layout), case, batches(IMAGES))
+    columns = measure.columns()
+    if measure.no_interval:
+        assert not {"low", "high"} & set(columns) and not measure.of_images
+        return
+    assert int(columns["images"]) == IMAGES
+    low, value, high = (columns[name][columns["value"].isfinite()] for name in ("low", "value", "high"))
+    assert low.shape == value.shape and (low <= value).all() and (value <= high).all()
+    assert (low < high).double().mean() > 0.3  # a layer with itself, and a head that never differs, have no width
+    ends = measure.within
+    assert ends[0] <= low.min() and high.max() <= ends[1]
+    (table,) = (table for end, table in of_measure(case.layout, measure.kind, columns).items() if not end)
+    assert {"value", "low", "high", "images"} <= set(table.columns)
 
 
 def cell(section: str, name: str) -> str:
@@ -397,6 +415,8 @@ def random_batch(images: range, padding: int = 0, needs: Collection[Need] = ()) 
 
     def join(values: list):
         first = values[0]
+        if first is None:
+            return None
         if isinstance(first, Tensor):
             return torch.cat(values)
         if isinstance(first, dict):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.gate_importance import GateImportance
 from oracles import gate_importance as oracle
+from oracles import intervals
 
 RAGGED = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 1, 1, 4, 3)))
 
@@ -69,12 +71,13 @@ def test_columns_follow_from_the_slopes_of_one_image_at_a_time(recorded):
     bare, sites, images, labels = arguments
     slopes = oracle.slopes(bare, images, labels, sites)
     got = columns(layout, batch)
-    mean, half = slopes.abs().mean(0), 1.96 * slopes.abs().std(0) / len(images) ** 0.5
+    mean, error = slopes.abs().mean(0), slopes.abs().std(0) / len(images) ** 0.5
     exact = {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(got["value"], mean, **exact)
     torch.testing.assert_close(got["signed"], slopes.mean(0), **exact)
-    torch.testing.assert_close(got["low"], mean - half, rtol=1e-4, atol=1e-4)  # 1.96 is rounded
-    torch.testing.assert_close(got["high"], mean + half, rtol=1e-4, atol=1e-4)
+    for head in range(len(mean)):
+        expected = intervals.around(float(mean[head]), float(error[head]), len(images) - 1, (0.0, math.inf))
+        assert (float(got["low"][head]), float(got["high"][head])) == pytest.approx(expected, rel=1e-4)
     assert int(got["images"]) == len(images)
     # images disagree about the sign: taking it away per image or not is a difference
     assert (got["value"] > 1.05 * got["signed"].abs()).any()
@@ -115,8 +118,10 @@ def test_abs_per_batch_is_that_of_the_summed_slope_and_depends_on_the_batches():
     two = columns(RAGGED, fake(seed=0), fake(seed=1), abs_at="batch")
     parts = [columns(RAGGED, fake(seed=seed), abs_at="batch")["value"] for seed in (0, 1)]
     torch.testing.assert_close(two["value"], (parts[0] + parts[1]) / 2)
-    half = 1.96 * torch.stack(parts).std(0) / 2**0.5
-    torch.testing.assert_close(two["high"] - two["value"], half, rtol=1e-4, atol=0)
+    error = torch.stack(parts).std(0) / 2**0.5
+    torch.testing.assert_close(two["standard_error"], error)
+    low, high = intervals.around(float(two["value"][0]), float(error[0]), 1, (0.0, math.inf))  # of two batches
+    assert (float(two["low"][0]), float(two["high"][0])) == pytest.approx((low, high), rel=1e-3)
 
 
 def test_layer_norms_divide_layers_by_their_length_with_and_without_the_number_of_heads():

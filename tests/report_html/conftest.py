@@ -58,6 +58,7 @@ TOTALS = [
 ]
 
 
+IMAGES = torch.tensor(300)
 DRAWN = tempfile.TemporaryDirectory()  # most of the time goes into figures, which are the same for the same seed
 
 
@@ -77,14 +78,14 @@ def _made(seed: int, heads: HeadLayout) -> Path:
         report,
         "gate_importance",
         "per_head",
-        {"value": value, "low": value - 0.1, "high": value + 0.1},
+        {"value": value, "low": value - 0.1, "high": value + 0.1, "images": IMAGES},
         "importance (nats)",
         control={"value": value * 0.01},
         about="How much the loss of an image moves when a head is switched off, to first order.",
     )
     drop = torch.rand(heads.num_heads, len(CLASSES), generator=generator, dtype=torch.float64) - 0.5
     delta = value - 1
-    columns = {"value": delta, "low": delta - 0.1, "high": delta + 0.1, "by_class": drop}
+    columns = {"value": delta, "low": delta - 0.1, "high": delta + 0.1, "images": IMAGES, "by_class": drop}
     add_measure(
         report, "ablation_delta", "per_head", columns, "rise of the loss (nats)", axes={"by_class": CLASSES}, masks=True
     )

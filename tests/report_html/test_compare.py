@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report import __main__ as command
 from mhprobe.report.html import write_comparison
 from mhprobe.report.html.compare import difference
+from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report
 from mhprobe.stats.significance import wilson
 from report_html.conftest import CURVES
 from report_html.test_page import Page
-from results import add_rows
+from results import add_rows, measure
 
 
 def test_the_interval_of_a_difference_is_newcombes():
@@ -69,3 +73,33 @@ def test_a_run_against_itself_has_not_changed(a_run, tmp_path):
 def test_one_run_is_no_comparison(a_run, tmp_path):
     with pytest.raises(UserError, match="two or more"):
         write_comparison([a_run], tmp_path / "c.html")
+
+
+def run_of_heads(folder: Path, values: Tensor, weights: str = "null") -> Path:
+    """A run that measured 200 heads, each with a standard error of .1."""
+    heads = HeadLayout(tuple(HeadSite(f"b{block}.attn", 0, block, 20, 4) for block in range(10)))
+    columns = {"value": values, "low": values - 0.1962, "high": values + 0.1962, "images": torch.tensor(1000)}
+    Report(folder, heads).add_all(of_measure("entropy", measure("per_head"), heads, columns, drawn={}))
+    (folder / "config").mkdir()
+    (folder / "config" / "config.yaml").write_text(f"weights: {weights}\n")
+    return folder
+
+
+def test_heads_that_differ_by_chance_are_not_counted_as_changed(tmp_path):
+    first, second = (0.1 * torch.randn(200, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
+    assert int(((second - first).abs() > 0.1962 * 2**0.5).sum()) > 4  # as one in twenty does
+    second[7] = first[7] + 1
+    runs = [run_of_heads(tmp_path / name, values) for name, values in (("a", first), ("b", second))]
+    page = Page(write_comparison(runs, tmp_path / "c.html").read_text())
+    assert "1 of 200 heads of" in page.text and "Holm over heads, 5 %" in page.text
+    assert "would by chance" not in page.text
+
+
+def test_heads_of_networks_trained_apart_are_said_to_share_numbers_only(tmp_path):
+    of = {"a": "w.pt", "b": "v.pt", "c": "w.pt"}
+    values = torch.zeros(200, dtype=torch.float64)
+    a, b, c = (run_of_heads(tmp_path / name, values, weights) for name, weights in of.items())
+    page = Page(write_comparison([a, b, c], tmp_path / "page.html").read_text())
+    assert "matched by their numbers" in page.text
+    same = Page(write_comparison([a, c], tmp_path / "same.html").read_text())
+    assert "matched by their numbers" not in same.text

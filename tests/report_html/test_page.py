@@ -177,6 +177,25 @@ def test_every_measure_stands_with_its_chance(a_run):
     assert glance["ablation delta"]["chance"] == ""
 
 
+def test_heads_above_chance_are_counted_where_a_test_says_so():
+    """Of heads at chance half lie above it, and two of forty outside of their 95 % intervals: neither is a finding."""
+    error, level = 0.1, 1.0
+    value = level + error * torch.randn(40, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    value[:3] = level + 6 * error
+    measure = {
+        **{"name": "entropy", "about": "", "label": "entropy", "twin": None, "freedom": 999},
+        **{"columns": {"value": value.tolist()}, "chance": [level] * 40},
+        **{"low": (value - 1.962 * error).tolist(), "high": (value + 1.962 * error).tolist()},
+    }
+    assert int((value > level).sum()) > 15 and int(((value - level).abs() > 1.962 * error).sum()) > 3
+    heads = [{"block": 0, "index": number} for number in range(40)]
+    (line,) = words.glance(heads, [measure])
+    assert line["chance"] == "chance gives 1; 3 of 40 heads lie above it and 0 below (Holm, 5 %)"
+    measure |= {"low": None, "high": None, "freedom": None}
+    (line,) = words.glance(heads, [measure])
+    assert line["chance"] == "chance gives 1"  # without an interval nothing is counted
+
+
 def test_all_points_of_curves_keep_their_heads(page):
     lines = {(line["curve"], line["split"]): line for line in page.data["lines"]}
     assert [point["masked"] for point in lines["wise", "test"]["points"]] == ["", "0", "0 1", "0 1 2"]

@@ -129,7 +129,6 @@ class AblationDelta(PerClass):
             "p": p,
             "p_holm": holm(p),
             "accuracy": (self.both + self.lost)[0].double() / images,
-            "images": images.clone(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
             "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),
             "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape).clone(),

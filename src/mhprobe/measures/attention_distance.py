@@ -17,7 +17,9 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import Places, attention, over_queries, over_support, per_site
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.places import Places, attention, over_support, per_site
+from mhprobe.stats.intervals import SIZE
 
 
 class AttentionDistance(Measure):
@@ -25,9 +27,9 @@ class AttentionDistance(Measure):
 
     renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
 
-    Columns, (A,) in input pixels, larger looks further: value; renormalised, raw: both variants; uniform: the value if
-    attention were spread evenly over the same keys; whole: over the whole grid, whatever windows allow. A row that
-    gives patches no weight at all counts as 0.
+    Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised, raw: both variants;
+    uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid, whatever windows
+    allow. A row that gives patches no weight at all counts as 0.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -47,6 +49,7 @@ class AttentionDistance(Measure):
     )
     needs = frozenset({"attn"})
     kind = "per_head"
+    within = SIZE
     label = "mean attention distance (input pixels)"
     unit = "input pixels"
     larger = "the head looks further"
@@ -58,6 +61,7 @@ class AttentionDistance(Measure):
     def __init__(self, layout: HeadLayout, renormalise: bool = True, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.renormalise = renormalise
+        declare_image_sums(self, layout.num_heads)
         for name in ("total", "raw_total"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
@@ -66,10 +70,13 @@ class AttentionDistance(Measure):
             places, span = piece.places, self.layout.span(piece.number)
             raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
             mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
-            self.raw_total[span] += over_queries(raw_bWHQ, places.patch)
-            self.total[span] += over_queries(
-                raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny), places.patch
-            )
+            raw_bH = piece.of_images(raw_bWHQ, places.patch)
+            renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
+            renormalised_bH = piece.of_images(renormalised_bWHQ, places.patch)
+            self.raw_total[span] += raw_bH.sum(0)
+            self.total[span] += renormalised_bH.sum(0)
+            of_value_bH = renormalised_bH if self.renormalise else raw_bH
+            add_image_sums(self, span, of_value_bH, piece.counts(places.patch))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -87,8 +94,8 @@ class AttentionDistance(Measure):
                 self.device,
                 lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
             )
-            return {"value": both["raw"].clone(), **both, "uniform": even * patch_share, "whole": whole}
-        return {"value": both["renormalised"].clone(), **both, "uniform": even, "whole": whole}
+            even = even * patch_share
+        return {**over_images(self), **both, "uniform": even, "whole": whole}
 
 
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:

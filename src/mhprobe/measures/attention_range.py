@@ -6,7 +6,8 @@ The column ``peak`` has its share. Prefix rows and columns are dropped and the r
 over the exact distances that occur on the grid, so nothing is binned; the radius that holds a share of the mass is read
 from the mean profile, linearly between those distances.
 
-Shapes: R distinct distances of the site that has most, A heads of all sites; the others as in places.py.
+Shapes: J folds of images, R distinct distances of the site that has most, A heads of all sites; the others as in
+places.py.
 """
 
 from __future__ import annotations
@@ -19,83 +20,102 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, per_site, places_of, shares
+from mhprobe.measures.jackknife import FOLDS, fold_of, jackknife
+from mhprobe.measures.places import Piece, attention, per_site, places_of, shares
+from mhprobe.stats.intervals import SIZE
 
 
 class AttentionRange(Measure):
     """Radius around the argmax key that holds half of the attention that is not on it.
 
     Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass of the mean
-    profile off the argmax key, 0 where there is none; r90: 90 %; uniform, uniform_r90: the same for attention spread
-    evenly over the keys of the same queries, around the same argmax keys. peak, uniform_peak: mean share of the argmax
-    key, in [0, 1]. For the figure, (A, R): distances, NaN behind a site's last; mass and uniform_mass at
-    each. The first of equal maxima in a window is the argmax.
+    profile off the argmax key, 0 where there is none; low, high: its 95 % interval (jackknife over folds of images);
+    r90: 90 %; uniform, uniform_r90: the same for attention spread evenly over the keys of the same queries, around the
+    same argmax keys. peak, uniform_peak: mean share of the argmax key, in [0, 1]. For the figure, (A, R): distances,
+    NaN behind a site's last; mass and uniform_mass at each. folds: () how many had images. The first of equal maxima in
+    a window is the argmax.
     """
 
     fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
     needs = frozenset({"attn"})
     kind = "per_head"
+    within = SIZE
     label = "attention range r50 (input pixels)"
     unit = "input pixels"
     larger = "attention spreads wider around the place that the head looks at most"
     also = ("range_profile",)
 
-    mass: Tensor  # (A, R) sum over images and queries of attention at each distance from the argmax key
-    uniform_mass: Tensor  # (A, R) the same of even attention
+    mass: Tensor  # (J, A, R) sum over images and queries of attention at each distance from the argmax key
+    uniform_mass: Tensor  # (A, R) sum over all folds of the same of even attention
+    fold_images: Tensor  # (J,) how many images
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         most = max(len(_rings(site, torch.device("cpu"))[0]) for site in layout.sites)
-        for name in ("mass", "uniform_mass"):
-            self.add_state(name, torch.zeros(layout.num_heads, most, dtype=torch.float64))
+        self.add_state("mass", torch.zeros(FOLDS, layout.num_heads, most, dtype=torch.float64))
+        self.add_state("uniform_mass", torch.zeros(layout.num_heads, most, dtype=torch.float64))
+        self.add_state("fold_images", torch.zeros(FOLDS, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
+        fold_B = fold_of(batch)
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
-            distances, ring_WKK = _rings(piece.site, piece.attn.device)
+            distances, _ = _rings(piece.site, piece.attn.device)
             row_bWHQK = shares(piece.attn, places.patch_pairs)
             windows, heads, count = row_bWHQK.shape[1:4]
-            # rows with the same argmax key have the same rings around it: add them up first, then sort into rings
-            start_WH = count * torch.arange(windows * heads, device=row_bWHQK.device).view(windows, heads, 1)
-            centre = (row_bWHQK.argmax(-1) + start_WH).flatten()
-            row_K = row_bWHQK.new_zeros(windows * heads * count, count)
+            held, place_b = fold_B[piece.images].unique(return_inverse=True)
+            # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
+            block_bW = place_b[:, None] * windows + torch.arange(windows, device=row_bWHQK.device)
+            block_bWH = block_bW[..., None] * heads + torch.arange(heads, device=row_bWHQK.device)
+            centre = (row_bWHQK.argmax(-1) + count * block_bWH[..., None]).flatten()
+            row_K = row_bWHQK.new_zeros(len(held) * windows * heads * count, count)
             row_K.index_add_(0, centre, row_bWHQK.flatten(0, 3))
-            seen = row_bWHQK.new_zeros(windows * heads * count)
+            seen = row_bWHQK.new_zeros(len(row_K))
             seen.index_add_(0, centre, places.patch[:, None].expand(row_bWHQK.shape[:4]).flatten().double())
+            seen_WHK = seen.view(len(held), windows, heads, count).sum(0)
             even_WKK = shares(places.patch_pairs[None, :, None].double(), places.patch_pairs)[0, :, 0]
-            shape = (windows, heads, count, count)
-            for state, rows in (
-                (self.mass, row_K.view(shape)),
-                (self.uniform_mass, seen.view(shape[:3])[..., None] * even_WKK[:, None]),
-            ):
-                flat_HX = rows.transpose(0, 1).flatten(1)
-                state[span, : len(distances)] += flat_HX.new_zeros(heads, len(distances)).index_add_(
-                    1, ring_WKK.flatten(), flat_HX
-                )
+            self.mass[held, span, : len(distances)] += _by_ring(row_K.view(len(held), *row_bWHQK.shape[1:]), piece)
+            even_WHKK = seen_WHK[..., None] * even_WKK[:, None]
+            self.uniform_mass[span, : len(distances)] += _by_ring(even_WHKK[None], piece)[0]
+        self.fold_images += torch.bincount(fold_B[batch.valid], minlength=FOLDS)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())[:, None]
-        mass, even = self.mass / self.images / queries, self.uniform_mass / self.images / queries
+        whole = self.mass.sum(0)
+        mass, even = whole / self.images / queries, self.uniform_mass / self.images / queries
         distances = torch.full_like(mass, torch.nan)
         for number, site in enumerate(self.layout.sites):
             values = _rings(site, self.device)[0]
             distances[self.layout.span(number), : len(values)] = values
-        off, even_off = mass.clone(), even.clone()
-        off[:, 0] = even_off[:, 0] = 0  # at distance 0 there is the argmax key alone
-        r50 = radius(distances, off, 0.5)
+
+        def off_centre(mass: Tensor, share: float) -> Tensor:
+            off = mass.clone()
+            off[:, 0] = 0  # at distance 0 there is the argmax key alone
+            return radius(distances, off, share)
+
+        r50 = off_centre(whole, 0.5)
         return {
-            "value": r50,
+            **jackknife(r50, lambda fold: off_centre(whole - self.mass[fold], 0.5), self.fold_images, self.within),
             "r50": r50.clone(),
-            "r90": radius(distances, off, 0.9),
-            "uniform": radius(distances, even_off, 0.5),
-            "uniform_r90": radius(distances, even_off, 0.9),
+            "r90": off_centre(whole, 0.9),
+            "uniform": off_centre(even, 0.5),
+            "uniform_r90": off_centre(even, 0.9),
             "peak": mass[:, 0].clone(),
             "uniform_peak": even[:, 0].clone(),
+            "folds": (self.fold_images > 0).sum(),
             "distances": distances,
             "mass": mass,
             "uniform_mass": even,
         }
+
+
+def _by_ring(rows: Tensor, piece: Piece) -> Tensor:
+    """(N, H, R) sums of (N, W, H, K, K) rows, the argmax key's before the key's axis, by the distance of the two."""
+    distances, ring_WKK = _rings(piece.site, rows.device)
+    flat_NHX = rows.transpose(1, 2).flatten(2)
+    sums_NHR = flat_NHX.new_zeros(*flat_NHX.shape[:2], len(distances))
+    return sums_NHR.index_add_(2, ring_WKK.flatten(), flat_NHX)
 
 
 def radius(distances: Tensor, mass: Tensor, share: float) -> Tensor:

@@ -22,6 +22,7 @@ from torchmetrics import Metric
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, Need
+from mhprobe.stats.intervals import REAL, Range
 
 
 class MeasureWarning(UserWarning):
@@ -43,10 +44,13 @@ class Measure(Metric):
         and ``select_needs`` may depend on the options, ``needs`` also on the selection.
     fooled_by: of which head, or which model, its number misleads, in a few words behind "seen: " (in HeadBench) or
         "by definition: "; docs/measures.md has it.
+    within: between what ends "value" lies, REAL, SHARE or SIZE of ``stats.intervals``: the scale of its interval.
+    no_interval: why "value" has no columns "low" and "high", its 95 % interval over images; "" where it has.
     of_images: False where no image changes its numbers.
     class_names: what the classes are called, if whoever feeds the measure says so.
 
-    ``finish`` gives columns, the first of them called "value":
+    ``finish`` gives columns, the first of them called "value"; () images, how many were seen, is added to those of a
+    measure of images:
         per_head: (A,), or () for a fact about the whole set;
         pairwise: (A, A), or (A,) for a fact about each head, or ();
         pairwise_layers: (S, S), or (S,) for a fact about each of the S sites, or ();
@@ -65,6 +69,8 @@ class Measure(Metric):
     masks: ClassVar[bool] = False
     also: ClassVar[tuple[str, ...]] = ()
     fooled_by: ClassVar[str] = ""
+    within: Range = REAL
+    no_interval: ClassVar[str] = ""
     of_images: ClassVar[bool] = True
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
@@ -133,7 +139,8 @@ class Measure(Metric):
                     f"{self.name}: its sum {name} holds NaN or infinity, expected finite outputs and slopes of heads. "
                     f"Check the weights, the precision and the normalisation of the images."
                 )
-        return self.finish()
+        columns = self.finish()
+        return {**columns, "images": self.images.clone()} if self.of_images else columns
 
     def add_state(
         self,

@@ -22,8 +22,11 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.folds import Folds, declare, declared, sums_of
-from mhprobe.measures.moments import Parts, SecondMoments
+from mhprobe.measures.jackknife import affordable, check_folds
+from mhprobe.measures.layer_similarity import of_parts
+from mhprobe.measures.moments import FoldedMoments, Parts
 from mhprobe.measures.pairs import check_images, check_null, check_rows, warn_dead
+from mhprobe.stats.intervals import SHARE
 
 
 class BlockCCA(Measure):
@@ -31,12 +34,12 @@ class BlockCCA(Measure):
 
     Compared are the blocks of each stage, and the last blocks of all stages.
     variance: share of a stream's variance that the kept directions explain. null_draws, seed, folds: of the chance
-        level, as in LayerSimilarity.
+        level, and jackknife: of the interval, as in LayerSimilarity.
 
     Columns: value (S, S) over sites in [0, 1], larger is more alike, 1 for a block with itself, NaN for pairs that are
-    not compared; null (S, S): the same two blocks on each other's images; rows (S,), of the comparisons inside the
-    stage; images (). For the figure, (S, S, R): rho, the correlations in falling order, and null_rho; NaN behind the
-    last.
+    not compared; low, high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two
+    blocks on each other's images; rows (S,), of the comparisons inside the stage; images (). For the figure, (S, S, R):
+    rho, the correlations in falling order, and null_rho; NaN behind the last.
 
     UserError with fewer rows than a stream has channels; FewImages warns with fewer images than that.
     """
@@ -46,6 +49,7 @@ class BlockCCA(Measure):
     )
     needs = frozenset({"stream"})
     kind = "pairwise_layers"
+    within = SHARE
     label = "SVCCA of blocks: mean canonical correlation"
     larger = "the two blocks share more"
     also = ("block_coefficients",)
@@ -57,12 +61,15 @@ class BlockCCA(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 8,
+        jackknife: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"block_cca: variance is a share above 0 and at most 1, got {variance}.")
+        check_folds(self.name, jackknife)
         check_null(self.name, "images", null_draws, folds)
+        self.jackknife = jackknife
         self.variance, self.null_draws, self.seed, self.folds = variance, null_draws, seed, folds
         self.groups = _groups(layout)
         self.widths: list[int] = []
@@ -76,41 +83,44 @@ class BlockCCA(Measure):
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             of = [self.layout.sites[s] for s in sites]
             maps_BTC = torch.cat([_rows(streams[s.block].after, s, _coarsest(of), width) for s in of], -1)
-            moments, sums = sums_of(batch, self.folds, maps_BTC)
-            declared(self, number, SecondMoments).merge(moments)
+            moments, sums = sums_of(batch, self.folds, int(self.jackknife or 1), maps_BTC)
+            declared(self, number, FoldedMoments).merge(moments)
             declared(self, number, Folds).merge(sums)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         count, width = len(self.layout.sites), max(self.widths)
         value = torch.full((count, count), torch.nan, dtype=torch.float64, device=self.device)
-        columns = {"value": value, "null": value.clone(), "rows": self.images.new_zeros(count)}
+        columns = {"value": value, **{name: value.clone() for name in ("low", "high", "null")}}
+        columns["rows"] = self.images.new_zeros(count)
         columns |= {name: value.new_full((count, count, width), torch.nan) for name in ("rho", "null_rho")}
         dead: set[str] = set()
         # the last blocks of stages first, so that rows are those of the comparisons inside a stage
         for number, sites in reversed(list(enumerate(self.groups))):
             dead |= self._fill(columns, number, sites)
         warn_dead(self.name, "blocks", sorted(dead))
-        return {**columns, "images": self.images.clone()}
+        return columns
 
     def _fill(self, columns: dict[str, Tensor], group: int, sites: tuple[int, ...]) -> set[str]:
         """One group's values into their places. Returns the blocks whose stream does not vary."""
-        moments, width = declared(self, group, SecondMoments), self.widths[group]
-        check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows), width)
+        moments, width = declared(self, group, FoldedMoments), self.widths[group]
+        check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows.sum()), width)
         check_images(self.name, int(self.images), width)
-        blocks = Parts.of(moments, width)
+        blocks = Parts.of(moments.whole, width)
         rho = self._correlations(blocks)
         null_rho = self._chance(group, blocks)
         index = torch.tensor(sites, device=self.device)
         both = blocks.alive[:, None] & blocks.alive
-        for name, found in (("value", rho), ("null", null_rho)):
-            columns[name][index[:, None], index] = canonical.mean(found).where(both, 0.0)
+        of_pairs = of_parts(moments, width, lambda parts: canonical.mean(self._correlations(parts)))
+        for name, found in {**of_pairs, "null": canonical.mean(null_rho)}.items():
+            columns[name][index[:, None], index] = found.where(both, 0.0)
         if not declared(self, group, Folds).deranged:
             columns["null"][index[:, None], index] = torch.nan
         for name, found in (("rho", rho), ("null_rho", null_rho)):
             columns[name][index[:, None], index, :width] = found
-        columns["value"][index, index] = 1.0
-        columns["rows"][index] = moments.rows
+        for name in of_pairs:
+            columns[name][index, index] = 1.0
+        columns["rows"][index] = blocks.rows
         return {self.layout.sites[s].name for s, on in zip(sites, blocks.alive.tolist(), strict=True) if not on}
 
     def _correlations(self, blocks: Parts) -> Tensor:
@@ -132,9 +142,11 @@ class BlockCCA(Measure):
     def _declare(self, channels: list[int]) -> None:
         """Sums for streams so wide, per site."""
         self.widths = [max(channels[s] for s in sites) for sites in self.groups]
+        wide = [len(sites) * width for sites, width in zip(self.groups, self.widths, strict=True)]
+        self.jackknife = affordable(self.jackknife, sum(count**2 for count in wide))
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             height, across = _coarsest([self.layout.sites[s] for s in sites])
-            declare(self, number, SecondMoments.zeros(len(sites) * width, self.device))
+            declare(self, number, FoldedMoments.zeros(self.jackknife, len(sites) * width, self.device))
             declare(self, number, Folds.zeros(self.folds, height * across, len(sites) * width, self.device))
 
 

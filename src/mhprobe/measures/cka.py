@@ -12,11 +12,13 @@ the rows are centred, and then, with S = X^T Y, k = sum |x_i|^2, l = sum |y_i|^2
 D is a fourth moment. It is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
 float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 
-Shapes: N rows, C channels of a group, H heads of a group, D head width, A heads of all sites.
+Shapes: N rows, J folds of images, C channels of a group, H heads of a group, D head width, A heads of all sites.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.jackknife import fold_of
 from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs, rows_of
+from mhprobe.measures.pairs import PairMeasure, Pairs, side_by_side
+from mhprobe.stats.intervals import REAL
 
 _CHUNK = 4096  # rows cast to float64 at a time
 
@@ -54,28 +58,49 @@ class CKA(PairMeasure):
         self.debiased = debiased
         if not debiased:
             return
+        self.within = REAL
         for number, sites in enumerate(self.groups):
             channels = sum(layout.sites[s].channels for s in sites)
             heads = sum(layout.sites[s].num_heads for s in sites)
-            self.add_state(f"cubic_{number}", torch.zeros(channels, heads, dtype=torch.float64))  # sum x |y|^2
-            self.add_state(f"quartic_{number}", torch.zeros(heads, heads, dtype=torch.float64))  # sum |x|^2 |y|^2
+            zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64)
+            self.add_state(f"cubic_{number}", zeros(channels, heads))  # sum x |y|^2
+            self.add_state(f"quartic_{number}", zeros(heads, heads))  # sum |x|^2 |y|^2
 
     def update(self, batch: HeadBatch) -> None:
         super().update(batch)
         if not self.debiased or not batch.valid.any():
             return
+        fold_B = fold_of(batch, self.jackknife)
         for number, sites in enumerate(self.groups):
             width = self.layout.sites[sites[0]].head_dim
-            for x_NC in rows_of(batch, sites, self.skipped[number]).split(_CHUNK):
-                x_NC = x_NC.double()
-                size_NH = x_NC.square().unflatten(1, (-1, width)).sum(2)
-                getattr(self, f"cubic_{number}").addmm_(x_NC.mT, size_NH)
-                getattr(self, f"quartic_{number}").addmm_(size_NH.mT, size_NH)
+            x_BTC = side_by_side(batch, sites, self.skipped[number])
+            for fold in fold_B[batch.valid].unique().tolist():
+                for x_NC in x_BTC[batch.valid & (fold_B == fold)].flatten(0, 1).split(_CHUNK):
+                    x_NC = x_NC.double()
+                    size_NH = x_NC.square().unflatten(1, (-1, width)).sum(2)
+                    getattr(self, f"cubic_{number}")[fold].addmm_(x_NC.mT, size_NH)
+                    getattr(self, f"quartic_{number}")[fold].addmm_(size_NH.mT, size_NH)
+
+    def parts(self, group: int, without: int | None = None) -> Parts:
+        heads = super().parts(group, without)
+        if not self.debiased:
+            return heads
+        fourth = []
+        for name in ("cubic", "quartic"):
+            by_fold = getattr(self, f"{name}_{group}")
+            fourth.append(by_fold.sum(0) - (0 if without is None else by_fold[without]))
+        return _Debiased(**vars(heads), cubic=fourth[0], quartic=fourth[1])
+
+    def finish(self) -> dict[str, Tensor]:
+        rows = min(self.row_counts())
+        if self.debiased and rows < 4:
+            raise UserError(f"cka: the debiased estimate needs at least 4 rows, got {rows}. Use more images.")
+        return super().finish()
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         if not self.debiased:
             return {"value": linear_cka(heads)}
-        shared_HH = self._debiased(group, heads)
+        shared_HH = _debiased(heads)
         return {"value": _normalised(shared_HH, shared_HH.diagonal())}
 
     def permuted(self, group: int, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
@@ -83,41 +108,46 @@ class CKA(PairMeasure):
             return super().permuted(group, heads, deranged)
         trace_H, n = heads.spectrum.sum(1), heads.rows
         shared_HH = (n - 1) ** 2 * _shared(deranged) - (n - 1) * torch.outer(trace_H, trace_H)
-        return {"value": _normalised(shared_HH, self._debiased(group, heads).diagonal())}
+        return {"value": _normalised(shared_HH, _debiased(heads).diagonal())}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
         null_HH = linear_cka_by_rows(heads)
         return {"null": torch.zeros_like(null_HH) if self.debiased else null_HH}
 
-    def _debiased(self, group: int, heads: Parts) -> Tensor:
-        """(H, H) n (n - 3) HSIC of the heads."""
-        n = int(heads.rows)
-        if n < 4:
-            raise UserError(f"cka: the debiased estimate needs at least 4 rows, got {n}. Use more images.")
-        trace_H = heads.spectrum.sum(1)
-        return (
-            (n - 1) ** 2 * _shared(heads)
-            - n / (n - 2) * self._sizes(group, heads)
-            + (n - 1) / (n - 2) * torch.outer(trace_H, trace_H)
-        )
 
-    def _sizes(self, group: int, heads: Parts) -> Tensor:
-        """(H, H) sum over rows of |x|^2 |y|^2 of the centred heads, from the sums of the uncentred."""
-        moments = self.moments(group)
-        count, width = heads.spectrum.shape
-        mean_HD = (moments.total / moments.rows).view(count, width)
-        size_H = moments.outer.diagonal().view(count, width).sum(1)  # sum |x|^2
-        mean_size_H = mean_HD.square().sum(1)
-        along_HH = torch.einsum("hd,hdg->hg", mean_HD, getattr(self, f"cubic_{group}").view(count, width, count))
-        cross_HH = torch.einsum("hd,hdge,ge->hg", mean_HD, heads.covariance, mean_HD)
-        return (
-            getattr(self, f"quartic_{group}")
-            - 2 * (along_HH + along_HH.mT)
-            + torch.outer(size_H, mean_size_H)
-            + torch.outer(mean_size_H, size_H)
-            + 4 * (moments.rows - 1) * cross_HH
-            + moments.rows * torch.outer(mean_size_H, mean_size_H)
-        )
+@dataclass(frozen=True)
+class _Debiased(Parts):
+    """cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2. Both uncentred."""
+
+    cubic: Tensor
+    quartic: Tensor
+
+
+def _debiased(heads: Parts) -> Tensor:
+    """(H, H) n (n - 3) HSIC of the heads."""
+    n, trace_H = heads.rows.double(), heads.spectrum.sum(1)
+    return (
+        (n - 1) ** 2 * _shared(heads) - n / (n - 2) * _sizes(heads) + (n - 1) / (n - 2) * torch.outer(trace_H, trace_H)
+    )
+
+
+def _sizes(heads: Parts) -> Tensor:
+    """(H, H) sum over rows of |x|^2 |y|^2 of the centred heads, from the sums of the uncentred."""
+    assert isinstance(heads, _Debiased)  # those of a debiased measure are
+    count, width = heads.spectrum.shape
+    variance_H = heads.covariance.flatten(0, 1).flatten(1).diagonal().view(count, width).sum(1)
+    mean_size_H = heads.mean.square().sum(1)
+    size_H = (heads.rows - 1) * variance_H + heads.rows * mean_size_H  # sum |x|^2
+    along_HH = torch.einsum("hd,hdg->hg", heads.mean, heads.cubic.view(count, width, count))
+    cross_HH = torch.einsum("hd,hdge,ge->hg", heads.mean, heads.covariance, heads.mean)
+    return (
+        heads.quartic
+        - 2 * (along_HH + along_HH.mT)
+        + torch.outer(size_H, mean_size_H)
+        + torch.outer(mean_size_H, size_H)
+        + 4 * (heads.rows - 1) * cross_HH
+        + heads.rows * torch.outer(mean_size_H, mean_size_H)
+    )
 
 
 def linear_cka(heads: Parts) -> Tensor:

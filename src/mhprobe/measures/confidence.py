@@ -17,7 +17,9 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.places import attention, over_queries, where_site
+from mhprobe.stats.intervals import SHARE
 
 
 class Confidence(Measure):
@@ -26,9 +28,9 @@ class Confidence(Measure):
     prefix_keys: whether ``value`` (and class_query) may have its maximum on class, distillation and register tokens. In
         Swin only keys of the query's own shift region count.
 
-    Columns, (A,) in [0, 1], larger is more certain: value; without_prefix, with_prefix: both variants; class_query: the
-    value of the class token's own row, NaN without one; uniform: the value if attention were spread evenly over all
-    keys.
+    Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix, with_prefix: both
+    variants; class_query: the value of the class token's own row, NaN without one; uniform: the value if attention were
+    spread evenly over all keys.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -45,6 +47,7 @@ class Confidence(Measure):
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
     needs = frozenset({"attn"})
     kind = "per_head"
+    within = SHARE
     label = "confidence: mean largest weight"
     larger = "the head is more certain where to look"
     also = ("by_depth",)
@@ -52,15 +55,14 @@ class Confidence(Measure):
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
     prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row
-    queries: Tensor  # (A,) how many patches asked
-    even: Tensor  # (A,) sum over them of one over their number of keys
+    even: Tensor  # (A,) sum over images and patch queries of one over their number of keys
 
     def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.prefix_keys = prefix_keys
+        declare_image_sums(self, layout.num_heads)
         for name in ("total", "prefix_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        self.add_state("queries", torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout, batch, texts=True):
@@ -69,21 +71,20 @@ class Confidence(Measure):
             # products, so that NaN is not masked away
             patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
             all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
-            self.queries[span] += len(patch_bWHQ) * places.patch.sum()
             self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
-            self.total[span] += over_queries(patch_bWHQ, places.patch)
-            self.prefix_total[span] += over_queries(all_bWHQ, places.patch)
+            patch_bH, all_bH = (piece.of_images(largest, places.patch) for largest in (patch_bWHQ, all_bWHQ))
+            self.total[span] += patch_bH.sum(0)
+            self.prefix_total[span] += all_bH.sum(0)
+            add_image_sums(self, span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
             self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
-        both = {
-            "without_prefix": self.total / self.queries,
-            "with_prefix": self.prefix_total / self.queries,
-        }
+        queries = self.image_sums[1]
         return {
-            "value": both["with_prefix" if self.prefix_keys else "without_prefix"].clone(),
-            **both,
+            **over_images(self),
+            "without_prefix": self.total / queries,
+            "with_prefix": self.prefix_total / queries,
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
-            "uniform": self.even / self.queries,
+            "uniform": self.even / queries,
         }

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.places import attention, over_queries, shares, where_site
+from mhprobe.stats.intervals import SIZE
 
 
 class Entropy(Measure):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
-    Columns, (A,), larger is broader: value in nats; share: of the maximum ln(number of keys), in [0, 1], over queries
-    with more than one key (NaN if there are none); class_query: the value of the class token's own row, NaN without
-    one; uniform: value if attention were spread evenly, the maximum.
+    Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum ln(number of keys), in [0,
+    1], over queries with more than one key (NaN if there are none); class_query: the value of the class token's own
+    row, NaN without one; uniform: value if attention were spread evenly, the maximum.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -44,24 +46,23 @@ class Entropy(Measure):
     )
     needs = frozenset({"attn"})
     kind = "per_head"
+    within = SIZE
     label = "entropy of attention (nats)"
     unit = "nats"
     larger = "attention is spread wider"
     also = ("by_depth",)
 
-    total: Tensor  # (A,) sum over images and queries
-    share_total: Tensor  # (A,) the same of entropy / ln(keys)
+    share_total: Tensor  # (A,) sum over images and queries of entropy / ln(keys)
     class_total: Tensor  # (A,) sum over images of the class token's row
-    queries: Tensor  # (A,) how many
-    choices: Tensor  # (A,) of them with more than one key
+    choices: Tensor  # (A,) queries with more than one key
     even: Tensor  # (A,) sum over queries of ln(keys)
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        for name in ("total", "share_total", "class_total", "even"):
+        declare_image_sums(self, layout.num_heads)
+        for name in ("share_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        for name in ("queries", "choices"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
+        self.add_state("choices", torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout, batch, texts=True):
@@ -70,10 +71,9 @@ class Entropy(Measure):
             top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
             choice_WQ = top_WQ > 0
             real_WQ, images = places.token >= 0, len(entropy_bWHQ)
-            self.queries[span] += images * real_WQ.sum()
             self.choices[span] += images * choice_WQ.sum()
             self.even[span] += images * top_WQ[real_WQ].sum()
-            self.total[span] += over_queries(entropy_bWHQ, real_WQ)
+            add_image_sums(self, span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
             self.share_total[span] += over_queries(
                 entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
             )
@@ -82,8 +82,8 @@ class Entropy(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         return {
-            "value": self.total / self.queries,
+            **over_images(self),
             "share": mean_of(self.share_total, self.choices),
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
-            "uniform": self.even / self.queries,
+            "uniform": self.even / self.image_sums[1],
         }

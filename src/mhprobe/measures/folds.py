@@ -41,7 +41,8 @@ from torchmetrics import Metric
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.hashing import numbers_in
-from mhprobe.measures.moments import CHUNK, Parts, SecondMoments
+from mhprobe.measures.jackknife import fold_of
+from mhprobe.measures.moments import CHUNK, FoldedMoments, Parts
 
 Null = Literal["images", "rolled", "rows"]
 
@@ -122,26 +123,39 @@ class Dealt(NamedTuple):
     total: Tensor
 
 
-def sums_of(batch: HeadBatch, folds: int, features: Tensor) -> tuple[SecondMoments, Dealt]:
-    """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C)."""
+def sums_of(batch: HeadBatch, folds: int, jackknife: int, features: Tensor) -> tuple[FoldedMoments, Dealt]:
+    """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C).
+
+    folds: of the null. jackknife: folds of the moments.
+    """
     tokens, channels = features.shape[1:]
-    moments = SecondMoments.zeros(channels, features.device)
-    images, at_once = features if batch.valid.all() else features[batch.valid], max(1, CHUNK // tokens)
+    moments = FoldedMoments.zeros(jackknife, channels, features.device)
     fold_P, place_B, count_P = batch.derive(_fold_of, folds).unique(return_inverse=True, return_counts=True)
     total_PTC = torch.zeros(len(fold_P), tokens, channels, dtype=torch.float64, device=features.device)
-    for some, place in zip(images.split(at_once), place_B.split(at_once), strict=True):
-        wide = some.double()  # once for both, while it is in the cache
-        moments.add_products(wide.flatten(0, 1))
-        total_PTC.index_add_(0, place, wide)
-    moments.total.add_(total_PTC.sum((0, 1)))
+    (valid,) = batch.valid.nonzero(as_tuple=True)
+    left_out_B = fold_of(batch, jackknife)[valid]
+    for part in left_out_B.unique().tolist():
+        for some in (left_out_B == part).nonzero()[:, 0].split(max(1, CHUNK // tokens)):
+            wide = features[valid[some]].double()  # once for both, while it is in the cache
+            moments.of(part).add(wide.flatten(0, 1))
+            total_PTC.index_add_(0, place_B[some], wide)
     return moments, Dealt(fold_P, count_P, total_PTC)
 
 
-_STATES = {SecondMoments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
-Sums = TypeVar("Sums", SecondMoments, Folds)
+def moments_of(batch: HeadBatch, jackknife: int, features: Tensor) -> FoldedMoments:
+    """The moments of ``sums_of`` alone; images may differ in their numbers of tokens from batch to batch."""
+    moments = FoldedMoments.zeros(jackknife, features.shape[2], features.device)
+    fold_B = fold_of(batch, jackknife).masked_fill(~batch.valid, -1)
+    for fold in range(jackknife):
+        moments.of(fold).add(features[fold_B == fold].flatten(0, 1))
+    return moments
 
 
-def declare(measure: Metric, group: int, zeros: SecondMoments | Folds) -> None:
+_STATES = {FoldedMoments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
+Sums = TypeVar("Sums", FoldedMoments, Folds)
+
+
+def declare(measure: Metric, group: int, zeros: FoldedMoments | Folds) -> None:
     """Sums of one group as states of a measure; ``declared`` gives them back."""
     for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
         measure.add_state(f"{name}_{group}", zero)

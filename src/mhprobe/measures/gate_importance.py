@@ -18,7 +18,8 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.slopes import gate_slopes, token_slopes
-from mhprobe.stats.significance import Z95, standard_error
+from mhprobe.stats.intervals import SIZE, interval
+from mhprobe.stats.significance import standard_error
 
 AbsAt = Literal["image", "token", "batch"]
 Normalize = Literal["none", "layer_l2", "layer_l2_sqrtH"]
@@ -42,8 +43,8 @@ class GateImportance(Measure):
 
     Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
         value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over
-        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % normal interval; images: () how
-        many there were.
+        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % interval; images: () how many
+        there were.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -62,6 +63,7 @@ class GateImportance(Measure):
     )
     needs = frozenset({"grad"})
     kind = "per_head"
+    within = SIZE
     label = "gate importance: mean |dL/dξ| (nats)"
     unit = "nats"
     larger = "the loss depends more on the head"
@@ -113,14 +115,14 @@ class GateImportance(Measure):
     def finish(self) -> dict[str, Tensor]:
         value = self.total / self.images
         error = standard_error(self.total, self.square, self.units) * self.units / self.images
+        low, high = interval(value, error, int(self.units) - 1, self.within)
         scale = self._scale(value)
         return {
             "value": value * scale,
             "signed": self.slope / self.images * scale,
             "standard_error": error * scale,
-            "low": (value - Z95 * error) * scale,
-            "high": (value + Z95 * error) * scale,
-            "images": self.images.clone(),
+            "low": low * scale,
+            "high": high * scale,
         }
 
     def _scale(self, value_A: Tensor) -> Tensor:

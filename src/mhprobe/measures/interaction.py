@@ -124,7 +124,6 @@ class Interaction(Measure):
             "p_holm": self._matrix(holm(two_sided(mean, error, self.images - 1))),
             "both": self._matrix(self.both / self.images),
             "alone": alone,
-            "images": self.images.clone(),
         }
 
     def _look_at(self, pairs: list[tuple[int, int]]) -> None:

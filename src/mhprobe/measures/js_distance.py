@@ -16,12 +16,14 @@ the one is then compared with the other's row of the same query, keys outside a 
 Of texts the mean is over all words; padding is neither query nor key. The null compares two texts place by place: the
 queries are those that both have, and a key that only one has gets no weight in the other.
 
-Shapes: b images, W windows, H heads of one site, Q queries, K keys, T tokens, A heads of all sites.
+Shapes: b images, W windows, H heads of one site, G heads of a group, Q queries, K keys, T tokens, A heads of all
+sites.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -33,8 +35,10 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.hashing import image_numbers, numbers_in
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.places import attention_of, chunks, places_in, places_of, shares, words_of
 from mhprobe.measures.pool import Pool
+from mhprobe.stats.intervals import SHARE, SIZE
 
 Pairs = Literal["layer", "stage", "all"]
 
@@ -51,13 +55,14 @@ class JSDistance(Measure):
     UserError for counts that are too small, and for heads that do not attend among the same tokens.
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
-    null (A, A): the same two heads on each other's images; below it heads are more alike than that. null_draws
-    (A, A, N): one per null image, around null; they spread so that a value without more in common than that is one more
-    of them. All of them are null with two images. NaN with fewer than two images; absent with clark.
-    cluster (A,), by Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances
-    resemble value; stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within
-    layers over that between layers, below 1 where heads of a layer are alike; p (): share of random assignments of
-    heads to layers with as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
+    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on each other's images; below it
+    heads are more alike than that. null_draws (A, A, N): one per null image, around null; they spread so that a value
+    without more in common than that is one more of them. All of them are null with two images. NaN with fewer than two
+    images; absent with clark. cluster (A,), by Ward's linkage, numbered within a group. embedding (A, 2): points of
+    each group whose distances resemble value; stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor.
+    ratio (): mean distance within layers over that between layers, below 1 where heads of a layer are alike; p ():
+    share of random assignments of heads to layers with as small a ratio; both NaN where layers were not compared with
+    each other (pairs=layer).
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"
@@ -65,10 +70,8 @@ class JSDistance(Measure):
     kind = "pairwise"
     larger = "the two heads look at different places"
     alike = "smallest"
+    within = SHARE
     also = ("embedding",)
-
-    total: Tensor  # (A, A) sum over images and queries of JS in nats, above the diagonal
-    queries: Tensor  # (A,) how many
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class JSDistance(Measure):
         if null_images < 0 or null_images == 1:
             raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
         self.clark = clark
+        self.within = SIZE if clark else SHARE
         self.clusters = clusters
         self.permutations = permutations
         self.seed = seed
@@ -98,15 +102,17 @@ class JSDistance(Measure):
         self.groups = _groups(layout, pairs)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
-        self.add_state("total", torch.zeros(layout.num_heads, layout.num_heads, dtype=torch.float64))
-        self.add_state("queries", torch.zeros(layout.num_heads, dtype=torch.long))
+        declare_image_sums(self, layout.num_heads, layout.num_heads)  # above the diagonal: JS over queries, queries
 
     def update(self, batch: HeadBatch) -> None:
         found = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
         for sites in self.groups:
             attn = [found[s] for s in sites]
             for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
-                self._add_group(self.total, self.queries, sites, [a[images] for a in attn])
+                js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
+                heads = self._heads(sites)
+                weight_b = torch.ones_like(queries_b) if self.clark else queries_b
+                add_image_sums(self, (heads[:, None], heads), js_bGG, weight_b[:, None, None])
         if self.null_images and batch.valid.any():
             self._keep(batch, found)
         self.images += batch.valid.sum()
@@ -137,84 +143,85 @@ class JSDistance(Measure):
         self.pool.gather()
 
     def finish(self) -> dict[str, Tensor]:
-        value = self._mean(self.total, self.queries)
-        on_cpu = value.cpu()
+        scale = self.images if self.clark else 1  # Clark et al. add up
+        found = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in over_images(self).items()}
+        on_cpu = found["value"].nan_to_num(0).cpu()
         layer = torch.tensor([number for number, _, _ in self.layout])
         group = torch.empty_like(layer)
         clusters, points = torch.empty_like(layer), on_cpu.new_empty(len(layer), 2)
         stress = on_cpu.new_empty(len(layer))
         for number, sites in enumerate(self.groups):
-            heads = torch.cat([torch.arange(len(layer))[self.layout.span(s)] for s in sites])
+            heads = self._heads(sites).cpu()
             own = on_cpu[heads[:, None], heads]
             group[heads] = number
             points[heads], stress[heads] = embed(own)
             clusters[heads] = cluster(own, self.clusters)
         ratio, p = layer_ratio(on_cpu, layer, group, self.permutations, self.seed)
-        outside = (group[:, None] != group).to(value.device)
+        outside = (group[:, None] != group).to(self.device)
         columns = {"cluster": clusters, "embedding": points, "stress": stress, "ratio": ratio, "p": p}
         return {
-            "value": value.masked_fill(outside, torch.nan),
+            **{name: part.masked_fill(outside, torch.nan) for name, part in found.items()},
             **self._null(outside),
-            **{name: column.to(value.device) for name, column in columns.items()},
+            **{name: column.to(self.device) for name, column in columns.items()},
         }
 
-    def _mean(self, total: Tensor, queries: Tensor) -> Tensor:
-        """(A, A) divergences from their sums above the diagonal, over so many queries (A,)."""
-        scale = 1.0 if self.clark else 1 / (math.log(2) * queries.double())
-        return (total + total.T).clamp(min=0) * scale
+    def _heads(self, sites: tuple[int, ...]) -> Tensor:
+        """(G,) flat indices."""
+        return torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites]).to(self.device)
 
     def _null(self, outside: Tensor) -> dict[str, Tensor]:
         """The same between the images of the pool, which are paired by how far apart they are in it."""
         images = len(self.pool)
         if images < 2:
-            return {"null": torch.full_like(self.total, torch.nan)} if self.null_images else {}
-        total_NAA = self.total.new_zeros(images, *self.total.shape)
-        queries_NA = self.queries.new_zeros(images, *self.queries.shape)
+            nothing = self.image_sums.new_full(outside.shape, torch.nan)  # type: ignore[operator]
+            return {"null": nothing} if self.null_images else {}
+        sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)  # type: ignore[operator]
         for apart in range(1, images):
-            total, queries, first = torch.zeros_like(total_NAA), torch.zeros_like(queries_NA), 0
+            first = 0
             for sites in self.groups:
                 attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
-                self._add_group(total, queries, sites, attn, [a.roll(apart, 0) for a in attn])
+                js_bGG, queries_b = self._divergences(sites, attn, [a.roll(apart, 0) for a in attn])
+                heads = self._heads(sites)
+                # of head a on image i with head b on image i - apart: a pair of both images
+                queries_b11 = (queries_b + queries_b.roll(-apart))[:, None, None]
+                sums_NXAA[:, 0, heads[:, None], heads] += js_bGG + js_bGG.roll(-apart, 0)
+                sums_NXAA[:, 1, heads[:, None], heads] += queries_b11
                 first += len(sites)
-            # of head a on image i with head b on image i - apart: a pair of both images
-            total_NAA += total + total.roll(-apart, 0)
-            queries_NA += queries + queries.roll(-apart, 0)
-        whole_AA, whole_A = total_NAA.sum(0) / 2, queries_NA.sum(0) / 2  # every pair was counted for two images
-        null_AA = self._mean(whole_AA, whole_A)
+        whole_XAA = sums_NXAA.sum(0) / 2  # every pair was counted for two images
+
+        def mean(sums_XAA: Tensor) -> Tensor:
+            return (sums_XAA[0] + sums_XAA[0].mT) / sums_XAA[1].masked_fill(outside, torch.nan)
+
+        null_AA = mean(whole_XAA)
         draws_AAN = null_AA[..., None].repeat(1, 1, images)
         if images > 2:
-            parts = zip(whole_AA - total_NAA, whole_A - queries_NA, strict=True)
-            without_AAN = torch.stack([self._mean(total, queries) for total, queries in parts], -1)
+            without_AAN = torch.stack([mean(whole_XAA - part) for part in sums_NXAA], -1)
             # the value is one more draw: its distance from the mean of N has the variance 1 + 1 / N times a draw's
             one_more = ((1 / images + 1 / int(self.images)) / (1 + 1 / images)) ** 0.5
             draws_AAN += one_more * (images - 1) * (null_AA[..., None] - without_AAN)
-        return {
-            "null": null_AA.masked_fill(outside, torch.nan),
-            "null_draws": draws_AAN.masked_fill(outside[..., None], torch.nan),
-        }
+        return {"null": null_AA, "null_draws": draws_AAN}
 
-    def _add_group(
-        self,
-        total: Tensor,
-        queries: Tensor,
-        sites: tuple[int, ...],
-        attn: list[Tensor],
-        other: list[Tensor] | None = None,
-    ) -> None:
-        """Add the divergences between all heads of a group. other: what the second head of a pair attends to.
+    def _divergences(
+        self, sites: tuple[int, ...], attn: list[Tensor], other: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(b, G, G) sum over queries of the divergences of a group's heads, above the diagonal, and (b,) the queries.
 
-        total: (A, A) or (b, A, A). queries: (A,) or (b, A). The latter keep images apart.
+        In units of ln 2, but with clark. other: what the second head of a pair attends to.
         """
         if other is not None and self.layout.sites[sites[0]].line:
             attn, other = _of_common_queries(attn, other), _of_common_queries(other, attn)
         rows = [self._rows(s, each.double()) for s, each in zip(sites, attn, strict=True)]
         second = rows if other is None else [self._rows(s, each.double()) for s, each in zip(sites, other, strict=True)]
-        for s, row_bWHQK in zip(sites, rows, strict=True):
-            there_b = (row_bWHQK.sum((2, 4)) > 0).movedim(1 if self.layout.sites[s].line else 0, 0).flatten(1).sum(1)
-            queries[..., self.layout.span(s)] += there_b[:, None] if queries.dim() > 1 else there_b.sum()
+        widths = [self.layout.sites[s].num_heads for s in sites]
+        offsets = [0, *itertools.accumulate(widths)]
+        elsewhere = (0, 2) if self.layout.sites[sites[0]].line else (1, 2)  # a text is a window
+        queries_b = (rows[0].sum((2, 4)) > 0).sum(elsewhere).double()
+        js_bGG = rows[0].new_zeros(len(queries_b), offsets[-1], offsets[-1])
         for i, a in enumerate(sites):
             for j, b in enumerate(sites[i:], start=i):
-                self._add(total, a, rows[i], b, second[j])
+                here = js_bGG[:, offsets[i] : offsets[i + 1], offsets[j] : offsets[j + 1]]
+                self._fill(here, a, rows[i], b, second[j])
+        return js_bGG.clamp_(min=0) / (1 if self.clark else math.log(2)), queries_b
 
     def _rows(self, number: int, attn: Tensor) -> Tensor:
         """(b, W, H, Q, K) distributions; (1, b, ...) of texts, as in places.py."""
@@ -226,23 +233,20 @@ class JSDistance(Measure):
         even_WQK = pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
         return 0.999 * row_bWHQK + 0.001 * even_WQK[:, None]
 
-    def _add(self, total: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
-        """Add the divergences between the heads of two sites; of one site with itself, above the diagonal."""
-        line = self.layout.sites[a].line
-        of_image = (0, 3, 4) if line else (1, 3, 4)  # all axes but that of images and that of heads
-        mass_a, mass_b = row_a.sum(of_image), row_b.sum(of_image)
-        if a != b and not line:
+    def _fill(self, js_bHH: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
+        """The divergences between the heads of two sites; of one site with itself, above the diagonal."""
+        text = self.layout.sites[a].line
+        mass_a, mass_b = _of_image(row_a, text), _of_image(row_b, text)
+        if a != b and not self.layout.sites[a].line:
             row_b = _rearranged(row_b, self.layout.sites[b], self.layout.sites[a])
-        own_a, own_b = _x_ln_x(row_a, of_image), _x_ln_x(row_b, of_image)
+        own_a, own_b = _x_ln_x(row_a, text), _x_ln_x(row_b, text)
         for h in range(own_a.shape[1]):
             others = slice(h + 1 if a == b else 0, None)
-            both_bH = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others], of_image)
+            both_bH = _x_ln_x(row_a[:, :, h : h + 1] + row_b[:, :, others], text)
             # H((p + q) / 2) - (H(p) + H(q)) / 2, with s = p + q. A key that only q has adds q ln 2 / 2: that is in its
             # mass, so keys that were left out in rearranging are accounted for
-            own_bH, mass_bH = own_a[:, h : h + 1] + own_b[:, others], mass_a[:, h : h + 1] + mass_b[:, others]
-            found_bH = (own_bH - both_bH + math.log(2) * mass_bH) / 2
-            row = total[..., self.layout.offsets[a] + h, self.layout.span(b)]
-            row[..., others] += found_bH if total.dim() > 2 else found_bH.sum(0)
+            mass_bH = mass_a[:, h, None] + mass_b[:, others]
+            js_bHH[:, h, others] = (own_a[:, h, None] + own_b[:, others] - both_bH + math.log(2) * mass_bH) / 2
 
 
 def _in_order(attn: Tensor, order_bT: Tensor) -> Tensor:
@@ -256,9 +260,14 @@ def _of_common_queries(attn: list[Tensor], other: list[Tensor]) -> list[Tensor]:
     return [a * words_of(b)[:, None, None, :, None] for a, b in zip(attn, other, strict=True)]
 
 
-def _x_ln_x(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """(b, H) sum of x ln x over ``axes`` of (b, W, H, Q, K); 0 ln 0 is 0, and 1e-300 changes no other x."""
-    return (rows + 1e-300).log_().mul_(rows).sum(axes)
+def _x_ln_x(rows: Tensor, text: bool) -> Tensor:
+    """(b, H) sum of x ln x over the entries of each head; 0 ln 0 is 0, and 1e-300 changes no other x."""
+    return _of_image((rows + 1e-300).log_().mul_(rows), text)
+
+
+def _of_image(rows: Tensor, text: bool) -> Tensor:
+    """(b, H) sum over (b, W, H, Q, K), or of texts (1, b, H, Q, K)."""
+    return rows.sum((0, 3, 4) if text else (1, 3, 4))
 
 
 class _Rearrangement(NamedTuple):

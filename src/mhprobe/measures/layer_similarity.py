@@ -11,6 +11,7 @@ Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -22,9 +23,11 @@ from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
-from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, sums_of
-from mhprobe.measures.moments import Parts, SecondMoments
+from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
+from mhprobe.measures.jackknife import affordable, check_folds, jackknife
+from mhprobe.measures.moments import FoldedMoments, Parts
 from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
+from mhprobe.stats.intervals import SHARE
 
 Of = Literal["layers", "blocks"]
 Method = Literal["cka", "svcca"]
@@ -39,10 +42,13 @@ class LayerSimilarity(Measure):
         matter, all directions that make up ``variance`` count alike).
     null, null_draws, seed, folds: of the chance level, as between heads (see PairMeasure). A fold takes tokens x
         channels of all layers, 13 MB of them in ViT-B.
+    jackknife: folds for low and high, as between heads. Each takes the square of the channels of all layers, 680 MB of
+        them in ViT-B, which therefore has no interval unless jackknife says how many folds.
 
-    Columns: value (S, S) in [0, 1], larger is more alike, 1 for a layer with itself, 0 for one that does not vary; null
-    (S, S): the same two layers on each other's images; images (), rows (S,), how many. NaN where the numbers of tokens
-    differ; null also where all images are in one fold.
+    Columns: value (S, S) in [0, 1], larger is more alike, 1 for a layer with itself, 0 for one that does not vary; low,
+    high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two layers on each other's
+    images; images (), rows (S,), how many. NaN where the numbers of tokens differ; null also where all images are in
+    one fold.
 
     UserError when svcca has fewer rows than a layer has channels; FewImages warns with fewer images than that.
     """
@@ -53,6 +59,7 @@ class LayerSimilarity(Measure):
     )
     kind = "pairwise_layers"
     larger = "the two layers are more alike"
+    within = SHARE
 
     def __init__(
         self,
@@ -64,6 +71,7 @@ class LayerSimilarity(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 8,
+        jackknife: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
@@ -71,6 +79,7 @@ class LayerSimilarity(Measure):
         one_of(self.name, "method", method, Method)
         if not 0 < variance <= 1:
             raise UserError(f"layer_similarity: variance is a share above 0 and at most 1, got {variance}.")
+        check_folds(self.name, jackknife)
         check_null(self.name, null, null_draws, folds)
         self.of = of
         self.method = method
@@ -79,6 +88,7 @@ class LayerSimilarity(Measure):
         self.null_draws = null_draws
         self.seed = seed
         self.folds = folds
+        self.jackknife = jackknife
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
         self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}" + (
             f"; null={null}" if null != "images" else ""
@@ -96,8 +106,10 @@ class LayerSimilarity(Measure):
     def _declare(self, widths: list[int]) -> None:
         """Sums for groups of layers this wide."""
         self.widths = widths
-        for number, (sites, width) in enumerate(zip(self.groups, widths, strict=True)):
-            declare(self, number, SecondMoments.zeros(len(sites) * width, self.device))
+        channels = [len(sites) * width for sites, width in zip(self.groups, widths, strict=True)]
+        self.jackknife = affordable(self.jackknife, sum(count**2 for count in channels))
+        for number, count in enumerate(channels):
+            declare(self, number, FoldedMoments.zeros(self.jackknife, count, self.device))
 
     def update(self, batch: HeadBatch) -> None:
         features = [_features(batch, self.of, self.layout, s) for s in range(len(self.layout.sites))]
@@ -109,6 +121,7 @@ class LayerSimilarity(Measure):
                 declare(self, number, Folds.zeros(self.folds, tokens, len(sites) * width, self.device))
         if not batch.valid.any():
             return
+        jackknife = int(self.jackknife or 1)
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             counts = {features[s].shape[1] for s in sites}
             if len(counts) > 1:
@@ -117,37 +130,38 @@ class LayerSimilarity(Measure):
                     f"{sorted(counts)} tokens, expected equally many."
                 )
             if self.null == "rows":
-                moments = batch.derive(_layer_moments, self.of, self.layout, sites, width)
+                moments = batch.derive(_layer_moments, self.of, self.layout, sites, width, jackknife)
             else:
-                moments, sums = batch.derive(_layer_sums, self.of, self.layout, sites, width, self.folds)
+                moments, sums = batch.derive(_layer_sums, self.of, self.layout, sites, width, self.folds, jackknife)
                 declared(self, number, Folds).merge(sums)
-            declared(self, number, SecondMoments).merge(moments)
+            declared(self, number, FoldedMoments).merge(moments)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         count = len(self.layout.sites)
         value = torch.full((count, count), torch.nan, dtype=torch.float64, device=self.device)
-        null = value.clone()
+        columns = {"value": value, **{name: value.clone() for name in ("low", "high", "null")}}
         rows = self.images.new_zeros(count)
         dead = []
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            moments = declared(self, number, SecondMoments)
+            moments = declared(self, number, FoldedMoments)
             if self.method == "svcca":
-                check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows), width)
+                check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows.sum()), width)
                 check_images(self.name, int(self.images), width)
-            layers = Parts.of(moments, width)
-            found, chance = self._compare(layers), self._chance(number, layers)
-            found.diagonal().fill_(1)
+            layers = Parts.of(moments.whole, width)
+            found = {**of_parts(moments, width, self._compare), "null": self._chance(number, layers)}
             both = layers.alive[:, None] & layers.alive
             index = torch.tensor(sites, device=self.device)
-            value[index[:, None], index] = found.where(both, 0.0)
-            null[index[:, None], index] = chance.where(both, 0.0)
-            rows[index] = moments.rows
+            for name, part in found.items():
+                if name != "null":
+                    part.diagonal().fill_(1)
+                columns[name][index[:, None], index] = part.where(both, 0.0)
+            rows[index] = layers.rows
             dead += [
                 self.layout.sites[s].name for s, alive in zip(sites, layers.alive.tolist(), strict=True) if not alive
             ]
         warn_dead(self.name, "layers", dead)
-        return {"value": value, "null": null, "rows": rows, "images": self.images.clone()}
+        return {**columns, "rows": rows}
 
     def _compare(self, layers: Parts) -> Tensor:
         """(G, G) similarity."""
@@ -177,14 +191,26 @@ def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Ten
     return batch.need("stream", "layer_similarity")[layout.sites[number].block].after
 
 
-def _layer_moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> SecondMoments:
-    return SecondMoments.of(_side_by_side(batch, of, layout, sites, width)[batch.valid].flatten(0, 1))
+def of_parts(moments: FoldedMoments, width: int, compare: Callable[[Parts], Tensor]) -> dict[str, Tensor]:
+    """Columns "value", "low" and "high" of a similarity of parts so wide."""
+    return jackknife(
+        compare(Parts.of(moments.whole, width)),
+        lambda fold: compare(Parts.of(moments.without(fold), width)),
+        moments.rows,
+        SHARE,
+    )
+
+
+def _layer_moments(
+    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, jackknife: int
+) -> FoldedMoments:
+    return moments_of(batch, jackknife, _side_by_side(batch, of, layout, sites, width))
 
 
 def _layer_sums(
-    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int
-) -> tuple[SecondMoments, Dealt]:
-    return sums_of(batch, folds, _side_by_side(batch, of, layout, sites, width))
+    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int, jackknife: int
+) -> tuple[FoldedMoments, Dealt]:
+    return sums_of(batch, folds, jackknife, _side_by_side(batch, of, layout, sites, width))
 
 
 def _side_by_side(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> Tensor:

@@ -20,7 +20,8 @@ from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import mean_of
 from mhprobe.measures.outcomes import labels_of
 from mhprobe.measures.per_class import PerClass
-from mhprobe.stats.significance import Z95, holm, standard_error, two_sided
+from mhprobe.stats.intervals import interval
+from mhprobe.stats.significance import holm, standard_error, two_sided
 
 LEVEL = 0.05  # of the tests, over all heads and classes
 FACTS = ("logit", "heads", "mlps", "embedding", "biases")
@@ -103,13 +104,14 @@ class LogitAttribution(PerClass):
     def finish(self) -> dict[str, Tensor]:
         images = self.images
         value, error = self.total / images, standard_error(self.total, self.square, images)
+        low, high = interval(value, error, int(images) - 1, self.within)
         own, p = mean_of(self.class_total, self.class_images), self._p()
         worst, number = own.nan_to_num(torch.inf).min(1)
         return {
             "value": value,
             "standard_error": error,
-            "low": value - Z95 * error,
-            "high": value + Z95 * error,
+            "low": low,
+            "high": high,
             "size": self.size / images,
             "worst": worst,
             "worst_class": number,
@@ -118,7 +120,6 @@ class LogitAttribution(PerClass):
             "own_p": p,
             "everywhere": self.all_total / images,
             **dict(zip(FACTS, self.facts / images, strict=True)),
-            "images": images.clone(),
         }
 
     def _p(self) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
-from mhprobe.stats.significance import Z95, standard_error
+from mhprobe.stats.intervals import SHARE, interval
+from mhprobe.stats.significance import standard_error
 
 Target = Literal["top1", "label", "norm"]
 
@@ -40,7 +41,7 @@ class LRPRelevance(Measure):
         signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke against the explained class.
         voita: mean R_h / sum R; unbounded where heads cancel.
         null: the share of a head that is like all others, 1 / H.
-        low, high: 95 % normal interval of value over images, NaN with a single one.
+        low, high: 95 % interval of value over images, NaN with a single one.
         attention, residual: mean share of the logit that crossed the layer in its heads, and beside them.
         conservation_error: mean |heads + residual - logit| / |logit|: what biases, softmax remainders and epsilon kept
             between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
@@ -52,6 +53,7 @@ class LRPRelevance(Measure):
         "lost without it"
     )
     kind = "per_head"
+    within = SHARE
     label = "|relevance|, share of the layer"
     larger = "more of the prediction came through the head"
 
@@ -109,18 +111,18 @@ class LRPRelevance(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = self.share / self.images
-        half = Z95 * standard_error(self.share, self.square, self.images)
-        attention, residual, error, mass = self.crossing / self.images
+        error = standard_error(self.share, self.square, self.images)
+        low, high = interval(value, error, int(self.images) - 1, self.within)
+        attention, residual, lost, mass = self.crossing / self.images
         return {
             "value": value,
             "signed": self.signed / self.images,
             "voita": self.voita / self.images,
             "null": torch.cat([value.new_full((s.num_heads,), 1 / s.num_heads) for s in self.layout.sites]),
-            "low": value - half,
-            "high": value + half,
+            "low": low,
+            "high": high,
             "attention": attention,
             "residual": residual,
-            "conservation_error": error,
+            "conservation_error": lost,
             "mass": mass,
-            "images": self.images.clone(),
         }

@@ -2,7 +2,7 @@
 
 float64 throughout: in float32 the covariance, a small difference of large sums, is wrong by several per cent.
 
-Shapes: N rows, C channels, H parts (heads, or layers) of D channels each.
+Shapes: N rows, C channels, J folds of images, H parts (heads, or layers) of D channels each.
 """
 
 from __future__ import annotations
@@ -78,7 +78,49 @@ class SecondMoments:
         """(C, C), divided by n - 1."""
         full = self.outer.triu()
         full += self.outer.triu(1).mT
-        return full.addr_(self.total, self.total / self.rows, alpha=-1).div_(self.rows - 1)
+        return full.addr_(self.total, self.total / self.rows, alpha=-1).div_((self.rows - 1).clamp(min=1))
+
+
+@dataclass(frozen=True)
+class FoldedMoments:
+    """Second moments by fold of images, so that one fold at a time can be left out. Updated in place.
+
+    rows: (J,) int64. total: (J, C). outer: (J, C, C), as in SecondMoments.
+    """
+
+    rows: Tensor
+    total: Tensor
+    outer: Tensor
+
+    @classmethod
+    def zeros(cls, folds: int, channels: int, device: torch.device | None = None) -> FoldedMoments:
+        return cls(
+            rows=torch.zeros(folds, dtype=torch.long, device=device),
+            total=torch.zeros(folds, channels, dtype=torch.float64, device=device),
+            outer=torch.zeros(folds, channels, channels, dtype=torch.float64, device=device),
+        )
+
+    def of(self, fold: int) -> SecondMoments:
+        """A fold's, to add to."""
+        return SecondMoments(self.rows[fold], self.total[fold], self.outer[fold])
+
+    def merge(self, other: FoldedMoments) -> None:
+        """Take in the rows that ``other`` has seen."""
+        self.rows.add_(other.rows)
+        self.total.add_(other.total)
+        self.outer.add_(other.outer)
+
+    @property
+    def whole(self) -> SecondMoments:
+        """All folds together."""
+        return SecondMoments(self.rows.sum(), self.total.sum(0), self.outer.sum(0))
+
+    def without(self, fold: int) -> SecondMoments:
+        """All folds but one."""
+        whole = self.whole
+        return SecondMoments(
+            whole.rows - self.rows[fold], whole.total - self.total[fold], whole.outer.sub_(self.outer[fold])
+        )
 
 
 @dataclass(frozen=True)
@@ -87,12 +129,14 @@ class Parts:
 
     rows: () n. covariance: (H, D, H, D) between all of them. spectrum: (H, D) falling eigenvalues of each part's own
     covariance, 0 where there is nothing but rounding noise. direction: (H, D, D) their eigenvectors, as columns.
+    mean: (H, D).
     """
 
     rows: Tensor
     covariance: Tensor
     spectrum: Tensor
     direction: Tensor
+    mean: Tensor
 
     @classmethod
     def of(cls, moments: SecondMoments, width: int) -> Parts:
@@ -103,7 +147,8 @@ class Parts:
         own = torch.arange(heads, device=energy_H1.device)
         eigenvalue, direction = torch.linalg.eigh(covariance[own, :, own])
         spectrum = eigenvalue.where(eigenvalue > _RESOLUTION * energy_H1, 0.0).flip(1)
-        return cls(moments.rows, covariance, spectrum, direction.flip(2))
+        mean = (moments.total / moments.rows).view(heads, width)
+        return cls(moments.rows, covariance, spectrum, direction.flip(2), mean)
 
     @property
     def alive(self) -> Tensor:

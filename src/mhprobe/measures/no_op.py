@@ -19,8 +19,10 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.kinds import KINDS, kinds_of
-from mhprobe.measures.places import attention, over_queries, per_site, shares
+from mhprobe.measures.places import attention, of_pairs, over_queries, per_site, shares
+from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)
 
@@ -35,10 +37,10 @@ class NoOp(Measure):
     UserError for an unknown kind, and a threshold that is not above 0.
 
     Columns, (A,): value = gradient_special / gradient_other, below 1 where looking at special keys matters less than
-    elsewhere (a no-op), NaN where a model has no special keys; null: 1, no difference; attention: mean share of
-    attention to special keys, over all queries, uniform_attention: the same for even attention; gradient_special,
-    gradient_other and gradient_<kind>: mean over queries, their keys of that kind, and images of |dL/dA|, in nats of
-    the image's loss per unit of attention.
+    elsewhere (a no-op), NaN where a model has no special keys, with low and high; null: 1, no difference; attention:
+    mean share of attention to special keys, over all queries, uniform_attention: the same for even attention;
+    gradient_special, gradient_other and gradient_<kind>: mean over queries, their keys of that kind, and images of
+    |dL/dA|, in nats of the image's loss per unit of attention.
     """
 
     fooled_by = (
@@ -46,6 +48,7 @@ class NoOp(Measure):
     )
     needs = frozenset({"attn", "attn_grad", "stream"})
     kind = "per_head"
+    within = SIZE
     label = "|dL/dA|, special over other keys"
     larger = "the loss depends more on attention to special tokens than to other keys"
     also = ("special_keys",)
@@ -70,6 +73,7 @@ class NoOp(Measure):
             raise UserError(f"no_op: threshold is a number of standard deviations above 0, got {threshold}.")
         self.special = tuple(special)
         self.threshold = threshold
+        declare_image_sums(self, layout.num_heads, numbers=4)  # of special keys and others: sizes and how many
         for name in ("size", "pairs"):
             self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
         for name in ("mass", "even"):
@@ -91,6 +95,8 @@ class NoOp(Measure):
                 source = slope_bWHQK if len(keys_bWQK) == len(slope_bWHQK) else whole_1WHQK
                 self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
                 self.pairs[span, column] += keys_bWQK.sum() * alike
+            of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
+            add_image_sums(self, span, *of_image[0], *of_image[1])
             row_bWHQK = shares(piece.attn, places.pairs)
             even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
             self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
@@ -101,7 +107,7 @@ class NoOp(Measure):
         queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
         size = mean_of(self.size, self.pairs)
         return {
-            "value": size[:, 0] / size[:, 1],
+            **over_images(self, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3])),
             "null": torch.ones_like(self.mass),
             "attention": self.mass / self.images / queries,
             "uniform_attention": self.even / self.images / queries,

@@ -28,6 +28,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, mean_of
 from mhprobe.measures.hashing import numbers_in
 from mhprobe.measures.places import attention_of, places_of, where_site
+from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import Z95, standard_error
 
 # what the query shows, what the key shows (0: ground; other numbers: objects) -> whether the relation holds
@@ -48,7 +49,7 @@ class ObjectAttention(Measure):
     """Share of patches whose most attended patch lies on an object. UserError for a batch without masks of objects.
 
     Columns, (A,) shares in [0, 1], larger means more often:
-        value: over images the mean share of query patches whose argmax key is on an object; low, high: its 95 % normal
+        value: over images the mean share of query patches whose argmax key is on an object; low, high: its 95 %
         interval over images; chance: the same for a key drawn evenly from those that may be attended to; mass: mean
         attention that a patch gives to patches on objects; cls: share of images whose class token has its argmax on an
         object, NaN without one;
@@ -62,6 +63,7 @@ class ObjectAttention(Measure):
 
     fooled_by = "by definition: one large object in the middle: a head that looks at the middle looks at the object"
     needs = frozenset({"attn"})
+    within = SHARE
     label = "share of patches whose argmax key is on an object"
     larger = "the patch that is looked at most lies on an object more often"
     also = ("relations",)
@@ -173,7 +175,8 @@ class ObjectAttention(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         value = self.share.sum(0) / self.images
-        error = Z95 * standard_error(self.share.sum(0), self.square.sum(0), self.images)
+        error = standard_error(self.share.sum(0), self.square.sum(0), self.images)
+        low, high = interval(value, error, int(self.images) - 1, self.within)
         site_of_head = torch.tensor([number for number, _, _ in self.layout], device=value.device)
         possible_SR = self.possible.sum(0).double()
         offset, held, down, right = (
@@ -181,8 +184,8 @@ class ObjectAttention(Measure):
         )
         return {
             "value": value,
-            "low": value - error,
-            "high": value + error,
+            "low": low,
+            "high": high,
             "chance": self.chance / self.images,
             "mass": self.mass / self.images,
             "cls": where_site(self.layout, self.cls / self.images, lambda site: site.class_token),
@@ -194,7 +197,6 @@ class ObjectAttention(Measure):
             **self._chosen(),
             **self._chosen_by_relation(site_of_head),
             "offset_held_out": mean_of(held, self.possible[1].double()[site_of_head]),
-            "images": self.images.clone(),
         }
 
     def _chosen(self) -> dict[str, Tensor]:

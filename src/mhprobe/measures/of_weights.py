@@ -17,6 +17,7 @@ class OfWeights(Measure):
     """Its states are filled by ``look``; summed over ranks they are ``models`` times what one rank saw."""
 
     needs: frozenset[Need] = frozenset({"weights"})
+    no_interval = "weights alone, which no image changes"
     of_images = False
 
     models: Tensor  # () summed over ranks that have seen the weights, each once

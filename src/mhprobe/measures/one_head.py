@@ -110,7 +110,6 @@ class OneHead(Measure):
             "drop_high": drop_high,
             "p": mcnemar(self.lost, self.won),
             "whole": (self.both + self.lost)[0].double() / images,
-            "images": images.clone(),
         }
 
     def _best(self, right_A: Tensor, loss_A: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 
 _WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
 _FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has ln(1e-6)
@@ -30,14 +31,13 @@ class OutputFrequency(Measure):
     """Mean over images and channels of ln amplitude at the highest diagonal frequency, minus that at frequency 0.
 
     Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency:
-        value: of what the head writes. null: of white noise, ln(2) / 2.
+        value: of what the head writes; low, high: its 95 % interval over images. null: of white noise, ln(2) / 2.
         frequency: the highest diagonal frequency of the head's grid, in units of pi.
         block_input, after_attention, after_mlp: the same for the residual stream of the head's block.
         variance_input, variance_attention, variance_mlp: the stream's variance over the grid (unbiased), mean over
             images and channels, in squared units of the stream.
         spectrum: (A, K) value along all frequencies; NaN where the head's grid has no such frequency.
         stream: (L, 3, K) and variance: (L, 3), the same by block, and frequencies: (1, K), for figures.
-        images: () how many.
     A grid that is not square has the frequencies its two sides share; one with none but 0 (2 x 2) has NaN.
     """
 
@@ -63,6 +63,7 @@ class OutputFrequency(Measure):
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
         count, depth = len(every), len(layout.blocks)
+        declare_image_sums(self, layout.num_heads)
         self.add_state("heads", torch.zeros(layout.num_heads, count, dtype=torch.float64))
         self.add_state("blocks", torch.zeros(depth, 3, count, dtype=torch.float64))
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
@@ -75,14 +76,15 @@ class OutputFrequency(Measure):
             wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
             output_HDC = wide(weights.output).to(wave_BFHD.dtype)
             for head in range(site.num_heads):  # all at once would hold a map of C channels for every head
-                written_BFC = wave_BFHD[:, :, head] @ output_HDC[head]
-                self.heads[self.layout.flat(number, head), self._at[site.block]] += log_amplitude(written_BFC)
+                flat = self.layout.flat(number, head)
+                written_BF = log_amplitude(wave_BFHD[:, :, head] @ output_HDC[head])
+                self.heads[flat, self._at[site.block]] += written_BF.sum(0)
+                add_image_sums(self, slice(flat, flat + 1), written_BF[:, -1:] - written_BF[:, :1], 1)
         for site in {site.block: site for site in self.layout.sites}.values():
             for place, stream in enumerate(streams[site.block]):
                 map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
-                self.blocks[site.block, place, self._at[site.block]] += log_amplitude(
-                    self._transform(site.block, map_BTC)
-                )
+                wave_BF = log_amplitude(self._transform(site.block, map_BTC))
+                self.blocks[site.block, place, self._at[site.block]] += wave_BF.sum(0)
                 self.spread[site.block, place] += map_BTC.double().var(1).mean(1).sum()
         self.images += int(batch.valid.sum())
 
@@ -116,7 +118,7 @@ class OutputFrequency(Measure):
 
         variance = self.spread / self.images
         return {
-            "value": highest(heads),
+            **{name: torch.where(last > 0, part, torch.nan) for name, part in over_images(self).items()},
             "null": torch.where(last > 0, _WHITE, torch.nan).double(),
             "frequency": heads.new_tensor(frequency),
             "block_input": highest(stream[block, 0]),
@@ -129,7 +131,6 @@ class OutputFrequency(Measure):
             "stream": stream,
             "variance": variance,
             "frequencies": heads.new_tensor([self._frequencies]),
-            "images": self.images.clone(),
         }
 
 
@@ -143,5 +144,5 @@ def diagonal(grid: tuple[int, int]) -> list[Fraction]:
 
 
 def log_amplitude(waves: Tensor) -> Tensor:
-    """(B, F, C) complex -> (F,) float64, mean over channels, sum over images of ln(amplitude + 1e-6)."""
-    return (waves.abs() + _FLOOR).log().mean(2, dtype=torch.float64).sum(0)
+    """(B, F, C) complex -> (B, F) float64, mean over channels of ln(amplitude + 1e-6)."""
+    return (waves.abs() + _FLOOR).log().mean(2, dtype=torch.float64)

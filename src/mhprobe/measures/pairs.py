@@ -24,8 +24,10 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, sums_of
-from mhprobe.measures.moments import Parts, SecondMoments
+from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
+from mhprobe.measures.jackknife import affordable, check_folds, jackknife
+from mhprobe.measures.moments import FoldedMoments, Parts, SecondMoments
+from mhprobe.stats.intervals import SHARE
 
 Pairs = Literal["layer", "stage", "all"]
 Tokens = Literal["all", "patches"]
@@ -57,8 +59,12 @@ class PairMeasure(Measure):
         nothing to do with each other; a lower bound, far too low.
     null_draws, seed: permutations (or samples) behind the null, and what they are drawn from.
     folds: images are dealt into so many parts, whose sums are permuted (see folds.py). Memory grows with it.
+    jackknife: one of so many folds of images at a time is left out for low and high (see jackknife.py); memory and the
+        time at the end grow with it. None for 10, or fewer where the sums would take more than a gigabyte; 1 leaves the
+        interval out.
 
-    Columns of all of them: value (A, A), larger is more alike, 1 for a head with itself, 0 for a dead head; read it
+    Columns of all of them: value (A, A), larger is more alike, 1 for a head with itself, 0 for a dead head; low, high
+    (A, A): 95 % interval of what as many images give on average, NaN without two folds; read value
     against null (A, A), the mean over the draws; null_sd (A, A), how far the draws spread; null_draws (A, A, N) all of
     them (not for null=rows); images (), rows (A,) of the head's group. NaN outside the groups. null is NaN where all
     images are in one fold, e.g. for a single image.
@@ -69,6 +75,7 @@ class PairMeasure(Measure):
 
     kind = "pairwise"
     larger = "the two heads are more alike"
+    within = SHARE
     equal_up_to: ClassVar[str]  # what the measure cannot see: heads that differ by no more than this are duplicates
 
     def __init__(
@@ -80,9 +87,11 @@ class PairMeasure(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 64,
+        jackknife: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
+        check_folds(self.name, jackknife)
         check_null(self.name, null, null_draws, folds)
         one_of(self.name, "tokens", tokens, Tokens)
         if null != "images":
@@ -96,12 +105,13 @@ class PairMeasure(Measure):
         # of each group, how many tokens in front are left out, and how many rows an image has
         self.skipped = [layout.sites[sites[0]].prefix_tokens if tokens == "patches" else 0 for sites in self.groups]
         counts = [token_count(layout.sites[sites[0]]) for sites in self.groups]
+        self.jackknife = affordable(jackknife, sum(self._channels(sites) ** 2 for sites in self.groups))
         self.image_rows = [None if n is None else n - skip for n, skip in zip(counts, self.skipped, strict=True)]
         for number, sites in enumerate(self.groups):
             # as far as the layout tells, refuse now and not after an epoch
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
             check_rolled(self.name, layout.sites[sites[0]], null)
-            declare(self, number, SecondMoments.zeros(self._channels(sites)))
+            declare(self, number, FoldedMoments.zeros(self.jackknife, self._channels(sites)))
             self._declare_folds(number, self.image_rows[number])
 
     @abstractmethod
@@ -127,11 +137,11 @@ class PairMeasure(Measure):
             return
         for number, sites in enumerate(self.groups):
             if self.null == "rows":
-                moments = batch.derive(_moments, sites, self.skipped[number])
+                moments = batch.derive(_moments, sites, self.skipped[number], self.jackknife)
             else:
-                moments, sums = batch.derive(_sums, sites, self.skipped[number], self.folds)
+                moments, sums = batch.derive(_sums, sites, self.skipped[number], self.folds, self.jackknife)
                 self._deal(number, sums)
-            self.moments(number).merge(moments)
+            declared(self, number, FoldedMoments).merge(moments)
         self.images += batch.valid.sum()
 
     def before_sync(self) -> None:
@@ -159,8 +169,18 @@ class PairMeasure(Measure):
     def _channels(self, sites: tuple[int, ...]) -> int:
         return sum(self.layout.sites[s].channels for s in sites)
 
-    def moments(self, group: int) -> SecondMoments:
-        return declared(self, group, SecondMoments)
+    def moments(self, group: int, without: int | None = None) -> SecondMoments:
+        """Of all images, or of all but a fold."""
+        folded = declared(self, group, FoldedMoments)
+        return folded.whole if without is None else folded.without(without)
+
+    def row_counts(self) -> list[int]:
+        """How many rows each group has."""
+        return [int(declared(self, number, FoldedMoments).rows.sum()) for number in range(len(self.groups))]
+
+    def parts(self, group: int, without: int | None = None) -> Parts:
+        """The heads of a group, as all images, or all but a fold, show them."""
+        return Parts.of(self.moments(group, without), self.layout.sites[self.groups[group][0]].head_dim)
 
     def finish(self) -> dict[str, Tensor]:
         self._check_rows()
@@ -179,17 +199,29 @@ class PairMeasure(Measure):
                 columns[name][place] = part
         warn_dead(self.name, "heads", [head_name(self.layout, a) for a in (~alive).nonzero().flatten().tolist()])
         warn_duplicates(self.name, self.layout, columns["value"], columns["null"], self.equal_up_to)
-        return {**columns, "images": self.images.clone()}
+        return columns
 
     def _of_group(self, group: int) -> dict[str, Tensor]:
         """The columns of one group, and which of its heads are alive; on the CPU, for other ranks."""
-        heads = Parts.of(self.moments(group), self.layout.sites[self.groups[group][0]].head_dim)
-        found = {**self.compare(group, heads), **self._null(group, heads), "rows": heads.rows.expand(len(heads.alive))}
+        heads = self.parts(group)
+        compared = self.compare(group, heads)
+        found = {
+            **jackknife(
+                compared["value"],
+                lambda fold: self.compare(group, self.parts(group, fold))["value"],
+                declared(self, group, FoldedMoments).rows,
+                self.within,
+            ),
+            **{name: part for name, part in compared.items() if name != "value"},
+            **self._null(group, heads),
+            "rows": heads.rows.expand(len(heads.alive)),
+        }
         both = heads.alive[:, None] & heads.alive
-        for name in ("value", "null"):
+        for name in ("value", "null", "low", "high"):
             found[name] = found[name].where(both, 0.0)
         # exact by definition, but not as computed
-        found["value"].diagonal().copy_(heads.alive)
+        for name in ("value", "low", "high"):
+            found[name].diagonal().copy_(heads.alive)
         return {name: part.cpu() for name, part in {**found, "alive": heads.alive}.items()}
 
     def _null(self, group: int, heads: Parts) -> dict[str, Tensor]:
@@ -230,7 +262,7 @@ class PairMeasure(Measure):
 
     def _check_rows(self) -> None:
         """Judge the group that has the fewest rows for its heads' width."""
-        rows = [int(self.moments(number).rows) for number in range(len(self.groups))]
+        rows = self.row_counts()
         sites = [self.layout.sites[group[0]] for group in self.groups]
         count, site = min(zip(rows, sites, strict=True), key=lambda pair: pair[0] / pair[1].head_dim)
         check_rows(self.name, site.name, count, site.head_dim)
@@ -253,24 +285,20 @@ def token_count(site: HeadSite) -> int | None:
     return None if site.grid is None else site.prefix_tokens + math.prod(site.grid)
 
 
-def rows_of(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
-    """(N, C) outputs of the heads of ``sites`` side by side, one row per token of a valid image but the first ones."""
-    x_BTC = _side_by_side(batch, sites, skip)
-    return (x_BTC if batch.valid.all() else x_BTC[batch.valid]).flatten(0, 1)
-
-
-def _side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> Tensor:
-    """(B, T - skip, C)."""
+def side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Tensor:
+    """(B, T - skip, C) outputs of the heads of ``sites``, without the first tokens."""
     parts = [batch.z[s][:, skip:].flatten(2) for s in sites]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int) -> SecondMoments:
-    return SecondMoments.of(rows_of(batch, sites, skip))
+def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int, jackknife: int) -> FoldedMoments:
+    return moments_of(batch, jackknife, side_by_side(batch, sites, skip))
 
 
-def _sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int) -> tuple[SecondMoments, Dealt]:
-    return sums_of(batch, folds, _side_by_side(batch, sites, skip))
+def _sums(
+    batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int, jackknife: int
+) -> tuple[FoldedMoments, Dealt]:
+    return sums_of(batch, folds, jackknife, side_by_side(batch, sites, skip))
 
 
 def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:

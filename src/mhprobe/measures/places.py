@@ -100,6 +100,15 @@ class Piece(NamedTuple):
     images: Tensor
     attn: Tensor
 
+    def of_images(self, values: Tensor, queries: Tensor) -> Tensor:
+        """(b, H) sum over windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
+        path = "bwhq,wq->wh" if self.site.line else "bwhq,wq->bh"  # a text is a window
+        return torch.einsum(path, values, queries.to(values.dtype))
+
+    def counts(self, queries: Tensor) -> Tensor:
+        """(b, 1), or (1, 1) where all images have as many: how many queries (W, Q) bool an image has."""
+        return (queries.sum(1) if self.site.line else queries.sum().view(1)).double()[:, None]
+
 
 def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
     """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks.
@@ -146,6 +155,11 @@ def shares(attn: Tensor, keys: Tensor) -> Tensor:
 def over_queries(values: Tensor, queries: Tensor) -> Tensor:
     """(H,) sum over images, windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
     return torch.einsum("bwhq,wq->h", values, queries.to(values.dtype))
+
+
+def of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
+    """(b, H) sum of (b, W, H, Q, K) values over ``pairs`` (1 or b, W, Q, K) bool, image by image."""
+    return torch.einsum("bwhqk,bwqk->bh", values, pairs.to(values.dtype))
 
 
 def per_site(layout: HeadLayout, device: torch.device, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:

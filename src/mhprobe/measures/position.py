@@ -23,6 +23,8 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.places import attention, per_site, places_of
+from mhprobe.stats.intervals import SHARE, interval
+from mhprobe.stats.significance import standard_error
 
 
 class Position(Measure):
@@ -31,8 +33,9 @@ class Position(Measure):
     threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
         this share of queries. UserError for shares that are none.
 
-    Columns, (A,): value in [0, 1], larger is more positional; dy, dx the offset in tokens, key minus query (dx = -1:
-    the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share among the
+    Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset
+    (the largest of many counts flatters a head without a favourite); dy, dx the offset in tokens, key minus query (dx =
+    -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share among the
     queries for which the key exists; reach: how many queries these are, the most that value can be; chance: value if
     the largest weight were at a random key. counts (A, Y, X): queries of an image at each offset, on average, the
     middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the shortest offset
@@ -57,11 +60,13 @@ class Position(Measure):
     )
     needs = frozenset({"attn"})
     kind = "per_head"
+    within = SHARE
     label = "share of queries at the head's offset"
     larger = "the head looks at one fixed offset more often"
     also = ("offset_maps",)
 
     counts: Tensor  # (A, Y, X) float64: how many queries have their argmax key there
+    squares: Tensor  # (A, Y, X) sum over images of the square of their number
 
     def __init__(self, layout: HeadLayout, threshold: float = 0.9, reach: float = 0.25, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -73,7 +78,8 @@ class Position(Measure):
         reaches = [_offsets(site, torch.device("cpu")).abs().flatten(0, 2).amax(0) for site in layout.sites]
         self.farthest: tuple[int, int] = tuple(torch.stack(reaches).amax(0).tolist())
         size = [2 * steps + 1 for steps in self.farthest]
-        self.add_state("counts", torch.zeros(layout.num_heads, *size, dtype=torch.float64))
+        for name in ("counts", "squares"):
+            self.add_state(name, torch.zeros(layout.num_heads, *size, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout, batch):
@@ -84,8 +90,12 @@ class Position(Measure):
             index_bWHQ = index_WQK[:, None].expand(row_bWHQK.shape).gather(-1, key_bWHQ[..., None])[..., 0]
             # 1 for a patch, 0 for the others; NaN where the row is not finite, which is an error at the end
             weight_bWHQ = places.patch[:, None] + 0 * row_bWHQK.sum(-1)
-            start_H = self.counts[0].numel() * torch.arange(piece.site.num_heads, device=index_bWHQ.device)
-            self.counts[span].view(-1).index_add_(0, (index_bWHQ + start_H[:, None]).flatten(), weight_bWHQ.flatten())
+            counts_bHYX = self.counts.new_zeros(len(index_bWHQ), *self.counts[span].shape)
+            place_bH = torch.arange(counts_bHYX[..., 0, 0].numel(), device=index_bWHQ.device).view(len(index_bWHQ), -1)
+            start_bWHQ = self.counts[0].numel() * place_bH[:, None, :, None]
+            counts_bHYX.view(-1).index_add_(0, (index_bWHQ + start_bWHQ).flatten(), weight_bWHQ.flatten())
+            self.counts[span] += counts_bHYX.sum(0)
+            self.squares[span] += counts_bHYX.square_().sum(0)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -103,8 +113,12 @@ class Position(Measure):
             return values.flatten(1).gather(1, best[:, None])[:, 0]
 
         value = at(self.counts) / self.images / queries
+        error = standard_error(at(self.counts), at(self.squares), self.images) / queries
+        low, high = interval(value, error, int(self.images) - 1, self.within)
         return {
             "value": value,
+            "low": low,
+            "high": high,
             "dy": best // share.shape[2] - self.farthest[0],
             "dx": best % share.shape[2] - self.farthest[1],
             "positional": (value >= self.threshold).long(),

@@ -19,7 +19,9 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.codes import Codes, Sample, numbers_of, patches_of
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.places import attention, over_queries, per_site, where_site
+from mhprobe.stats.intervals import SHARE
 
 
 class Rarity(Measure):
@@ -28,9 +30,10 @@ class Rarity(Measure):
     codes: of k-means. patches: how many patches of the validation images the codes are fitted to, at most. cells: a
         patch is described by its mean colours in cells x cells fields.
 
-    Columns, (A,) in [0, 1], larger looks more at what is rare: value; top2: the argmax key is no denser than the second
-    rarest patch; class_query, class_query_top2: the same of the class token's own row, NaN without one. chance and
-    chance_top2: value and top2 if the argmax key were random; class_chance and class_chance_top2.
+    Columns, (A,) in [0, 1], larger looks more at what is rare: value, with low and high; top2: the argmax key is no
+    denser than the second rarest patch; class_query, class_query_top2: the same of the class token's own row, NaN
+    without one. chance and chance_top2: value and top2 if the argmax key were random; class_chance and
+    class_chance_top2.
 
     It looks at the validation images first, to fit codes. UserError with fewer different patches than codes.
     """
@@ -39,12 +42,13 @@ class Rarity(Measure):
     needs = frozenset({"attn"})
     select_needs = frozenset()
     kind = "per_head"
+    within = SHARE
     label = "share of queries on the rarest patch"
     larger = "the head looks at what is rare more often"
     also = ("by_depth",)
 
-    hits: Tensor  # (A, 2) sum over images and patch queries: top 1, top 2
-    class_hits: Tensor  # (A, 2) sum over images of the class token's row
+    hits: Tensor  # (A,) sum over images and patch queries: top 2
+    class_hits: Tensor  # (A, 2) sum over images of the class token's row: top 1, top 2
     luck: Tensor  # (A, 2) sum of the share of keys that would be a hit, over images and patch queries
     class_luck: Tensor  # (A, 2)
 
@@ -58,7 +62,9 @@ class Rarity(Measure):
         self.cells = cells
         self.samples: dict[Any, Sample] = {}  # per sort of patch, while selecting
         self.codes: dict[Any, Codes] = {}
-        for name in ("hits", "class_hits", "luck", "class_luck"):
+        declare_image_sums(self, layout.num_heads)
+        self.add_state("hits", torch.zeros(layout.num_heads, dtype=torch.float64))
+        for name in ("class_hits", "luck", "class_luck"):
             self.add_state(name, torch.zeros(layout.num_heads, 2, dtype=torch.float64))
 
     def reset(self) -> None:
@@ -109,7 +115,11 @@ class Rarity(Measure):
                 hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
                 rare_bWQ = ((seen_bWQK <= limit_bWQ[..., None]) & keys).sum(-1)
                 luck_bWQ = rare_bWQ / keys.sum(-1).clamp(min=1).double()
-                self.hits[span, top] += over_queries(hit_bWHQ, places.patch)
+                hits_bH = piece.of_images(hit_bWHQ, places.patch)
+                if top:
+                    self.hits[span] += hits_bH.sum(0)
+                else:
+                    add_image_sums(self, span, hits_bH, piece.counts(places.patch))
                 self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
                 self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
                 self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
@@ -122,13 +132,12 @@ class Rarity(Measure):
                 "end_select()."
             )
         queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        value, top2 = (self.hits / self.images / queries[:, None]).unbind(1)
         chance, chance2 = (self.luck / self.images / queries[:, None]).unbind(1)
         of_class, of_class2 = self._of_class(self.class_hits).unbind(1)
         luck, luck2 = self._of_class(self.class_luck).unbind(1)
         return {
-            "value": value,
-            "top2": top2,
+            **over_images(self),
+            "top2": self.hits / self.images / queries,
             "class_query": of_class,
             "class_query_top2": of_class2,
             "chance": chance,

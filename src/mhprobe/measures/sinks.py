@@ -21,7 +21,9 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.places import Piece, attention, shares, words_of
+from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
 
@@ -31,11 +33,11 @@ class Sinks(Measure):
 
     queries: from which share of the queries on a token is a sink.
 
-    Columns, (A,): value in [0, 1], larger is more of a sink; uniform: of even attention; sink: share of them with one;
-    class_token: share of images where the token that draws most is the class token, NaN without one; write: mean over
-    tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens / mean length, 1 if
-    all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below one half, 1 a
-    no-op: it writes less than a quarter of what the median head of the model does, 2 a broadcast.
+    Columns, (A,): value in [0, 1], larger is more of a sink, with low and high; uniform: of even attention; sink: share
+    of them with one; class_token: share of images where the token that draws most is the class token, NaN without one;
+    write: mean over tokens of ||z_h W_O,h|| / ||stream||; common in [0, 1]: length of the mean write over tokens / mean
+    length, 1 if all tokens are given the same, 0 for a head that writes nothing; role: 0 where ``sink`` is below one
+    half, 1 a no-op: it writes less than a quarter of what the median head of the model does, 2 a broadcast.
 
     UserError unless ``queries`` is in (0, 1].
     """
@@ -45,12 +47,11 @@ class Sinks(Measure):
     )
     needs = frozenset({"attn", "stream", "weights"})
     kind = "per_head"
+    within = SHARE
     label = "share of attention on one token"
     larger = "more of the head's attention rests on one token"
 
-    drawn: Tensor  # (A,) sum over images and windows of the largest share of attention
-    sinks: Tensor  # (A,) how many have a sink
-    windows: Tensor  # (A,) images x windows
+    sinks: Tensor  # (A,) how many windows of images have a sink
     at_class: Tensor  # (A,) of them with the largest share on the class token
     ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|
     tokens: Tensor  # (A,) images x tokens
@@ -62,9 +63,10 @@ class Sinks(Measure):
         if not 0 < queries <= 1:
             raise UserError(f"sinks: queries is a share above 0, at most 1, got {queries}.")
         self.queries = queries
-        for name in ("drawn", "ratio", "shared", "even"):
+        declare_image_sums(self, layout.num_heads)
+        for name in ("ratio", "shared", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        for name in ("sinks", "windows", "at_class", "tokens"):
+        for name in ("sinks", "at_class", "tokens"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
@@ -79,10 +81,10 @@ class Sinks(Measure):
             outside = ~keys_WK[:, None]
             most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
             given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
-            self.drawn[span] += most_bWH.sum((0, 1))
+            windows = 1 if piece.site.line else most_bWH.shape[1]
+            add_image_sums(self, span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
             self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
             self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
-            self.windows[span] += most_bWH.shape[0] * most_bWH.shape[1]
             if piece.site.class_token:
                 self.at_class[span] += (key_bWH == 0).sum((0, 1))
         self._writes(batch)
@@ -106,14 +108,15 @@ class Sinks(Measure):
             self.shared[span] += (mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
 
     def finish(self) -> dict[str, Tensor]:
-        sink, write = mean_of(self.sinks, self.windows), mean_of(self.ratio, self.tokens)
+        windows = self.image_sums[1]
+        sink, write = mean_of(self.sinks, windows), mean_of(self.ratio, self.tokens)
         role = torch.where(write < QUIET * write.median(), 1, 2)
         has_class = torch.tensor([site.class_token for _, _, site in self.layout], device=sink.device)
         return {
-            "value": mean_of(self.drawn, self.windows),
-            "uniform": mean_of(self.even, self.windows),
+            **over_images(self),
+            "uniform": mean_of(self.even, windows),
             "sink": sink,
-            "class_token": torch.where(has_class, mean_of(self.at_class, self.windows), torch.nan),
+            "class_token": torch.where(has_class, mean_of(self.at_class, windows), torch.nan),
             "write": write,
             "common": self.shared / self.images,
             "role": torch.where(sink >= 0.5, role, 0),

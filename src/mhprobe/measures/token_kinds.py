@@ -18,8 +18,10 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.measures.kinds import KINDS, kinds_of
-from mhprobe.measures.places import attention, over_queries, per_site, shares, where_site
+from mhprobe.measures.places import attention, of_pairs, over_queries, per_site, shares, where_site
+from mhprobe.stats.intervals import SHARE
 
 COLUMNS = (*KINDS, "cls_to_cls")
 
@@ -31,17 +33,18 @@ class TokenKinds(Measure):
         or registers where the model has none.
     threshold: from how many standard deviations above the image's mean norm a token is of high norm.
 
-    Columns, (A,) shares in [0, 1], larger means more attention: value; cls, registers, self, neighbours (all four
-    together), above, below, left, right (each of them), same_row, same_column, border, high_norm, from patch queries;
-    cls_to_cls from the class token's own row; uniform_<kind> the same for even attention, and uniform that of value.
-    Kinds overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over the shift region:
-    padding takes no share.
+    Columns, (A,) shares in [0, 1], larger means more attention: value, with low and high; cls, registers, self,
+    neighbours (all four together), above, below, left, right (each of them), same_row, same_column, border, high_norm,
+    from patch queries; cls_to_cls from the class token's own row; uniform_<kind> the same for even attention, and
+    uniform that of value. Kinds overlap. NaN for a kind that a model does not have. Swin's rows are renormalised over
+    the shift region: padding takes no share.
     """
 
     fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"
     needs = frozenset({"attn", "stream"})
     kind = "per_head"
     larger = "more attention goes to tokens of this kind"
+    within = SHARE
     also = ("kind_ratios",)
 
     mass: Tensor  # (A, N) sum over images and queries of attention to each kind
@@ -67,6 +70,7 @@ class TokenKinds(Measure):
         self.main = value
         self.threshold = threshold
         self.label = f"share of attention: {value.replace('_', ' ')}"
+        declare_image_sums(self, layout.num_heads)
         for name in ("mass", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
 
@@ -86,6 +90,9 @@ class TokenKinds(Measure):
                 alike = len(row_bWHQK) / len(keys_bWQK)
                 self.mass[span, column] += over_queries(to_bWHQ, queries_WQ)
                 self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
+                if COLUMNS[column] == self.main:
+                    given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
+                    add_image_sums(self, span, given_bH, piece.counts(queries_WQ))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -96,8 +103,9 @@ class TokenKinds(Measure):
             has = functools.partial(_has, kind)
             columns[kind] = where_site(self.layout, self.mass[:, number] / rows, has)
             uniform[f"uniform_{kind}"] = where_site(self.layout, self.even[:, number] / rows, has)
+        has = functools.partial(_has, self.main)
         return {
-            "value": columns[self.main].clone(),
+            **{name: where_site(self.layout, part, has) for name, part in over_images(self).items()},
             **columns,
             "uniform": uniform[f"uniform_{self.main}"].clone(),
             **uniform,

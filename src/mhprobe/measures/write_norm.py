@@ -15,12 +15,15 @@ import torch
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
+from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.stats.intervals import SIZE
 
 
 class WriteNorm(Measure):
     """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block||, all tokens alike.
 
-    Columns, (A,), larger writes more: value; norm: mean of ||z_h W_O,h|| alone, in the units of the stream.
+    Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| alone, in the units of the
+    stream.
     """
 
     fooled_by = (
@@ -28,18 +31,16 @@ class WriteNorm(Measure):
     )
     needs = frozenset({"stream", "weights"})
     kind = "per_head"
+    within = SIZE
     label = "write norm / stream norm"
     larger = "the head writes more"
 
-    total: torch.Tensor  # (A,) sum over images and tokens of the ratio
-    length: torch.Tensor  # (A,) the same of the norm
-    tokens: torch.Tensor  # (A,) number of tokens
+    length: torch.Tensor  # (A,) sum over images and tokens of the norm
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        for name in ("total", "length"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        self.add_state("tokens", torch.zeros(layout.num_heads, dtype=torch.long))
+        declare_image_sums(self, layout.num_heads)
+        self.add_state("length", torch.zeros(layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
@@ -50,10 +51,9 @@ class WriteNorm(Measure):
             square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
             norm_BTH = square_BTH.clamp(min=0).sqrt()
             stream_BT = streams[site.block].before[batch.valid].double().norm(dim=-1)
-            self.total[span] += (norm_BTH / stream_BT[..., None]).sum((0, 1))
+            add_image_sums(self, span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
             self.length[span] += norm_BTH.sum((0, 1))
-            self.tokens[span] += stream_BT.numel()
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, torch.Tensor]:
-        return {"value": self.total / self.tokens, "norm": self.length / self.tokens}
+        return {**over_images(self), "norm": self.length / self.image_sums[1]}

@@ -17,7 +17,8 @@ _LEVELS = {
 
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
-    "A dot per head, a bar at the mean of its block. The dashed line is what even attention or chance would give, "
+    "A dot per head with its 95 % interval over images, often shorter than the dot, and a bar at the mean of its "
+    "block. The dashed line is what even attention or chance would give, "
     "the dotted line a freshly initialised network: dots on a line say nothing about training."
 )
 
@@ -32,13 +33,17 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     with canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
         axes = place(figure, 0.75, 0.5, wide, tall)
         for number, site in enumerate(layout.sites):
-            heads = value[layout.span(number)]
+            span = layout.span(number)
+            heads = value[span]
             # side by side in the order of heads, so that equal heads do not hide each other
             spread = [(h - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for h in range(site.num_heads)]
             axes.plot(
                 [site.block + s for s in spread], heads.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7,
                 label="head" if number == 0 else "",
             )  # fmt: skip
+            if {"low", "high"} <= set(columns):
+                low, high = (columns[name][span].double().tolist() for name in ("low", "high"))
+                axes.vlines([site.block + s for s in spread], low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
             axes.hlines(
                 heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
                 label="mean of the block" if number == 0 else "",

@@ -26,14 +26,14 @@ DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "A value for every pair among the heads that were compared. A dot: it differs from 0 by more than chance, with "
     "Holm's correction over all pairs that were looked at (5 %). Where a measure has no such p, a dot says that the "
-    "95 % interval of this pair excludes 0, which one pair in twenty does by chance."
+    "95 % interval of this pair excludes 0 (or chance, where that is not 0), which one pair in twenty does by chance."
 )
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Heads that were compared with any other; a dot where "p_holm" is below .05.
 
-    Without "p_holm" the dot is where the 95 % interval from "low" to "high" excludes 0.
+    Without "p_holm" the dot is where the 95 % interval from "low" to "high" excludes "null", or 0 where there is none.
     With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
     """
 
@@ -75,5 +75,7 @@ def _beyond_chance(columns: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
     if "p_holm" in columns:
         return columns["p_holm"] < 0.05, "not 0 (Holm, 5 %)"
     if {"low", "high"} <= set(columns):
-        return (columns["low"] > 0) | (columns["high"] < 0), "95 % interval excludes 0"
+        level = columns.get("null", torch.zeros_like(columns["value"]))
+        said = "95 % interval excludes " + ("chance" if "null" in columns else "0")
+        return (columns["low"] > level) | (columns["high"] < level), said
     return None

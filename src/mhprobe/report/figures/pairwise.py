@@ -27,6 +27,7 @@ from mhprobe.report.figures.style import (
     scale,
     site_title,
     ticks,
+    typical_width,
     wrapped,
 )
 
@@ -35,7 +36,8 @@ Limits = Literal["shared", "each"] | Sequence[float]
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "How alike every two heads are. Chance for as many images is marked on the colour bar, and so is a freshly "
-    "initialised network where it was probed: likeness that is no larger was not learned."
+    "initialised network where it was probed: likeness that is no larger was not learned. Beside the label, how wide "
+    "the 95 % interval of a pair is, at the median; the table has that of each."
 )
 
 
@@ -73,7 +75,7 @@ def draw(
     bar_at = left + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
 
-    label = wrapped(label, bar_tall)
+    label = wrapped(f"{label}{typical_width(columns)}", bar_tall)
     with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
         cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
         for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):

@@ -21,13 +21,15 @@ from mhprobe.report.figures.style import (
     place,
     scale,
     ticks,
+    typical_width,
     wrapped,
 )
 
 DRAWS_CONTROL = True  # from the column "random_init"
 CAPTION = (
     "How alike every two blocks are, input at the top left. Near the diagonal everything is alike: blocks add to "
-    "one stream. Chance and a freshly initialised network are marked at the colour bar."
+    "one stream. Chance and a freshly initialised network are marked at the colour bar; beside its label stands how "
+    "wide the 95 % interval of a pair is, at the median."
 )
 
 
@@ -49,7 +51,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     room = 0.3 if len(control) else 0.0  # above or below the bar
     left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
-    label = wrapped(label, side)
+    label = wrapped(f"{label}{typical_width(columns)}", side)
     with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + side + top)) as figure:
         cmap, norm = scale(value)
         axes = place(figure, left, bottom, side, side)

@@ -312,6 +312,14 @@ def wrapped(text: str, inches: float) -> str:
     return "\n".join(textwrap.wrap(text, max(12, int(inches / 0.062))))
 
 
+def typical_width(columns: Mapping[str, Tensor]) -> str:
+    """Half the 95 % interval of a pair at the median, as the end of a label; "" where pairs have none."""
+    if not {"low", "high"} <= set(columns):
+        return ""
+    half = ((columns["high"] - columns["low"]).double() / 2).fill_diagonal_(torch.nan).nanmedian().item()
+    return "" if math.isnan(half) else f" (95\u00a0%:\u00a0±{half:.1g})"
+
+
 def mark_chance(axes: Axes, chance: Tensor) -> None:
     """The chance level at a colour bar: a band from its least to its greatest value, and a line at its mean.
 

@@ -175,12 +175,12 @@ function numbersOf(head) {
 function nearest(head) {
   return DATA.pairs.flatMap((measure) => {
     const near = measure.pairs.filter(([a, b, value]) => value != null && (a === head.id || b === head.id))
-      .map(([a, b, value]) => ({ other: HEADS[a === head.id ? b : a], value }));
+      .map(([a, b, value, low, high]) => ({ other: HEADS[a === head.id ? b : a], value, low, high }));
     if (!near.length) return [];
     near.sort((x, y) => (measure.nearest === "smallest" ? x.value - y.value : y.value - x.value));
     const chance = measure.chance == null ? "" : ` ${measure.chance_is[0].toUpperCase()}${measure.chance_is.slice(1)}: ${number(measure.chance)}.`;
     return [el("h3", {}, `Nearest by ${measure.name}`),
-      el("p", {}, ...near.slice(0, 5).flatMap(({ other, value }, i) => [i ? "; " : "", el("button", { type: "button", class: "link", onclick: () => openHead(other.id) }, headName(other)), ` ${number(value)}`])),
+      el("p", {}, ...near.slice(0, 5).flatMap(({ other, value, low, high }, i) => [i ? "; " : "", el("button", { type: "button", class: "link", onclick: () => openHead(other.id) }, headName(other)), ` ${withInterval(value, low, high)}`])),
       el("p", { class: "note" }, `${measure.label}, ${measure.nearest} first; compared with ${near.length} heads.${chance}`)];
   });
 }

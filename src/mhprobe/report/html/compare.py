@@ -1,7 +1,7 @@
 """Runs side by side, each against the first: accuracy, masking curves, and which heads changed.
 
 Accuracies of runs that were tested on the same images are compared image by image. Every other difference has a 95 %
-interval that takes the runs as independent.
+interval that takes the runs as independent: on the same images it is too wide where images move both runs alike.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.report import outcomes
@@ -19,6 +21,8 @@ from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.names import names as names_of
 from mhprobe.report.runs.run import Run, column, read_run, settings
+from mhprobe.stats.intervals import p_of_interval
+from mhprobe.stats.significance import holm
 
 Estimate = tuple[float, float, float]  # a value and its interval
 
@@ -50,7 +54,7 @@ def _page(runs: Sequence[Run]) -> str:
         {"heads": heads, "runs": names, "measures": measures, "lines": lines, "scored": what, "tables": tables},
         ["common.js", "compare.js", "tables.js"],
         title=f"{len(runs)} runs side by side",
-        words=[*_accuracies(runs, names, paired), *_changed(names, measures)],
+        words=[*_accuracies(runs, names, paired), *_changed(names, measures), *_numbers_only(runs, names, measures)],
         runs=list(zip(names, map(facts, runs), strict=True)),
         scored=what,
         has={"heads": bool(heads and measures), "curves": bool(lines)},
@@ -103,7 +107,7 @@ def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
             {
                 **{name: first[name] for name in ("key", "name", "label", "about")},
                 "runs": [
-                    {"value": values, "low": measure and measure["low"], "high": measure and measure["high"]}
+                    {"value": values, **{name: measure and measure[name] for name in ("low", "high", "freedom")}}
                     for measure, values in zip(own, columns, strict=True)
                 ],
             }
@@ -156,12 +160,32 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
                 continue
             both = [(_estimate(first, i), _estimate(other, i)) for i in range(len(first["value"]))]
             gaps = [difference(a, b) for a, b in both if a is not None and b is not None]
-            moved = sum(low > 0 or high < 0 for _, low, high in gaps)
+            freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
+            if not gaps or freedom is None:
+                continue
+            gap, low, high = torch.tensor(gaps, dtype=torch.float64).unbind(1)
+            sure = holm(p_of_interval(gap, torch.where(gap > 0, gap - low, high - gap), freedom)) < 0.05
             said.append(
-                f"By {measure['name']} {moved} of {len(gaps)} heads of {name} differ from those of {names[0]} (their "
-                f"intervals exclude 0). If nothing had changed, up to {math.ceil(0.05 * len(gaps))} would by chance."
+                f"By {measure['name']} {int(sure.sum())} of {len(gaps)} heads of {name} differ from those of "
+                f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
             )
     return said
+
+
+def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which runs' heads are matched by number alone: those of networks that were not read from the same weights."""
+    weights = [run.config.get("weights") for run in runs]
+    others = [
+        name
+        for run, name, own in zip(runs[1:], names[1:], weights[1:], strict=True)
+        if run.folder != runs[0].folder and (own is None or own != weights[0])
+    ]
+    if not others or not measures:
+        return []
+    return [
+        f"Heads are matched by their numbers. {' and '.join(others)}: trained apart from {names[0]}, as far as the "
+        f"runs say, so heads of one number need not do the same in both. Compare layers, or the whole spread of heads."
+    ]
 
 
 def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:

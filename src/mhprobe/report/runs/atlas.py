@@ -15,7 +15,7 @@ from mhprobe.report.runs.run import Run, column
 from mhprobe.report.tables import Table
 
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
-NOT_A_VALUE = {"standard_error", "images"}
+NOT_A_VALUE = {"standard_error", "images", "folds"}
 MOST = 20_000  # heads of a model that a page can show
 
 
@@ -40,7 +40,8 @@ def heads(run: Run) -> list[dict[str, Any]]:
 def measures(run: Run) -> list[dict[str, Any]]:
     """One entry per measure of single heads: its columns of (A,) numbers, "value" first, and what to hold them against.
 
-    chance, twin: (A,) numbers, or None where the table has none. low, high: the 95 % interval of "value".
+    chance, twin: (A,) numbers, or None where the table has none. low, high: the 95 % interval of "value", from as
+    many degrees of freedom.
     """
     return [
         {
@@ -52,6 +53,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "twin": _of(table, entry.control),
             "low": _of(table, entry.interval[0] if entry.interval else ""),
             "high": _of(table, entry.interval[-1] if entry.interval else ""),
+            "freedom": _freedom(table),
         }
         for name, entry, table in _per_head(run, "per_head")
         if (values := _values(entry, table))
@@ -61,13 +63,14 @@ def measures(run: Run) -> list[dict[str, Any]]:
 def pairs(run: Run) -> list[dict[str, Any]]:
     """One entry per measure of pairs of heads: [a, b, value] of every pair that was compared, and the mean of chance.
 
-    nearest: whether the "largest" or the "smallest" value means the most alike.
+    Behind a value stand low and high where there is an interval. nearest: whether the "largest" or the "smallest" value
+    means the most alike.
     """
     found = []
     for name, entry, table in run.of_kind("pairwise"):
         if "value" not in table.columns:
             continue
-        against, compared = entry.chance or entry.control, ("head_a", "head_b", "value")
+        against, compared = entry.chance or entry.control, ("head_a", "head_b", "value", *entry.interval)
         levels = [value for value in _of(table, against) or [] if value is not None]
         found.append(
             {
@@ -147,6 +150,12 @@ def _of(table: Table, name: str) -> list[Any] | None:
 
 def _column(table: Table, name: str) -> list[Any]:
     return short(column(table, name))
+
+
+def _freedom(table: Table) -> int | None:
+    """Degrees of freedom of the intervals: one less than there are folds of images, or images."""
+    draws = next((column(table, name) for name in ("folds", "images") if name in table.columns), [None])
+    return draws[0] - 1 if draws and isinstance(draws[0], int) and draws[0] > 1 else None
 
 
 def _points(points: dict[int, list[Any]]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import torch
 
 from mhprobe.report.runs import curves
 from mhprobe.report.runs.run import Run, column
-from mhprobe.stats.significance import wilson
+from mhprobe.stats.intervals import p_of_interval
+from mhprobe.stats.significance import holm, wilson
 
 KEEPS = {"removed": "pruning keeps", "closed": "the learned gates keep"}
 
@@ -28,7 +29,7 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
 
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """A row per measure: its highest and lowest head, and how many heads lie above chance."""
+    """A row per measure: its highest and lowest head, and how many heads are told apart from chance."""
     found = []
     for measure in measures:
         values = measure["columns"].get("value") or next(iter(measure["columns"].values()))
@@ -42,7 +43,7 @@ def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[
                 "about": measure["about"] or measure["label"],
                 "high": f"{head_name(heads, high)}: {value_of(measure, values, high)}",
                 "low": f"{head_name(heads, low)}: {value_of(measure, values, low)}",
-                "chance": "; ".join([*_against(values, measure["chance"], "chance"), *_twin(values, measure["twin"])]),
+                "chance": "; ".join([*_against(measure, values), *_twin(values, measure["twin"])]),
             }
         )
     return found
@@ -274,15 +275,25 @@ def _extremes(heads: list[dict[str, Any]], measure: dict[str, Any]) -> list[str]
     return [f"By {measure['name']} the highest heads are {most}. The lowest are {least}.{unsure}"]
 
 
-def _against(values: list[Any], level: list[Any] | None, name: str) -> list[str]:
-    if level is None:
+def _against(measure: Mapping[str, Any], values: list[Any]) -> list[str]:
+    if measure["chance"] is None:
         return []
-    both = [(v, c) for v, c in zip(values, level, strict=True) if v is not None and c is not None]
-    if not both:
+    known = [at for at, (v, c) in enumerate(zip(values, measure["chance"], strict=True)) if None not in (v, c)]
+    if not known:
         return []
-    levels = [c for _, c in both]
+    levels = [measure["chance"][at] for at in known]
     text = f"{levels[0]:.3g}" if len(set(levels)) == 1 else f"{min(levels):.3g} to {max(levels):.3g}"
-    return [f"{name} gives {text}; {sum(v > c for v, c in both)} of {len(both)} heads lie above it"]
+    if measure["freedom"] is None or values is not measure["columns"].get("value"):
+        return [f"chance gives {text}"]
+    tested = [at for at in known if measure["low"][at] is not None]
+    value, low, high, level = (
+        torch.tensor([column[at] for at in tested], dtype=torch.float64)
+        for column in (values, measure["low"], measure["high"], measure["chance"])
+    )
+    half = torch.where(value > level, value - low, high - value)
+    sure = holm(p_of_interval(value - level, half, measure["freedom"])) < 0.05
+    above, below = int((sure & (value > level)).sum()), int((sure & (value < level)).sum())
+    return [f"chance gives {text}; {above} of {len(tested)} heads lie above it and {below} below (Holm, 5 %)"]
 
 
 def _twin(values: list[Any], twin: list[Any] | None) -> list[str]:

@@ -1,0 +1,65 @@
+"""Sums over images of a few numbers per row, and of their products: a value that is a mean, with its interval.
+
+An image gives every row (a head, a pair of heads) K numbers s, e.g. its sum over queries and how many queries it has.
+The value is a function f of the sums S over all n images that does not change when all of them grow alike: by default
+the ratio of the first to the second. Linearised (Cochran, 1977, Sampling Techniques, ch. 6: the ratio estimator), its
+standard error is
+
+    sqrt(n / (n - 1) g^T (P - S S^T / n) g),  with g = df / dS, and P the sum over images of s s^T.
+
+So images are the unit, however many queries they have, and K + K^2 sums per row are all that is kept.
+
+Shapes: B images, R rows, K numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mhprobe.measures.base import Measure
+from mhprobe.stats.intervals import interval
+
+Place = slice | tuple[slice | Tensor, ...]
+
+
+def declare_image_sums(measure: Measure, *rows: int, numbers: int = 2) -> None:
+    """Declare the sums: ``image_sums`` (K, *rows) and ``image_products`` (K, K, *rows)."""
+    measure.add_state("image_sums", torch.zeros(numbers, *rows, dtype=torch.float64))
+    measure.add_state("image_products", torch.zeros(numbers, numbers, *rows, dtype=torch.float64))
+
+
+def add_image_sums(measure: Measure, rows: Place, *numbers: Tensor | float) -> None:
+    """Take in images. rows: which. numbers: K of them, each (B, rows) or broadcast to it."""
+    given = [torch.as_tensor(each, dtype=torch.float64, device=measure.device) for each in numbers]
+    of_image = torch.stack(torch.broadcast_tensors(*given))  # (K, B, rows)
+    at = rows if isinstance(rows, tuple) else (rows,)
+    sums: Tensor = measure.image_sums  # type: ignore[assignment]
+    products: Tensor = measure.image_products  # type: ignore[assignment]
+    sums[(slice(None), *at)] += of_image.sum(1)
+    for k, each in enumerate(of_image):
+        products[(k, slice(None), *at)] += (each * of_image).sum(1)
+
+
+def over_images(measure: Measure, function: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
+    """Columns "value", "low" and "high", each (*rows): the 95 % interval is over images, NaN with a single one.
+
+    function: of (K, *rows) sums, row by row; the ratio of the first to the second where nothing is said.
+    """
+    images = int(measure.images)
+    with torch.inference_mode(False), torch.enable_grad():
+        sums = measure.image_sums.clone().requires_grad_()  # type: ignore[operator]
+        value = (function or _ratio)(sums)
+        (slope,) = torch.autograd.grad(value.sum(), sums)
+    sums, value = sums.detach(), value.detach()
+    spread = measure.image_products - sums[:, None] * sums / max(images, 1)  # type: ignore[operator]
+    square = torch.einsum("k...,l...,kl...->...", slope, slope, spread).clamp(min=0)
+    error = (square * images / max(images - 1, 1)).sqrt()
+    low, high = interval(value, error, images - 1, measure.within)
+    return {"value": value, "low": low, "high": high}
+
+
+def _ratio(sums: Tensor) -> Tensor:
+    return sums[0] / sums[1]

@@ -1,0 +1,59 @@
+"""95 % intervals from an estimate and its standard error.
+
+Student's quantile, because an error that comes from a few images, or from a few folds of them, is itself uncertain. A
+number that cannot leave a range has its interval on a scale without ends (logit for a share, logarithm for a size), so
+that low and high stay inside, and the side towards the end of the range is the shorter one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from mhprobe.stats.significance import t_quantile, two_sided
+
+REAL = (-math.inf, math.inf)
+SHARE = (0.0, 1.0)
+SIZE = (0.0, math.inf)
+
+Range = tuple[float, float]
+
+
+def interval(value: Tensor, error: Tensor, freedom: int, within: Range = REAL) -> tuple[Tensor, Tensor]:
+    """Lower and upper end, of the shape of ``value``. NaN without a degree of freedom.
+
+    error: standard error of ``value``. freedom: degrees of freedom of that error. within: REAL, SHARE or SIZE.
+
+    >>> low, high = interval(torch.tensor([0.5, 0.99]), torch.tensor([0.05, 0.01]), 1000, SHARE)
+    >>> [round(end, 3) for end in low.tolist()], [round(end, 3) for end in high.tolist()]
+    ([0.403, 0.932], [0.597, 0.999])
+    """
+    if freedom < 1:
+        return (torch.full_like(value, torch.nan),) * 2
+    half = t_quantile(torch.tensor(freedom)).item() * error
+    if within == REAL:
+        return value - half, value + half
+    sure = half == 0  # at an end of the range a logit is infinite
+    if within == SIZE:
+        low, high = value * (-half / value).exp(), value * (half / value).exp()
+    else:
+        steep = half / (value * (1 - value))
+        low, high = ((value.logit() + sign * steep).sigmoid() for sign in (-1, 1))
+    return torch.where(sure, value, low), torch.where(sure, value, high)
+
+
+def p_of_interval(gap: Tensor, half: Tensor, freedom: int) -> Tensor:
+    """Two-sided p that a difference is 0, from half the width of its 95 % interval on the side of 0.
+
+    1 where both are 0, NaN without a degree of freedom.
+
+    >>> gap, half = torch.tensor([1.96, 3.92, 0.0]), torch.tensor([1.96, 1.96, 0.0])
+    >>> p_of_interval(gap, half, 10**6).round(decimals=4).tolist()
+    [0.05, 0.0001, 1.0]
+    """
+    if freedom < 1:
+        return torch.full_like(gap, torch.nan)
+    draws = torch.tensor(freedom)
+    return two_sided(gap, half / t_quantile(draws).item(), draws)
