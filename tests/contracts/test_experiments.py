@@ -18,7 +18,7 @@ from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import rows
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+COMMANDS = (Path(__file__).parents[2] / "docs/commands.md").read_text()
 EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "experiment").glob("*.yaml"))
 
 # by the yaml in conf/backbone: two layers where the experiment has many
@@ -77,7 +77,7 @@ def test_probe_all_names_every_measure():
 
 
 def test_the_readme_names_what_is_measured_on_damaged_images():
-    (row,) = (line for line in README.splitlines() if line.startswith("| `cifar10_corrupted`"))
+    (row,) = (line for line in COMMANDS.splitlines() if line.startswith("| `cifar10_corrupted`"))
     measured = runs.composed("probe", "+experiment=cifar10_corrupted").measure
     assert set(re.findall(r"`(\w+)`", row)) - {"cifar10_corrupted"} == set(measured)
 
