@@ -13,6 +13,7 @@ from hydra.utils import get_class
 
 import mhprobe.train
 import runs
+from mhprobe.errors import UserError
 from mhprobe.run import sections
 from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
@@ -68,7 +69,12 @@ def test_its_header_says_what_to_type_and_what_to_expect(name):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_composes_and_passes_the_checks(name):
     for command in sections.commands():
-        assert runs.checked(command, f"+experiment={name}")["name"] == name, command
+        words = [f"+experiment={name}"]
+        if command == "mask" and not runs.composed(command, *words).masking.curves:
+            with pytest.raises(UserError, match=r"masking\.curves: expected a curve"):
+                runs.checked(command, *words)
+            words.append("masking=six_curves")
+        assert runs.checked(command, *words)["name"] == name, command
 
 
 def test_probe_all_names_every_measure():
