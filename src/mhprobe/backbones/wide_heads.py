@@ -13,11 +13,11 @@ from timm.layers import Attention
 
 
 def attention_of_width(width: int) -> type[Attention]:
-    """What a VisionTransformer takes as ``attn_layer``. width: of each head, in channels."""
+    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels each."""
 
     class Wide(Attention):
         # timm wants a class; families know attention by its type, so what is made is timm's own
         def __new__(cls, *given: Any, **options: Any) -> Any:
-            return Attention(*given, attn_head_dim=width, **options)
+            return Attention(*given, **{**options, "attn_head_dim": width})
 
     return Wide

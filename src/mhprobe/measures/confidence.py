@@ -52,6 +52,7 @@ class Confidence(Measure):
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 
+    image_sums: Tensor  # see mhprobe.measures.image_sums
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
     prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row

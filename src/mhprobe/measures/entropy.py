@@ -52,6 +52,7 @@ class Entropy(Measure):
     larger = "attention is spread wider"
     also = ("by_depth",)
 
+    image_sums: Tensor  # see mhprobe.measures.image_sums
     share_total: Tensor  # (A,) sum over images and queries of entropy / ln(keys)
     class_total: Tensor  # (A,) sum over images of the class token's row
     choices: Tensor  # (A,) queries with more than one key

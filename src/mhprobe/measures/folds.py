@@ -69,7 +69,7 @@ class Folds:
     def merge(self, dealt: Dealt) -> None:
         """Take in the images of a batch."""
         self.total.index_add_(0, dealt.fold, dealt.total)
-        self.count.index_add_(0, dealt.fold, dealt.count)
+        self.count.index_add_(0, dealt.fold, dealt.images)
 
     @property
     def deranged(self) -> bool:
@@ -116,10 +116,10 @@ def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: i
 
 
 class Dealt(NamedTuple):
-    """The images of a batch. fold: (P,) which folds they are in. count: (P,). total: (P, T, C) float64 their sums."""
+    """Images of a batch by their folds. fold: (P,). images: (P,) of each. total: (P, T, C) float64 their sums."""
 
     fold: Tensor
-    count: Tensor
+    images: Tensor
     total: Tensor
 
 

@@ -51,6 +51,7 @@ class Sinks(Measure):
     label = "share of attention on one token"
     larger = "more of the head's attention rests on one token"
 
+    image_sums: Tensor  # see mhprobe.measures.image_sums
     sinks: Tensor  # (A,) how many windows of images have a sink
     at_class: Tensor  # (A,) of them with the largest share on the class token
     ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|

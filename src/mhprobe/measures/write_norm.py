@@ -35,6 +35,7 @@ class WriteNorm(Measure):
     label = "write norm / stream norm"
     larger = "the head writes more"
 
+    image_sums: torch.Tensor  # see mhprobe.measures.image_sums
     length: torch.Tensor  # (A,) sum over images and tokens of the norm
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
