@@ -143,6 +143,7 @@ def gates_as_they_were():
 @example(call=("prune_heads", "mask", torch.tensor(SIX)))
 @example(call=("prune_heads", "mask", [1, 1]))
 @example(call=("prune_heads", "model", "vit"))
+@example(call=("prune_heads", "fold", math.nan))
 @example(call=("masked", "mask", torch.tensor(SIX)))
 @example(call=("fixed", "values", torch.ones(6, dtype=torch.bool)))
 @example(call=("attention", "head", torch.tensor(SIX)))

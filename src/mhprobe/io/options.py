@@ -57,6 +57,8 @@ def fits(value: Any, hint: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, each) for each in typing.get_args(hint))
+    if origin is Callable:
+        return callable(value)
     if hint is float:
         return type(value) in (int, float)
     if hint is Path:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.measuring import pieces
@@ -35,10 +35,12 @@ def attention(
         all patches. What goes to prefix tokens and to a window's padding is left out, so that a map adds up to less
         than 1. A patch in a window sees its window alone: the rest is 0.
 
-    Raises UserError for a head that is not there or is named twice, a mask, grids of several sizes, and a query that
-    the model has no token for.
+    Raises UserError for no tensor of images, a head that is not there or is named twice, a mask, grids of several
+    sizes, and a query that the model has no token for.
     """
     layout = attach(model).layout
+    if not isinstance(images, Tensor):
+        raise UserError(f"attention: images: expected a tensor (B, 3, height, width), got {quoted(images)}.")
     chosen = _chosen(layout, head)
     numbers = sorted({number for number, _ in chosen})
     sites = {number: layout.sites[number] for number in numbers}

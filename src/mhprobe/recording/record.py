@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import (
@@ -70,7 +70,7 @@ def record(
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
-    slopes = (named := {need for need in needs if isinstance(need, str)}) & {"grad", "attn_grad"}
+    slopes = (named := {need for need in _listed(needs) if isinstance(need, str)}) & {"grad", "attn_grad"}
     _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
@@ -143,6 +143,13 @@ def _relevances(
         {need: _per_head(layout, each.heads, len(images)) for need, each in found.items()},
         {need: each.skipped for need, each in found.items()},
     )
+
+
+def _listed(needs: object) -> Collection[Need]:
+    """The needs themselves; UserError for what is no collection."""
+    if not isinstance(needs, Collection):
+        raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
+    return needs
 
 
 def _ablated(

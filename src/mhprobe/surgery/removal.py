@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, family_of, layout_of, refuse_no_model, slice_sites
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
@@ -67,6 +67,8 @@ def prune_heads(
     """
     one_of("prune_heads", "proj_bias", proj_bias, ProjBias)
     refuse_no_model("prune_heads", model)
+    if not (fold is None or isinstance(fold, Fill)):
+        raise UserError(f"prune_heads: fold: expected a fill (recording.fills.find_fill) or None, got {quoted(fold)}.")
     refuse_unprunable(model)
     layout = layout_of(model)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
