@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ import torch
 import mhprobe
 from mhprobe.classifier import GatedClassifier
 from mhprobe.gates import HeadGates, find_gates, put_on
+from mhprobe.gates.base import Gate
 from mhprobe.gates.hard_concrete import HardConcreteGates
+from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import moved
-from models import BUILDERS, images_for, labels_for, tiny_swin, tiny_vit
+from models import BUILDERS, images_for, labels_for, make_loud, tiny_swin, tiny_vit
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 
@@ -298,3 +302,97 @@ def test_a_block_pruned_after_attach_is_named():
 def _with_hooks(new: torch.nn.Module, old: torch.nn.Module) -> torch.nn.Module:
     new._forward_pre_hooks = old._forward_pre_hooks
     return new
+
+
+# --- blocks that are replaced, and threads
+
+
+def replace_projection(model):
+    site = mhprobe.attach(model).layout.sites[1]
+    attention = model.get_submodule(site.name)
+    attention.proj = copy.deepcopy(attention.proj)
+    attention.proj._forward_pre_hooks.clear()
+    return site.name
+
+
+def replace_block(model):
+    site = mhprobe.attach(model).layout.sites[1]
+    name, _, _ = site.name.rpartition(".")
+    parent, _, number = name.rpartition(".")
+    block = copy.deepcopy(model.get_submodule(name))
+    for module in block.modules():
+        module._forward_pre_hooks.clear()
+    model.get_submodule(parent)[int(number)] = block
+    return site.name
+
+
+@pytest.mark.parametrize("replace", [replace_projection, replace_block])
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
+def test_a_block_or_a_projection_that_was_replaced_is_missed(build, replace):
+    model = build()
+    gates, images, labels = mhprobe.attach(model), images_for(model, 2), labels_for(2)
+    mask = gates.layout.mask(list(range(gates.layout.num_heads)))
+    name = replace(model)
+    asked = [
+        lambda: mhprobe.record(model, images, labels),
+        lambda: masked_logits(model, images, mask[None]),
+        lambda: gates.masked(mask).__enter__(),
+        lambda: gates.fixed(gates.values.detach()).__enter__(),
+    ]
+    for ask in asked:
+        with pytest.raises(mhprobe.UserError, match=f"{name}: no gate stands .* at 1 of .*Attach again") as error:
+            ask()
+        assert "\n" not in str(error.value)
+    gates.values.data[0] = 0
+    again = mhprobe.attach(model)
+    assert again is not gates and again.values[0] == 0 and again.values[1:].eq(1).all()
+    with torch.no_grad(), again.masked(mask):
+        silent = model(images)
+    with torch.no_grad():
+        torch.testing.assert_close(silent, masked_logits(model, images, mask[None])[0])
+        assert not torch.allclose(silent, model(images))
+    for _, hooks in ((module, module._forward_pre_hooks) for module in model.modules()):
+        assert sum(isinstance(hook, Gate) for hook in hooks.values()) <= 1  # none stands twice
+
+
+def test_copies_and_pickles_take_no_lock_and_no_model_along():
+    model = tiny_vit()
+    gates = mhprobe.attach(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        theirs = find_gates(other)
+        assert theirs.lock is not gates.lock and theirs._model is None
+        replace_projection(model)
+        with theirs.masked(theirs.layout.mask([0])):  # the copy is whole
+            mhprobe.record(other, images_for(other, 2), labels_for(2))
+        mhprobe.attach(model)
+
+
+def test_threads_that_measure_and_mask_one_model_get_what_each_gets_alone():
+    model = tiny_vit()
+    make_loud(model, 0.2)
+    gates, images, labels = mhprobe.attach(model), images_for(model, 8), labels_for(8)
+    masks = torch.eye(6, dtype=torch.bool)
+
+    def masked(head):
+        with gates.masked(masks[head]), torch.no_grad():
+            return model(images)
+
+    def slopes(head):
+        with gates.masked(masks[head]):
+            return torch.cat([z.flatten() for z in mhprobe.record(model, images, labels).grad])
+
+    def side_by_side(head):
+        return masked_logits(model, images, masks[head:])
+
+    asked = [(ask, head) for head in range(6) for ask in (masked, slopes, side_by_side)] * 4
+    expected = [ask(head) for ask, head in asked]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns often
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda each: each[0](each[1]), asked))
+    finally:
+        sys.setswitchinterval(interval)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert gates.values.eq(1).all() and not any(module._forward_hooks for module in model.modules())

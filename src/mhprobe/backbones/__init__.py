@@ -176,6 +176,8 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
 
+    Where a block or a projection was replaced meanwhile, a second call puts gates on all heads anew.
+
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. It replaces gates that are there already.
@@ -199,8 +201,9 @@ def attach(
     """
     refuse_no_model("attach", model)
     gates = find_gates(model)
-    if gates is not None and make is None:
+    if gates is not None and make is None and not gates.missing(model):
         gates.values.requires_grad_(learnable)
+        gates.check(model)
         return gates
     remove_gates(model)
     model = backbone_of(model)
@@ -208,9 +211,10 @@ def attach(
     made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
     family.prepare(model)
     put_on(model, made, [family.seam(model, site).point for site in layout.sites])
-    if gates is not None:
+    if gates is not None and gates.layout == layout:
         with torch.no_grad():
             made.values.copy_(gates.effective())
+    made.check(model)
     return made
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -74,6 +76,41 @@ class HeadGates(nn.Module):
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
+        self._by_itself()
+
+    def _by_itself(self) -> None:
+        """Start with a lock of its own and no model: neither goes along into a copy or a pickle."""
+        self.lock = threading.RLock()  # whoever changes gates for a while, or looks inside the model, does so alone
+        self._model: weakref.ref[nn.Module] | None = None  # the model holds the gates, not they it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("lock", "_model")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._by_itself()
+
+    def missing(self, model: nn.Module) -> list[str]:
+        """Names of the sites whose projection in ``model`` has no gate of these in front of it."""
+        hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+        there = {hook.number for hook in hooks if isinstance(hook, Gate) and hook.gates is self}
+        return [site.name for number, site in enumerate(self.layout.sites) if number not in there]
+
+    def check(self, model: nn.Module | None = None) -> None:
+        """Refuse a model in which a block or a projection was replaced since ``attach``: masks would do nothing there.
+
+        model: that carries the gates; None for the one that was checked last, if it still exists. UserError.
+        """
+        if model is not None:
+            self._model = weakref.ref(model)
+        elif self._model is None or (model := self._model()) is None:
+            return
+        if names := self.missing(model):
+            raise UserError(
+                f"{names[0]}: no gate stands in front of its output projection (so at {len(names)} of "
+                f"{len(self.layout.sites)} sites). Was the block or the projection replaced after attach()? Attach "
+                f"again: mhprobe.attach(model)."
+            )
 
     def forward(self, number: int, z: Tensor, training: bool = False) -> Tensor:
         """Gate one site's heads: (..., H * D) -> (..., H * D). UserError if the block has been pruned since."""
@@ -116,7 +153,8 @@ class HeadGates(nn.Module):
 
     def effective(self) -> Tensor:
         """(A,) what multiplies every head in evaluation, without its history: what a saved model keeps."""
-        return self.factors(slice(None), training=False).detach().clone()
+        with self.lock:  # not what another thread has masked for a while
+            return self.factors(slice(None), training=False).detach().clone()
 
     def amount(self) -> Tensor:
         """(A,) how much of each head is there, in the graph: what a penalty adds up. Here |gate|."""
@@ -171,17 +209,22 @@ class HeadGates(nn.Module):
     def masked(self, mask: Tensor) -> Iterator[None]:
         """Switch heads off for a while: ``mask`` is (A,) bool, True means off. Nests; restores on the way out.
 
-        Or the heads as a list, as for ``HeadLayout.mask``, which refuses 0 and 1 as numbers.
+        Or the heads as a list, as for ``HeadLayout.mask``, which refuses 0 and 1 as numbers. Other threads that mask or
+        measure the same model wait; a plain forward pass in one does not. UserError where the model has lost gates (see
+        ``check``).
         """
+        self.check()
         mask = self.layout.mask(mask).to(self.values.device)
-        with self._holding(self.values.detach().masked_fill(mask, 0.0)):  # learned gates go on multiplying
+        # the present values are read behind the lock: they may be another thread's for a while
+        with self.lock, self._holding(self.values.detach().masked_fill(mask, 0.0)):  # learned gates go on multiplying
             yield
 
     @contextlib.contextmanager
     def fixed(self, values: Tensor) -> Iterator[None]:
         """For a while ``values`` (A,) are what multiplies every head, whatever was learned.
 
-        Raises UserError for another shape, and for bool: in a mask True means off, here 1 would mean on.
+        Raises UserError for another shape, for bool (in a mask True means off, here 1 would mean on), and where the
+        model has lost gates (see ``check``).
         """
         given = isinstance(values, Tensor) and values.shape == (self.layout.num_heads,)
         if not given or values.dtype == torch.bool:
@@ -189,19 +232,21 @@ class HeadGates(nn.Module):
                 f"gates.fixed: expected a tensor of {self.layout.num_heads} numbers, what multiplies each head, got "
                 f"{quoted(values)}. A mask (True: off) goes to gates.masked."
             )
+        self.check()
         with self._holding(values):
             yield
 
     @contextlib.contextmanager
     def _holding(self, values: Tensor) -> Iterator[None]:
-        before = self.values.detach().clone()
-        with torch.no_grad():
-            self.values.copy_(values)
-        try:
-            yield
-        finally:
+        with self.lock:
+            before = self.values.detach().clone()
             with torch.no_grad():
-                self.values.copy_(before)
+                self.values.copy_(values)
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    self.values.copy_(before)
 
     @contextlib.contextmanager
     def side_by_side(self, values: Tensor, instead: Instead | None = None, fill: Fill | None = None) -> Iterator[None]:
@@ -210,13 +255,14 @@ class HeadGates(nn.Module):
         instead: what stands in the places of some heads of each part. fill: stands in the place of what ``values``
         leave out of the present gates; for the images of one part.
         """
-        before = self.beside, self.instead
-        self.beside, self.instead = values, instead
-        try:
-            with self.filled(fill, values):
-                yield
-        finally:
-            self.beside, self.instead = before
+        with self.lock:
+            before = self.beside, self.instead
+            self.beside, self.instead = values, instead
+            try:
+                with self.filled(fill, values):
+                    yield
+            finally:
+                self.beside, self.instead = before
 
     @contextlib.contextmanager
     def filled(self, fill: Fill | None, values: Tensor) -> Iterator[None]:
@@ -224,12 +270,13 @@ class HeadGates(nn.Module):
 
         To be entered before the values themselves are in force.
         """
-        before = self.filling
-        self.filling = None if fill is None else Filling(fill, self.effective().detach() - values)
-        try:
-            yield
-        finally:
-            self.filling = before
+        with self.lock:
+            before = self.filling
+            self.filling = None if fill is None else Filling(fill, self.effective().detach() - values)
+            try:
+                yield
+            finally:
+                self.filling = before
 
     def __repr__(self) -> str:
         closed = int((self.effective() == 0).sum())
@@ -351,8 +398,9 @@ def find_gates(model: nn.Module) -> HeadGates | None:
 
 
 def gates_of(model: nn.Module) -> HeadGates:
-    """Like ``find_gates``, but a model without gates is a UserError, too."""
+    """Like ``find_gates``, but a model without gates is a UserError, and so is one that has lost some of them."""
     gates = find_gates(model)
     if gates is None:
         raise UserError(f"{type(model).__name__} has no head gates: call mhprobe.attach(model) first.")
+    gates.check(model)
     return gates

@@ -15,6 +15,8 @@ from mhprobe.gates import find_gates
 def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
     """For the duration of one call. gradients: whether a graph is recorded (of activations; weights are frozen)."""
     with contextlib.ExitStack() as stack:
+        if (gates := find_gates(model)) is not None:
+            stack.enter_context(gates.lock)  # taps, modes and gates are the model's: one thread at a time
         # Lightning evaluates in inference mode, whose tensors cannot enter a graph: leave it, and copy the input
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(gradients))
