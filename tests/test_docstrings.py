@@ -75,3 +75,50 @@ def test_every_public_file_is_read():
     read = {str(path.relative_to(PACKAGE)) for path in FILES}
     assert {"api.py", "surgery/removal.py", "report/plot.py", "maps/rollout.py", "measures/sinks.py"} <= read
     assert all(path.is_file() for path in FILES)
+
+
+VAGUE = {"What", "Those", "Who", "Whether", "Where", "Which", "How", "As", "Nothing", "So", "It"}
+
+
+def documented(path: Path) -> Iterator[tuple[str, int, set[str]]]:
+    """(docstring, line, names of its arguments or fields) of a module and all that it defines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            makers = [node] if isinstance(node, ast.FunctionDef) else [*getattr(node, "body", [])]
+            arguments = {
+                argument.arg
+                for maker in makers
+                if maker is node or (isinstance(maker, ast.FunctionDef) and maker.name == "__init__")
+                if isinstance(maker, ast.FunctionDef)
+                for argument in (*maker.args.args, *maker.args.kwonlyargs)
+            }
+            fields = {
+                field.target.id
+                for field in makers
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+            }
+            yield text, getattr(node, "lineno", 1), arguments | fields
+
+
+def opening(text: str, names: set[str]) -> str | None:
+    """What is wrong with the first words of a docstring; None where they name the thing or its deed."""
+    first = text.split(None, 1)[0]
+    word = first.strip("`.,:;")
+    if word in VAGUE:
+        return f"begins with {word}"
+    return f"begins with its argument {word}" if word in names and word.islower() else None
+
+
+def test_the_first_sentence_of_a_docstring_names_the_thing_or_its_deed():
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} {why}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for text, line, names in documented(path)
+        if (why := opening(text, names))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_vague_first_sentence_is_seen():
+    assert opening("What is left of it.", set()) and opening("rows: of the table.", {"rows"})
+    assert opening("Return the rows of the table.", {"rows"}) is None

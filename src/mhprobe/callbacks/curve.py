@@ -118,7 +118,7 @@ class MaskingCurve(L.Callback):
         return curves
 
     def masked_heads(self, trainer: L.Trainer, module: L.LightningModule, curves: list[Curve]) -> list[MaskedHead]:
-        """What the heads that the searched curves mask are, by measures on the images that the paths were chosen on.
+        """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
 
         What a measure chooses first (Interaction its pairs) it chooses on validation images, as everywhere.
         """
@@ -177,7 +177,7 @@ class MaskingCurve(L.Callback):
         return functools.partial(_data(trainer).batches, SPLITS[split], module.device)
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:
-        """What masks leave of the dense model's FLOPs and time, for the targets that ask."""
+        """Costs that masks leave of the dense model's FLOPs and time, for the targets that ask."""
         from mhprobe.surgery.costs import costs, head_shares
 
         asked = {unit for spec in self.specs for unit in spec.target or {}}
@@ -194,7 +194,7 @@ def _data(trainer: L.Trainer) -> ImageData:
 
 
 def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
-    """What scores depend on besides the split: weights alone say neither how many heads share them nor which norm.
+    """Cache key of scores without the split: weights alone fix neither the number of heads nor the norm.
 
     module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised, nor a model's name what code
     it has.

@@ -297,7 +297,7 @@ class ImageData(L.LightningDataModule):
 
     @property
     def _on_cuda(self) -> bool:
-        """Whether Lightning's loops take the batches to a GPU: there may be one that this run does not use."""
+        """Return True if Lightning's loops take the batches to a GPU: there may be one that this run does not use."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _rank_and_world(self) -> tuple[int, int]:

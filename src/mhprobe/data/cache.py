@@ -73,7 +73,10 @@ class CachedSplit:
 
 @dataclass(frozen=True)
 class Cache:
-    """``splits``: "train" and "test". ``checksum``: of all pixels, labels and class names, wherever they came from."""
+    """Decoded images.
+
+    ``splits``: "train" and "test". ``checksum``: of all pixels, labels and class names, wherever they came from.
+    """
 
     class_names: tuple[str, ...]
     size: tuple[int, int]

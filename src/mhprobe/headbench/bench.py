@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """How well one detector tells one plant from the other heads of its model, for large values.
+    """Return the AUROC of one detector for one plant against the other heads of its model, for large values.
 
     known: whether it had a number for every planted head, and for another head to compare it with.
     """
@@ -111,7 +111,7 @@ def _values(
 def _told(
     layout: HeadLayout, plant: Planted, planted: Iterable[Planted], values: Mapping[str, Tensor]
 ) -> Iterable[tuple[str, Told]]:
-    """What each detector tells; one whose numbers are of neither heads nor pairs tells nothing of any plant."""
+    """Return the scores of each detector; one whose numbers are of neither heads nor pairs has none."""
     alike = [each.heads for each in planted if each.name in plant.plant.like]
     for name, value in values.items():
         if value.shape == (layout.num_heads,):

@@ -44,7 +44,7 @@ class Graft(abc.ABC):
 
     @abc.abstractmethod
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """How much of it these heads have, by an intervention on ``network``; larger means more.
+        """Measure the graft in these heads by an intervention on ``network``; larger means more of it.
 
         before: the network as it was trained.
         """
@@ -52,7 +52,7 @@ class Graft(abc.ABC):
     def verified(
         self, before: Network, strongest: Network, site: int, heads: Sequence[int], others: Sequence[int]
     ) -> bool:
-        """Whether the strongest grade has it, and neither the same heads before nor ``others`` of the layer do."""
+        """Return True if the strongest grade has it, and neither the same heads before nor ``others`` of the layer."""
         untouched = max(self.shown(before, before, site, heads), self.shown(strongest, before, site, others))
         return self.shown(strongest, before, site, heads) > self.high and untouched < self.low
 

@@ -18,7 +18,7 @@ from mhprobe.headbench.plant import Plant, filler
 
 @dataclass(frozen=True)
 class Planted:
-    """What was planted where. heads: flat indices.
+    """A planted head or group. heads: flat indices.
 
     verified: whether an intervention on the finished model shows it of these heads, and not of as many others of the
     same layer that are nothing in particular: a check that all heads pass would say nothing.
@@ -68,7 +68,7 @@ def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
 
 
 def _control(canvas: Canvas, taken: Mapping[tuple[int, int], str], site: int, heads: Sequence[int]) -> tuple[int, ...]:
-    """As many heads of the same layer: the first that were not planted, then, where they are too few, a planted one."""
+    """Return as many heads of the same layer: first those without a plant, then, where they are too few, one with."""
     free = [head for head in range(canvas.site(site).num_heads) if (site, head) not in taken]
     return tuple([*free, *heads][: len(heads)])
 

@@ -29,7 +29,10 @@ EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
 class Shown(NamedTuple):
-    """images: (B, 3, 8, 8), normalised. labels: (B,)."""
+    """Images of digits.
+
+    images: (B, 3, 8, 8), normalised. labels: (B,).
+    """
 
     images: Tensor
     labels: Tensor
@@ -43,7 +46,10 @@ class Shown(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """train: tunes the network and its grafts. verify, choose, look: a third of the test images each."""
+    """Splits of the digits.
+
+    train: tunes the network and its grafts. verify, choose, look: a third of the test images each.
+    """
 
     train: Shown
     verify: Shown
@@ -67,7 +73,10 @@ def digits() -> Splits:
 
 
 class Network(Opened):
-    """seed: of the first weights and of the order of the images. right: share of all test images that are right."""
+    """A trained network.
+
+    seed: of the first weights and of the order of the images. right: share of all test images that are right.
+    """
 
     def __init__(self, seed: int, epochs: int = EPOCHS) -> None:
         self.seed = seed

@@ -40,7 +40,7 @@ class Plant(abc.ABC):
 
     @abc.abstractmethod
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
-        """Whether an intervention on the finished model shows it: on weights, on the stream, or on the images."""
+        """Return True if an intervention on the finished model shows it: on weights, the stream, or images."""
 
 
 def filler(canvas: Canvas, site: int, head: int) -> None:

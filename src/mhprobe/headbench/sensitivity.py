@@ -1,4 +1,4 @@
-"""How much of it does a measure need? Measures against grafts, grade by grade, in trained networks.
+"""Sensitivity of measures to grafts, grade by grade, in trained networks.
 
 A measure finds a graft if hardly any other head of the network looks more like it: its AUROC, in the direction that is
 expected, is 0.95 or more. Of 24 heads at most one other is then ahead; of the 60 pairs within layers, at most two. A
@@ -158,7 +158,7 @@ def places(network: Network, name: str, graft: Graft) -> Iterator[tuple[int, lis
 def _told(
     network: Network, makes: Mapping[str, Make], detectors: Mapping[str, int], heads: Sequence[int]
 ) -> dict[str, Told]:
-    """What each detector tells of these heads, in its direction."""
+    """Return the scores of each detector for these heads, in its direction."""
     layout, splits = network.layout, digits()
     made = {name: make(layout) for name, make in makes.items()}
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Whether options are of the types that a constructor names: what Python would take for something else is refused here.
+"""Check options by the types that a constructor names: Python would take some for something else.
 
 ``True`` is a 1, 1.5 steps may be sliced, NaN fails every comparison with a limit and so passes it.
 """
@@ -51,7 +51,7 @@ def types_of(make: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; True of types that are not plain values."""
+    """Return True if a value is of a type, and for types that are not plain values."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
     origin = typing.get_origin(hint)

@@ -1,4 +1,4 @@
-"""How much of the clean result each head alone restores on a corrupted image: activation patching and its estimates.
+"""Activation patching: the share of the clean result that each head alone restores on a corrupted image.
 
 Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run,
 and the metric moves some of the way back (Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 it stays where the corrupted

@@ -117,7 +117,10 @@ class CKA(PairMeasure):
 
 @dataclass(frozen=True)
 class _Debiased(Parts):
-    """cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2. Both uncentred."""
+    """Higher moments for the debiased CKA.
+
+    cubic: (C, H) sum of x |y|^2. quartic: (H, H) sum of |x|^2 |y|^2. Both uncentred.
+    """
 
     cubic: Tensor
     quartic: Tensor

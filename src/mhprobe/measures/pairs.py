@@ -175,7 +175,7 @@ class PairMeasure(Measure):
         return folded.whole if without is None else folded.without(without)
 
     def row_counts(self) -> list[int]:
-        """How many rows each group has."""
+        """Return the number of rows of each group."""
         return [int(declared(self, number, FoldedMoments).rows.sum()) for number in range(len(self.groups))]
 
     def parts(self, group: int, without: int | None = None) -> Parts:

@@ -1,4 +1,4 @@
-"""What several results say together: measures against each other, on two data sets, and along training.
+"""Comparisons of results: measures against each other, on two data sets, and along training.
 
 Shapes: A heads, P points in training.
 """
@@ -49,7 +49,7 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
 def two_data_sets(
     layout: HeadLayout, first: str, second: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
 ) -> Result:
-    """How every measure's (A,) values on two data sets correlate over heads."""
+    """Correlate every measure's (A,) values on two data sets over heads."""
     names = [name for name in a if name in b]
     if not names:
         return Result()

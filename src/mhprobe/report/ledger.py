@@ -59,7 +59,7 @@ class Ledger(_Plain):
 
 
 def entry(name: str, result: Result) -> Entry:
-    """What the ledger says of a result whose files are called ``name``. of: as the report has filled it in."""
+    """Return the entry of a result whose files are called ``name``. of: as the report has filled it in."""
     plain = ("about", "label", "unit", "larger", "alike", "chance", "control", "decides", "masks", "during", "part_of")
     table, figure, of = result.table, result.figure, result.of
     return Entry(

@@ -37,7 +37,7 @@ def of_curves(
 
 
 def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> dict[str, Result]:
-    """Whether the heads that could be masked were redundant or inert: a table, and a figure per similarity."""
+    """Results on redundant and inert heads: a table, and a figure per similarity."""
     if not heads:
         return {}
     results = {"maskable_heads": Result(tables.masked_heads(heads))}
@@ -84,7 +84,7 @@ def answer(
 
 
 def _of_the_others(heads: Sequence[MaskedHead]) -> str:
-    """What the control says: heads that can not go."""
+    """Return the sentence on the control, the heads that can not go."""
     others = [head for head in heads if head.phase != "before"]
     p = control(heads)
     if math.isnan(p):

@@ -21,7 +21,7 @@ INTERVAL = ("low", "high")
 
 
 class Described(Protocol):
-    """What a measure says of itself: see ``mhprobe.measures.base.Measure``."""
+    """Facts that a measure states of itself: see ``mhprobe.measures.base.Measure``."""
 
     @property
     def kind(self) -> MeasureKind: ...

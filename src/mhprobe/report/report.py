@@ -62,7 +62,7 @@ class Report:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What metrics.json holds; empty if there is none yet."""
+        """Read metrics.json; empty if there is none yet."""
         file = self.folder / "metrics.json"
         if not file.exists():
             return {}
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def results(self) -> ledger.Ledger:
-        """What results.json holds; empty if there is none yet."""
+        """Read results.json; empty if there is none yet."""
         file = self.folder / ledger.FILE
         if not file.exists():
             return ledger.Ledger()

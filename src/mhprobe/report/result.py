@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 
 def counted(images: int, split: str = "test") -> Sample:
-    """So many images of a split."""
+    """Sample of a result: the number of images, and their split."""
     return Sample(images, split)
 
 
@@ -85,7 +85,7 @@ class Result(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """True if there is nothing to write."""
         return self.table is None and self.figure is None and not self.metrics
 
     @property

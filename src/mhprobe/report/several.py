@@ -66,7 +66,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
-    """What the groups' accuracies are, a line each, for a terminal; of few runs also how they differ, pair by pair."""
+    """Return the groups' accuracies, a line each, for a terminal; of few runs also their differences, pair by pair."""
     table = results["groups"].table if "groups" in results else None
     said = []
     for row in table.rows if table is not None else ():

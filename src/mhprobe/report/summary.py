@@ -54,7 +54,7 @@ def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, An
 
 
 def _curves(run: Run) -> Iterable[tuple[str, Table]]:
-    """How many heads each searched order lets go, by the images that chose it and by those that did not."""
+    """Count the heads that each searched order lets go, by the images that chose it and by those that did not."""
     chosen_on = {line["curve"]: line["chosen_on"] for line in curves.lines(run) if not line["averaged"]}
     found = {(row["curve"], row["split"]): row for row in curves.totals(run)}
     asked = [name for name, split in chosen_on.items() if (name, split) in found]

@@ -148,7 +148,7 @@ class RunLogger(WandbLogger):
         self.experiment.log_artifact(artifact, aliases=aliases)
 
     def _send(self, call: Callable[..., Any], *args: Any) -> bool:
-        """Whether it worked. A dashboard is no reason to lose a run, whatever it raises; it is said once."""
+        """Return True if it worked. A dashboard is no reason to lose a run, whatever it raises; one line says so."""
         try:
             call(*args)
         except Exception as error:
@@ -217,7 +217,7 @@ def _no_stderr() -> Iterator[None]:
 
 
 def _name(folder: Path) -> str:
-    """Where the run lies, and what was typed but for the experiment, its folder's name. W&B takes 128 characters."""
+    """Name the run by its folder and the words typed, without the experiment. W&B takes 128 characters."""
     words = [word for word in typed(folder) if not word.startswith("+experiment=")]
     return short(" ".join([f"{folder.parent.name}/{folder.name}", *words]), 128)
 

@@ -210,7 +210,7 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
 
 
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:
-    """What ``trainer`` says, as Lightning understands it."""
+    """Return the options of ``trainer`` for Lightning."""
     settings = dict(cfg["trainer"])
     if settings["precision"] == "auto":
         settings["precision"] = _best_precision(settings["accelerator"])

@@ -82,7 +82,7 @@ def main(command: str) -> None:
 
 
 def _is_command() -> bool:
-    """Whether this process is ours, and no program of somebody else that goes on."""
+    """Return True if this process is ours, and no program of somebody else that goes on."""
     spec = sys.modules["__main__"].__spec__
     return spec is not None and spec.name.startswith("mhprobe.")
 

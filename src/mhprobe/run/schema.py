@@ -37,7 +37,7 @@ def _holds_bool(value: Any) -> bool:
 
 
 def _takes_bool(hint: Any) -> bool:
-    """Whether a bool, or anything, may be in a field of this type, or in a section of its own."""
+    """Return True if a bool, or anything, may be in a field of this type, or in a section of its own."""
     section = isinstance(hint, type) and issubclass(hint, BaseModel)
     return hint in (bool, Any) or section or any(map(_takes_bool, get_args(hint)))
 

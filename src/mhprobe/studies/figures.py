@@ -70,7 +70,7 @@ class _Network:
     columns: dict[str, Columns]
 
     def missing(self, names: Sequence[str], measures: Mapping[str, Measure]) -> dict[str, Measure]:
-        """Those of the named measures that are wanted of this network and not known."""
+        """Return the named measures that are wanted of this network and not known."""
         return {name: measures[name] for name in names if name in self.keys and name not in self.columns}
 
 
@@ -137,7 +137,7 @@ class Figures(L.Callback):
         return self._panel(key)(self._material(key, networks, trainer, module, data))
 
     def finished(self) -> dict[str, Any]:
-        """What finished.json says, the same on every rank."""
+        """Read finished.json, the same on every rank."""
         file = self.report.folder / FINISHED
         try:
             return ranks.from_rank_zero(lambda: json.loads(file.read_text()) if file.exists() else {})
@@ -164,7 +164,7 @@ class Figures(L.Callback):
         return functools.partial(measured, kinds=figure["kinds"], options=figure["options"])
 
     def _drawn(self, key: str) -> bool:
-        """Whether this command makes the figure at all."""
+        """Return True if this command makes the figure."""
         return self.paper["figures"][key]["elsewhere"] is None
 
     def _ingredients(self, key: str) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Figures(L.Callback):
         return {**parts, "stands_on": stands_on(parts)}
 
     def _shows_control(self, key: str) -> bool:
-        """Whether the figure draws measures as they are; a panel of its own makes its own comparison."""
+        """Return True if the figure draws measures as they are; a panel makes its own comparison."""
         return getattr(inspect.unwrap(self._panel(key)), "func", None) is measured
 
     def _networks(
@@ -342,7 +342,7 @@ class Figures(L.Callback):
 
 
 def _in_figure(result: Result, key: str, caption: str) -> Result:
-    """As a part of a paper's figure, whose caption is its own."""
+    """Return a result as a part of a paper's figure, whose caption is its own."""
     control_of = f"{key}_{result.control_of}" if result.control_of else ""
     return result._replace(caption=caption, part_of=key, control_of=control_of)
 

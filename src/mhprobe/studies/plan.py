@@ -138,7 +138,7 @@ def _wait(model: nn.Module) -> None:
 
 
 def _images(batches: Iterable[Batch]) -> int:
-    """How many images of its own this rank has."""
+    """Return the number of images of this rank."""
     return max(1, sum(int(batch.valid.sum()) for batch in batches))
 
 

@@ -18,7 +18,10 @@ from mhprobe.io.tensors import packed, unpacked
 
 
 class Stored(NamedTuple):
-    """columns: as the measure gave them. axes: names along further axes of columns."""
+    """Columns of a measure, kept on disk.
+
+    columns: as the measure gave them. axes: names along further axes of columns.
+    """
 
     columns: dict[str, Tensor]
     axes: dict[str, list[str]]
@@ -32,7 +35,7 @@ def write(folder: Path, name: str, key: str, columns: Mapping[str, Tensor], axes
 
 
 def read_all(folder: Path, keys: Mapping[str, str], suffix: str = "") -> dict[str, Stored]:
-    """What is there of the named measures, under the right keys. suffix: ends the files' names."""
+    """Read the named measures that are there under the right keys. suffix: ends the files' names."""
     found = {name: _read(folder / f"{name}{suffix}.safetensors", key) for name, key in keys.items()}
     return {name: stored for name, stored in found.items() if stored is not None}
 

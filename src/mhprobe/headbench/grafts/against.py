@@ -29,5 +29,5 @@ class Against(Graft):
             yield copy
 
     def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
-        """How far the loss falls without the head, in nats."""
+        """Return the fall of the loss without the head, in nats."""
         return network.loss() - network.loss([(site, heads[0])])

@@ -1,4 +1,4 @@
-"""How much of it a measure needs: the share of grafts that it finds, grade by grade, a panel per kind of graft."""
+"""Sensitivity of measures: the share of grafts that they find, grade by grade, a panel per kind of graft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ ACROSS = 3
 
 
 def draw(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
-    """grades, sensitivities: rows with the columns of tables/headbench_grades.csv and headbench_sensitivity.csv."""
+    """Return the figure.
+
+    grades, sensitivities: rows with the columns of tables/headbench_grades.csv and headbench_sensitivity.csv.
+    """
     kinds = list(dict.fromkeys(row.graft for row in sensitivities))
     wide, tall, left, below, gap = 2.1, 1.5, 0.5, 1.75, 0.45
     down = math.ceil(len(kinds) / ACROSS)

@@ -56,7 +56,7 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
+    """Return the maps that ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
     arrays, about = _tensors(run, MAPS)
     kinds: dict[str, dict[int, Any]] = {}
     for name, (kind, head) in json.loads(about.get("heads", "{}")).items():

@@ -62,7 +62,7 @@ def _page(runs: Sequence[Run]) -> str:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """b - a with Newcombe's interval from those of both (1998, method 10), as for independent samples."""
+    """Return b - a with Newcombe's interval from those of both (1998, method 10), as for independent samples."""
     gap = b[0] - a[0]
     return (
         gap,
@@ -173,7 +173,7 @@ def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which runs' heads are matched by number alone: those of networks that were not read from the same weights."""
+    """Return the runs whose heads are matched by number alone: their networks were not read from the same weights."""
     weights = [run.config.get("weights") for run in runs]
     others = [
         name
@@ -216,7 +216,7 @@ def _curve_rows(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any
 
 
 def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Where runs that chose heads (pruning, learned gates) kept others."""
+    """Return the differences between runs that chose heads (pruning, learned gates)."""
     tables = [next((t for _, e, t in run.of_kind("per_head") if e.decides), None) for run in runs]
     if any(table is None or len(table.rows) != len(heads) for table in tables):
         return []
@@ -239,7 +239,7 @@ def _settings(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As the page takes tables; none where there are no rows."""
+    """Return tables in the page's form; none where there are no rows."""
     if not rows:
         return []
     return [{"name": name, "columns": list(rows[0]), "rows": [atlas.short(list(row.values())) for row in rows]}]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def finish_report(folder: Path, task: str, layout: HeadLayout, network: Mapping[str, Any] | None = None) -> Path | None:
-    """What a command calls at its end, on rank 0: ``run.json`` and ``report.html``. Never fails the run.
+    """Write ``run.json`` and ``report.html`` at the end of a command, on rank 0. Never fails the run.
 
     task: the command's module, e.g. "train". network: what describes the weights, as model.json does. Returns the page,
     or None after a line in the log.
@@ -110,7 +110,7 @@ def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names:
 
 
 def _digest(script: str) -> str:
-    """As a Content-Security-Policy names a script that may run: no other does, however it came into the page."""
+    """Return a script's hash for the Content-Security-Policy: no other script of the page runs."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -123,7 +123,7 @@ def as_script(data: Any) -> str:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """What was run, as pairs of a name and its text; what was not recorded is said to be so."""
+    """Return the hash by which a Content-Security-Policy lets a script of the page run, and no other."""
     known = run.facts
     hardware = known.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]

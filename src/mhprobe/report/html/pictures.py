@@ -14,7 +14,9 @@ PIXELS = 40_000_000  # of a figure: a bomb is small as a file
 
 
 class Picture(NamedTuple):
-    """file: its place in the run's folder. url: with the picture in it, or None where there was no room.
+    """A picture for the page.
+
+    file: its place in the run's folder. url: with the picture in it, or None where there was no room.
 
     width, height: in CSS pixels.
     """

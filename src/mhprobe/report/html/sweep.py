@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def finish_sweep(folder: Path) -> Path | None:
-    """What a sweep does at its end: ``folder/report.html``, its jobs side by side. Never fails the sweep.
+    """Write ``folder/report.html`` at the end of a sweep, its jobs side by side. Never fails the sweep.
 
     None where fewer than two jobs have results, or after a line in the log.
     """

@@ -1,4 +1,4 @@
-"""What the head atlas shows: heads, their values in every measure, their neighbours, their classes, their past.
+"""Data of the head atlas: heads, their values in every measure, their neighbours, their classes, their past.
 
 What is shown of a table follows from its entry in the run's ledger: a new measure is shown without new code.
 
@@ -123,12 +123,12 @@ def _words(entry: Entry) -> dict[str, str]:
 
 
 def _label(entry: Entry) -> str:
-    """What the value is, with its unit, as its figure says it."""
+    """Return the label of a value with its unit, as its figure has it."""
     return entry.label or entry.title
 
 
 def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
-    """Those with a row for each head that the atlas shows."""
+    """Return the tables with a row for each head that the atlas shows."""
     count = len(heads(run))
     return [one for one in run.of_kind(kind) if one[2].columns[:5] == PLACE and len(one[2].rows) == count]
 

@@ -32,13 +32,13 @@ def lines(run: Run) -> list[dict[str, Any]]:
 
 
 def scored(run: Run, kind: str = "curves") -> str:
-    """What the accuracy of a table is: it is a score, and agreement with the unmasked model is one as well."""
+    """Return the name of a table's accuracy: it is a score, and agreement with the unmasked model is one as well."""
     label = next((entry.label for _, entry, _ in run.of_kind(kind)), "")
     return label or next((str(row["of"]) for row in totals(run) if row.get("of")), "accuracy")
 
 
 def lost(run: Run) -> tuple[str, str]:
-    """What the loss of curves is, and its unit: a distance from the unmasked model has its own words."""
+    """Return the name and the unit of a curve's loss: a distance from the unmasked model has its own words."""
     known = next((entry.columns.get("loss") for _, entry, _ in run.of_kind("curves")), None)
     return (known, "") if known else ("loss", "nats")
 

@@ -1,4 +1,4 @@
-"""What was run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
+"""Facts of a run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Folder:
         self.room = ROOM
 
     def path(self, name: str, most: int) -> Path | None:
-        """Where an ordinary file of at most ``most`` bytes lies; None if there is none of that name.
+        """Return the path of an ordinary file of at most ``most`` bytes; None if there is none of that name.
 
         ValueError for a link, a pipe, a device, a folder, a larger file, or a place outside the folder.
         """

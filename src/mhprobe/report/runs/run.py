@@ -22,7 +22,7 @@ DIGITS = 15  # of a whole number that a float, and so a page, can hold
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind; what is missing is empty.
+    """Contents of a run's folder; missing parts are empty.
 
     results: what each result is, by its name. tables: by the result's name. config: as composed, with references as
     they were written. overrides: of the command line. facts: ``run.json``. model: what describes its weights.
@@ -60,7 +60,7 @@ class Run:
         return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
     def outcomes(self) -> outcomes.Outcomes | None:
-        """Which test images the run got right, if it says so."""
+        """Return the right test images of the run, if it has kept them."""
         try:
             right = outcomes.read(self.folder) if self.files.path(outcomes.FILE, 100 * MB) else None
         except ValueError as error:
@@ -74,7 +74,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """What is in a run's folder. UserError if it holds no results, or none that say what they are.
+    """Read a run's folder. UserError if it holds no results, or no ledger of them.
 
     A file that is damaged, or not an ordinary file inside the folder, is left out and named in ``unread``.
     """

@@ -82,7 +82,7 @@ def chance(run: Run) -> float | None:
 
 
 def guesses(run: Run) -> bool:
-    """Whether the whole network is not told apart from guessing: without heads it cannot be worse."""
+    """Return True if the whole network is not told apart from guessing: without heads it cannot be worse."""
     found, guess = accuracy(run), chance(run)
     return found is not None and guess is not None and curves.scored(run) == "accuracy" and found[1] <= guess
 
@@ -246,7 +246,7 @@ def _speed(run: Run) -> list[str]:
 
 
 def _maps(run: Run) -> list[str]:
-    """How faithful each kind of map is, on average over its maps."""
+    """Return the faithfulness of each kind of map, on average over its maps."""
     rows = [row for row in run.rows("maps") if "deletion" in row and None not in row.values()]
     said = []
     for kind in dict.fromkeys(row["kind"] for row in rows):

@@ -24,7 +24,7 @@ from mhprobe.studies.panels.material import Material
 
 
 class Cells(NamedTuple):
-    """accuracy (K, C) in [0, 1], step 0 unmasked; p, p_holm (K, C), 1 at step 0. NaN for a class without images."""
+    """Return accuracy (K, C) in [0, 1], step 0 unmasked; p, p_holm (K, C), 1 at step 0. NaN for an empty class."""
 
     accuracy: Tensor
     p: Tensor

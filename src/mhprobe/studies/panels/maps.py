@@ -22,7 +22,10 @@ from mhprobe.studies.panels.material import Material
 def overlays(
     material: Material, kinds: Mapping[str, MapKind], images: Sequence[int] | int, **options: Any
 ) -> dict[str, Result]:
-    """images: positions in the test split, or how many evenly from all of it. options: of ``maps.faithfulness``."""
+    """Maps of single images.
+
+    images: positions in the test split, or a number, evenly from all of it. options: of ``maps.faithfulness``.
+    """
     backbone: Any = material.model.backbone
     chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
     results, _ = gallery(backbone, material.data, chosen, kinds, seed=material.seed, **options)

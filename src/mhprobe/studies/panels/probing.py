@@ -33,7 +33,10 @@ from mhprobe.studies.panels.relations import summary
 
 
 class Queries(NamedTuple):
-    """features (n, K, F), facts (n, K, V), right (n, K, R) bool, offset (n, K) number, image (n,), itself (n, K)."""
+    """Material of probes.
+
+    features (n, K, F), facts (n, K, V), right (n, K, R) bool, offset (n, K) number, image (n,), itself (n, K).
+    """
 
     features: Tensor
     facts: Tensor

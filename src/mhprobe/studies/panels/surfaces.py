@@ -16,7 +16,10 @@ from mhprobe.studies.panels.material import Material
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
-    """image: position in the test split. Table: block, channel, size (mean over patches of the absolute value)."""
+    """Surfaces of the largest channels.
+
+    image: position in the test split. Table: block, channel, size (mean over patches of the absolute value).
+    """
     model, data, layout = material.model, material.data, material.layout
     chosen = torch.tensor([min(image, data.sizes["test"] - 1)])
     # every rank looks at the same image: the share of a rank may be padded
