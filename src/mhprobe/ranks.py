@@ -31,7 +31,7 @@ def rank() -> int:
 
 
 def sum(part: Tensor, group: Any | None = None) -> Tensor:
-    """``part``, now the sum over ranks: added up in place."""
+    """Sum ``part`` over ranks, in place."""
     if size() > 1:
         for piece in pieces(part):
             dist.all_reduce(piece, group=group)
@@ -99,7 +99,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T | None:
 
 
 def in_turn(work: Callable[[int], T], count: int) -> list[T]:
-    """``work`` of the numbers below ``count``, on every rank; each is done by one. UserError of any on all of them."""
+    """Share ``work`` of the numbers below ``count``; all results on every rank. UserError of any on all of them."""
     if size() == 1 or count == 1:
         return [work(number) for number in range(count)]
     done: dict[int, T | UserError] = {}

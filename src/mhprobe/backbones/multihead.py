@@ -136,7 +136,7 @@ class MultiHead(Family):
 
 
 def self_attention(name: str, attention: Any) -> Any:
-    """``attention``, if its heads can be told apart. UserError where it is no plain self-attention of torch's."""
+    """Return ``attention``, if its heads can be told apart. UserError if it is no plain self-attention of torch's."""
     if type(attention) not in (nn.MultiheadAttention, Open):
         raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
     if not attention._qkv_same_embed_dim or attention.bias_k is not None or attention.add_zero_attn:

@@ -286,7 +286,7 @@ class ImageData(L.LightningDataModule):
         return self.splits[split][Picks(np.asarray(positions), np.ones(len(positions), dtype=bool))]
 
     def some(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
-        """``count`` images, evenly from all of a split, or all, as one batch for the model; on every rank the same."""
+        """Return ``count`` images, evenly from all of a split, or all, as one batch, alike on every rank."""
         batch = self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False)
         return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
 

@@ -46,7 +46,7 @@ def pixels_of_features() -> Tensor:
 
 
 def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | None = None) -> World:
-    """``count`` images. shown, marked: (B,) other classes for object and mark, all else as it was."""
+    """Draw ``count`` images. shown, marked: (B,) other classes for object and mark, all else as it was."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
     wrong = torch.randint(CLASSES, (count,), generator=generator)

@@ -51,7 +51,7 @@ def reason(error: OSError, path: Path) -> str:
 
 
 def write(path: Path, data: bytes) -> Path:
-    """``data`` as the file ``path``, whole or not at all."""
+    """Write ``data`` as the file ``path``, whole or not at all."""
     with replacing(path) as file:
         file.write(data)
     return path

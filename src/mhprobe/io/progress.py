@@ -26,7 +26,7 @@ class Advance(Protocol):
     """The progress of one piece of work."""
 
     def __call__(self, pieces: int, text: str | None = None, done: int | None = None) -> None:
-        """``pieces`` were just finished. text: a new description. done: that many are finished or not needed."""
+        """Count ``pieces`` as finished. text: a new description. done: that many are finished or not needed."""
         ...
 
 

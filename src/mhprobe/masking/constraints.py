@@ -39,7 +39,7 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
 
 
 def constrain(units: Units, limits: Limits, where: str) -> Units:
-    """``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach.
+    """Put ``units`` under ``limits``; UserError if nothing may be masked, or if the target is out of reach.
 
     where: the options that limit, for messages.
     """

@@ -196,5 +196,5 @@ def mean_of(total: Tensor, count: Tensor) -> Tensor:
 
 
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
-    """``state``, now the sum over ranks, as the one-element list that torchmetrics then adds up."""
+    """Sum ``state`` over ranks; return the one-element list that torchmetrics then adds up."""
     return [ranks.sum(state, group)]

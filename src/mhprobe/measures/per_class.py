@@ -17,7 +17,7 @@ from mhprobe.measures.base import Measure
 
 
 class PerClass(Measure):
-    """tables: the columns that have a number per class, which ``axes`` names."""
+    """Return the tables of columns that have a number per class, which ``axes`` names."""
 
     tables: ClassVar[tuple[str, ...]]
 

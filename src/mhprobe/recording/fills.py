@@ -191,7 +191,7 @@ def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
 
 
 def _some(batches: Walk, count: int) -> _Some:
-    """``count`` images of all ranks' together, each once: those whose numbers are lowest after mixing."""
+    """Choose ``count`` images of all ranks' together, each once: the lowest numbers after mixing."""
     found: dict[int, tuple[int, Tensor, Tensor | None]] = {}
     for batch in batches():
         images = batch.images[batch.valid]

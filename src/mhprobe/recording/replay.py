@@ -62,7 +62,7 @@ def patched_logits(
 
 
 class Replay:
-    """``model`` under ``masks`` (M, A) bool, True = head off; called with a batch it gives (M, B, C) logits, eval mode.
+    """Run ``model`` under ``masks`` (M, A) bool, True = head off: a batch gives (M, B, C) logits, in eval mode.
 
     Equal to switching the gates and running the whole model, mask by mask; kept heads keep their gates' values.
 
@@ -376,7 +376,7 @@ def _copies(x: Tensor, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
-    """``forward`` in place of the module's own, for a while."""
+    """Put ``forward`` in place of the module's own, for a while."""
     before = vars(module).get("forward")
     module.forward = forward
     try:

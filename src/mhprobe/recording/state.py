@@ -27,13 +27,13 @@ def inspecting(model: nn.Module, gradients: bool) -> Iterator[None]:
 
 
 def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """``model`` on ``device``. Slopes can be taken of it, also if it was moved in inference mode (as in a test)."""
+    """Move ``model`` to ``device``. It can be differentiated, also if moved in inference mode (as in a test)."""
     with torch.inference_mode(False):
         return model.to(device)
 
 
 def usable(tensor: Tensor) -> Tensor:
-    """``tensor``, or a copy that may enter a graph."""
+    """Return ``tensor``, or a copy that may enter a graph."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

@@ -110,5 +110,5 @@ def _leaves(places: dict[str, Tensor], _module: nn.Module, _args: Args, out: Any
 
 
 def _in_graph(tensor: Tensor, wanted: bool) -> Tensor:
-    """``tensor`` in a graph: where nothing upstream is trainable, the graph begins here."""
+    """Return ``tensor`` in a graph: where nothing upstream is trainable, the graph begins here."""
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_(wanted)

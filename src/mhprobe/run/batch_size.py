@@ -20,7 +20,7 @@ AUTO = "auto"
 
 
 def settled(cfg: builders.Config, model: GatedClassifier, data: ImageData, report: Report) -> builders.Config:
-    """``cfg`` with a number for ``data.batch_size``, which ``data`` has from now on; metrics.json says it too."""
+    """Return ``cfg`` with a number for ``data.batch_size``, also set in ``data`` and written to metrics.json."""
     if cfg["data"]["batch_size"] != AUTO:
         return cfg
     if cfg["ckpt_path"] is not None:

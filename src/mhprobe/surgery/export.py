@@ -36,7 +36,7 @@ def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5
 
 
 def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> bytes:
-    """``model`` in ONNX, input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
+    """Export ``model`` to ONNX: input "images" (B, 3, height, width), output "logits" (B, C), checked with onnxruntime.
 
     images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels round differently.
     """

@@ -194,7 +194,7 @@ def prune(
     mend: Mapping[str, Any] | None = None,
     train: Train | None = None,
 ) -> Pruned:
-    """``model`` without the heads that ``source`` chooses; ``model`` itself carries gates and is left as it is.
+    """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
     can be promised, nothing is removed.

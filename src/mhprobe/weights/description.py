@@ -64,7 +64,7 @@ class Description(BaseModel):
 
 
 def checked(found: Any, where: Path) -> dict[str, Any]:
-    """``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
+    """Return ``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
     try:
         Description.model_validate(found)
         Stem.model_validate(found["backbone"])

@@ -144,7 +144,7 @@ def _read_pickle(path: Path, where: str) -> Any:
 
 
 def _fitting(state: State, model: nn.Module) -> State:
-    """``state`` under the model's own names, if need be in timm's translation."""
+    """Return ``state`` under the model's own names, if need be in timm's translation."""
     own = model.state_dict()
     plain = _without_prefix(state, set(own))
     if _same(plain, own):

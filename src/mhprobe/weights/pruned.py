@@ -24,7 +24,7 @@ from mhprobe.weights.description import for_timm
 def pruned_description(
     description: Mapping[str, Any], kept: Mapping[str, Sequence[int]], proj_bias: str, gates: Sequence[float] | None
 ) -> dict[str, Any]:
-    """``description`` of the model that was loaded -> that of the model without the heads missing from ``kept``.
+    """Turn the ``description`` of a loaded model into that of the model without the heads missing from ``kept``.
 
     kept: by site of the loaded model, heads numbered within it. If that model was pruned before, its own ``kept`` says
     which heads those are in the first one.

@@ -308,7 +308,7 @@ def site_title(layout: HeadLayout, i: int) -> str:
 
 
 def wrapped(text: str, inches: float) -> str:
-    """``text`` in lines that fit a length of the page, at the size of axis labels."""
+    """Break ``text`` into lines that fit a length of the page, at the size of axis labels."""
     return "\n".join(textwrap.wrap(text, max(12, int(inches / 0.062))))
 
 

@@ -123,7 +123,7 @@ def as_script(data: Any) -> str:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Return the hash by which a Content-Security-Policy lets a script of the page run, and no other."""
+    """Return the facts of a run, as pairs of a name and its text; facts that are not there are said to be missing."""
     known = run.facts
     hardware = known.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
