@@ -28,7 +28,7 @@ FLOORS = (
     "api", "callbacks",
     "run",
     "fetch", "maps", "mask", "models", "probe", "prune", "train", "studies", "study", "compare",
-    "causal", "dashboard", "sweep", "voita", "__main__",
+    "dashboard", "__main__",
 )  # fmt: skip
 # What a room must not import although it stands higher: a library, or a room it has no business with.
 FORBIDDEN = {

@@ -74,7 +74,6 @@ MISTAKES = {
     ("maps",): ("which trained network", "weights=random"),
     (*TRAIN, "out=null"): ("out", "string", "None"),
     (*TRAIN, "backbone.depth=0"): ("backbone.depth", "0"),
-    (*TRAIN, "settling.every_n_epochs=1"): ("+callback=settling", "callback.settling.every_n_epochs"),
     (*TRAIN, "cache_dir=~/x"): ("cache_dir=~/x", "quotes"),
     ("probe", "weights=nowhere.safetensors"): ("weights", "nowhere.safetensors"),
     ("mask", "weights=file"): ("weights", "file"),

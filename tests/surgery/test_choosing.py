@@ -20,7 +20,6 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
 from mhprobe.run.cli import CONF
-from mhprobe.run.moved import MOVED
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
@@ -306,7 +305,3 @@ def test_a_head_that_is_closed_already_costs_nothing_to_remove(model):
 def test_conf_has_every_order():
     targets = {OmegaConf.load(path)._target_ for path in (CONF / "prune" / "order").glob("*.yaml")}
     assert {target.split(".")[-2] for target in targets} == set(known_orders())
-
-
-def test_old_spellings_are_no_options_any_more():
-    assert MOVED and not any((CONF / f"{before}.yaml").exists() for before in MOVED)

@@ -20,7 +20,6 @@ from mhprobe.report.outcomes import pairs
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
 from mhprobe.run import builders
-from mhprobe.run.moved import MOVED
 from mhprobe.surgery import pruning
 from mhprobe.weights.checkpoint import as_json, load_weights
 from models import images_for
@@ -171,8 +170,6 @@ MISTAKES = {  # overrides -> what the one line must name
     (*G, "prune.heads=[0]", "ckpt_path=last"): ("ckpt_path",),
     ("weights=bent.safetensors", "prune=given", "prune.heads=[0]"): ("bent", "blocks.0.attn"),
     ("weights=W", "prune=measur"): ("measur", "given", "order"),
-    **{("weights=W", before.replace("/", "=")): (now,) for before, now in MOVED.items() if "/" in before},
-    ("weights=W", "prune=fisher", "prune.mask.remove=2"): ("prune=order prune/order=fisher prune.remove=",),
 }
 
 

@@ -25,7 +25,6 @@ from mhprobe.io.files import reason
 from mhprobe.io.stopping import Stopped, listen, stop
 from mhprobe.io.streams import outlive_readers
 from mhprobe.run import jobs, sections
-from mhprobe.run.moved import MOVED
 from mhprobe.run.sections import CONF, options
 
 if TYPE_CHECKING:
@@ -184,9 +183,6 @@ def explain(command: str, error: Exception) -> str:
     for inner in _chain(error):
         if isinstance(inner, UserError):
             return str(inner)
-    for before, now in MOVED.items():
-        if f"'{before}'" in str(error) and "/" in before:
-            return f"{before.replace('/', '=')} is now {now}."
     text = str(error).partition("Config search path:")[0]  # where Hydra looked is not the user's concern
     reasons = [str(error.__cause__)] if error.__cause__ is not None else []
     for line in [text, *reasons]:
@@ -219,8 +215,6 @@ def _unknown_key(command: str, text: str) -> str:
     from omegaconf import DictConfig, OmegaConf
 
     key = text.split("'")[1] if "'" in text else ""
-    if key.split(".")[0] in MOVED:
-        return f"{key}: {MOVED[key.split('.')[0]]}."
     parent, _, leaf = key.rpartition(".")
     experiment = [arg for arg in sys.argv[1:] if arg.startswith("+experiment=") and "," not in arg]
     GlobalHydra.instance().clear()

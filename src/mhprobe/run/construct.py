@@ -12,7 +12,6 @@ from hydra.utils import get_object, instantiate
 from mhprobe.errors import UserError, short
 from mhprobe.io.options import refuse_misfits
 from mhprobe.run.constructors import OURS
-from mhprobe.run.moved import TARGETS
 
 # what constructors say to a key or value they don't know, where they do not look at it themselves
 WRONG = (TypeError, ImportError, ValueError, ArithmeticError, AttributeError, LookupError, AssertionError)
@@ -31,9 +30,6 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise cause from None
-        for before, now in TARGETS.items():
-            if before in str(error):
-                raise UserError(f"{where}._target_: {before} is now {now}.") from error
         if isinstance(cause, WRONG):
             raise UserError(f"{where}: {_said(cause)} (given {short(' '.join(_given(part)), 300)})") from error
         raise

@@ -136,7 +136,6 @@ class PaperFigure(_Section):
     options: dict[str, Any] = {}  # of these kinds
     panel: dict[str, Any] | None = None  # what draws it instead
     elsewhere: str | None = None  # why not here, and the command that makes it
-    was: str | None = None  # an older key, which still names it
 
 
 class Paper(_Section):

@@ -50,8 +50,6 @@ def chosen(paper: Mapping[str, Any], wanted: Sequence[int | str] | None, papers:
     if not known:
         raise UserError(f"paper: which one? Give +paper=<name>, one of {', '.join(papers)}.")
     keys = known if wanted is None else [f"figure_{key}" if str(key).isdigit() else str(key) for key in wanted]
-    older = {figure.get("was"): key for key, figure in paper["figures"].items()}
-    keys = [older.get(key, key) for key in keys]
     if unknown := [key for key in keys if key not in known]:
         raise UserError(f"figures: {paper['name']} has {', '.join(known)}, got {unknown[0]}.")
     return [key for key in known if key in keys]
@@ -170,7 +168,7 @@ class Figures(L.Callback):
     def _ingredients(self, key: str) -> dict[str, Any]:
         """All of the configuration that the figure depends on."""
         figure, masking = self.paper["figures"][key], self.paper["masking"]
-        words = ("title", "shows", "look", "differs", "was")
+        words = ("title", "shows", "look", "differs")
         parts = {
             **{name: value for name, value in figure.items() if name not in words},
             "measures": {name: self.paper["measure"][name] for name in figure["measure"]},
