@@ -57,8 +57,14 @@ def refuse_types(part: Any, where: str) -> None:
         make = get_object(part["_target_"])
     except Exception:  # instantiate says what is wrong with it
         return
-    inner = {key: value for key, value in part.items() if not (isinstance(value, Mapping) and "_target_" in value)}
-    refuse_misfits(make, inner, where)
+    refuse_misfits(make, {key: value for key, value in part.items() if not _holds_part(value)}, where)
+
+
+def _holds_part(value: Any) -> bool:
+    """Return True for a part, or a list or mapping of parts: its type is that of what they make."""
+    if isinstance(value, Mapping):
+        return "_target_" in value or any(map(_holds_part, value.values()))
+    return isinstance(value, list) and any(map(_holds_part, value))
 
 
 def _given(part: Any, before: str = "") -> Iterator[str]:
