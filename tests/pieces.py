@@ -33,6 +33,8 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "probe", (f"measure=[{','.join(names('measure'))}]", "probe.control=random_init")
     yield "maps", (f"maps=[{','.join(names('maps'))}]", "images=[0,1]", "faithfulness.random_orders=1")
     for masking in names("masking"):
+        if not runs.composed("mask", f"masking={masking}").masking.curves:  # none has nothing to mask
+            continue
         yield "mask", (f"masking={masking}", "masking.steps=2")
     few = ("weights=weights.safetensors", "prune.images=20")
     yield "prune", ("prune=given", "prune.heads=[0]", "prune.fold=mean", "prune.tune_epochs=1", *few)

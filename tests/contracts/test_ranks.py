@@ -81,7 +81,9 @@ class Split:
 def specs() -> Iterator[CurveSpec]:
     """Every curve of every masking=, and a greedy one with every search=."""
     for masking in options("masking"):
-        for name, part in (runs.checked("mask", f"masking={masking}")["masking"]["curves"] or {}).items():
+        if not runs.composed("mask", f"masking={masking}").masking.curves:  # none has nothing to mask
+            continue
+        for name, part in runs.checked("mask", f"masking={masking}")["masking"]["curves"].items():
             yield CurveSpec(name=f"{masking}/{name}", **{**part, "order": construct(part["order"], name)})
     for search in options("search"):
         part = runs.checked("mask", "masking=orders", f"search={search}")["masking"]["curves"]["greedy"]

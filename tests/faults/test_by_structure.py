@@ -246,7 +246,7 @@ def put(command: str, key: str, value: str) -> tuple[str, str, str]:
 @example(said=put("prune", "optim.teacher", "abc"))
 def test_any_override_is_taken_or_answered_in_a_line_that_names_it(place, said):
     command, key, override = said
-    told = [*runs.known(command, runs.TINY), f"out={place}/out", f"cache_dir={place}/cache", "logger={}"]
+    told = [*runs.known(command, runs.TINY), f"out={place}/out", f"cache_dir={place}/cache", "~logger.csv"]
     told += [] if command == "train" or key == "weights" else ["weights=random"]
     code, err = ends(command, [*told, override])
     lines = [line for line in err.splitlines() if line.strip()]
@@ -274,6 +274,6 @@ def ends(command: str, told: list[str]) -> tuple[int, str]:
 
 def test_what_is_right_is_taken(place):
     """Negative control of the above."""
-    told = [*runs.TINY, f"out={place}/out", f"cache_dir={place}/cache", "logger={}"]
+    told = [*runs.TINY, f"out={place}/out", f"cache_dir={place}/cache", "~logger.csv"]
     assert ends("train", told) == (0, "")
     assert ends("train", [*told, "nothing=1"])[0] == 2

@@ -27,7 +27,8 @@ def test_every_choice_says_what_it_is(choice):
 def test_options_are_shown_as_they_are_typed_with_their_defaults_and_explained():
     said = about("measure=svcca")
     for option, value in constructors.options("mhprobe.measures.svcca.SVCCA").items():
-        assert f"\n  measure.svcca.{option}={value}\n" in said
+        shown = "null" if value is None else value
+        assert f"\n  measure.svcca.{option}={shown}\n" in said
     assert "permutations" in said  # of the base class, whose options these are too
     assert ">>>" not in said and "_target_" not in said
 

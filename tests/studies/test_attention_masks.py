@@ -20,7 +20,7 @@ from models import tiny_swin, tiny_vit
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What was given to the figure."""
+    """Arguments of ``attention_masks.draw(pictures, titles, names, masks)``."""
     given = {}
 
     def draw(pictures, titles, names, masks):

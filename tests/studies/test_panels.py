@@ -193,6 +193,9 @@ def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_m
     assert "object" not in functions(material)["functions"].table.columns
 
 
+SAYS = {"unit": "", "larger": "", "alike": "largest", "masks": False, "about": "", "of_images": True}  # of a measure
+
+
 def test_a_table_stays_where_its_figure_has_the_same_name():
     """object_attention has a column ``relations``, and a figure of that name."""
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 3), HeadSite("b", 0, 1, 2, 3)))
@@ -201,7 +204,7 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
     by_relation = ("relations", "offset", "even", "relations_held_out", "relations_low", "relations_high")
     columns = dict.fromkeys(by_relation, shares)
     about = SimpleNamespace(
-        kind="per_head", also=("relations",), label="share", of_images=True, axes={key: names for key in columns}
+        kind="per_head", also=("relations",), label="share", axes={key: names for key in columns}, **SAYS
     )
     columns = {"value": shares[:, 0], **columns}
     material = SimpleNamespace(layout=layout, measures={"objects": about}, columns={"objects": columns}, control={})
@@ -277,7 +280,7 @@ def test_options_reach_the_kind_that_they_are_of(monkeypatch):
     told = {}
     monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: told.update({kind: options}))
     layout = mhprobe.attach(tiny_vit()).layout
-    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, of_images=True)
+    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, **SAYS)
     value = torch.zeros(layout.num_heads)
     material = SimpleNamespace(columns={"m": {"value": value}}, measures={"m": about}, control={}, layout=layout)
     measured(material, kinds=["a", "b"], options={"limits": "each"}, options_of={"b": {"pairs": [[0, 1]]}})

@@ -15,6 +15,7 @@ import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
+from mhprobe.io import outcomes
 from mhprobe.report.html.attention import maps
 from mhprobe.report.outcomes import pairs
 from mhprobe.report.runs import atlas
@@ -210,7 +211,8 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert "dense 6 heads " in fine.out and "-> pruned 5 heads " in fine.out and "of 101 test images" in fine.out
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     folder = runs.newest(tmp_path)
-    (compared,) = pairs([trained.folder, folder], ["dense", "pruned"])  # both on the same images
+    found = [outcomes.read(run) for run in (trained.folder, folder)]
+    (compared,) = pairs(found, ["dense", "pruned"])  # both on the same images
     *_, pruned = runs.rows(folder / "tables" / "pruning.csv")
     assert (compared["difference"], compared["p"]) == (float(pruned["difference"]), float(pruned["p"]))
     many = runs.run("prune", *common, "trainer=ddp", "trainer.accelerator=cpu", cwd=tmp_path)

@@ -155,7 +155,7 @@ def test_one_line_says_what_was_done_to_make_a_file_fit(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         load_foreign(model, path, WHERE, new_classifier=True)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{WHERE}: {path}: its float16 weights become float32; pos_embed, 37 tokens, is resampled to 17; "
+        f"{WHERE}: {path}: its float16 weights become float32; pos_embed (1, 37, 24) is resampled to (1, 17, 24); "
         "it has no classifier, a new one begins."
     ]
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}

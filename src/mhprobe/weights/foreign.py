@@ -173,23 +173,18 @@ def _changed(found: State, state: State, own: State) -> list[str]:
     floats = [value.dtype for value in state.values() if value.is_floating_point()]
     if narrow := {str(kind).removeprefix("torch.") for kind in floats if kind.itemsize < 4}:
         changes.append(f"its {' and '.join(sorted(narrow))} weights become float32")
-    before = {key.rpartition(".")[2]: value for key, value in found.items()}
+    before = {key.rpartition(".")[2]: tuple(value.shape) for key, value in found.items()}
     for key, value in state.items():
         old = before.get(key.rpartition(".")[2])
-        if "pos_embed" in key and key in own and old is not None and old.shape != value.shape:
-            changes.append(f"{key}, {_sides(old)} tokens, is resampled to {_sides(value)}")
+        if "." not in key and key in own and old not in (None, tuple(value.shape)):  # the model's own: positions
+            changes.append(f"{key} {old} is resampled to {tuple(value.shape)}")
     return changes
-
-
-def _sides(positions: Tensor) -> str:
-    """The number of positions of (1, T, C), or "rows x columns" of (1, rows, columns, C)."""
-    return " x ".join(str(size) for size in positions.shape[1:-1])
 
 
 @contextlib.contextmanager
 def _quiet_resampling() -> Iterator[None]:
     """Keep timm from logging what ``load_foreign`` says in its own line."""
-    theirs = logging.getLogger("timm.layers.pos_embed")
+    theirs = logging.getLogger("timm.layers")
     level = theirs.level
     theirs.setLevel(logging.WARNING)
     try:

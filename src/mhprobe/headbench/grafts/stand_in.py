@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mhprobe.backbones import family_of
 from mhprobe.headbench.graft import Graft
 from mhprobe.headbench.network import Network, digits
 from mhprobe.recording.objective import objective
@@ -28,20 +29,21 @@ class StandIn(Graft):
 
     def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
         copy, at, seen = network.copied(), network.site(site), digits().train
-        attention, mlp = copy.model.get_submodule(at.name), copy.mlp(site)
+        mlp, seam = copy.mlp(site), family_of(copy.model).seam(copy.model, at)
         columns = torch.zeros(at.channels, dtype=torch.bool)
         for head in heads:
             columns[head * at.head_dim : (head + 1) * at.head_dim] = True
-        keep = {
-            attention.qkv.weight: columns.repeat(3)[:, None],
-            attention.qkv.bias: columns.repeat(3),
-            attention.proj.weight: columns[None],
-        }
+        keep = {}
+        for part in seam.attention.parameters():  # rows of queries, keys and values; columns of the projection
+            if len(part) == 3 * at.channels:
+                keep[part] = columns.repeat(3).view(-1, *[1] * (part.ndim - 1))
+            elif part.ndim == 2:
+                keep[part] = columns[None]
         tuned = [*keep, *(part for layer in mlp for part in layer.parameters())]
         on = _switches(at.num_heads, at.head_dim, heads)  # (4, H * D): both, one, the other, neither
         optimizer = torch.optim.Adam(tuned, lr=RATE)
         generator = torch.Generator().manual_seed(network.seed)
-        gate = attention.proj.register_forward_pre_hook(
+        gate = seam.point.register_forward_pre_hook(
             lambda _, args: (args[0] * on.repeat_interleave(len(args[0]) // 4, 0)[:, None],)
         )
         for step in range(1, int(self.amounts[-1]) + 1):
@@ -58,7 +60,7 @@ class StandIn(Graft):
             optimizer.step()
             if step in self.amounts:
                 grown = copy.copied()
-                grown.model.get_submodule(at.name).proj._forward_pre_hooks.clear()
+                family_of(grown.model).seam(grown.model, at).point._forward_pre_hooks.clear()
                 yield grown
         gate.remove()
 

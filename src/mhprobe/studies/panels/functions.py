@@ -18,11 +18,11 @@ from mhprobe.studies.panels.material import Material
 
 
 def functions(
-    material: Material, rare: float = THRESHOLDS["rare"], on_object: float = THRESHOLDS["object"]
+    material: Material, rare: float | None = None, on_object: float | None = None
 ) -> dict[str, Result]:
     """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads.
 
-    rare, on_object: from how many times chance a head attends to rare patches, to the object.
+    rare, on_object: from how many times chance a head attends to rare patches, to the object; None for THRESHOLDS.
     """
     layout = material.layout
     columns = {
@@ -31,14 +31,15 @@ def functions(
         for column, values in of.items()
         if values.shape == (layout.num_heads,)
     }
-    cuts = {**THRESHOLDS, "rare": rare, "object": on_object}
+    asked = {"rare": rare, "object": on_object}
+    cuts = {**THRESHOLDS, **{name: cut for name, cut in asked.items() if cut is not None}}
     found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.columns:
             del found[name], cuts[name]
     numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found, rules(rare, on_object)))}
+    return {"functions": Result(table, figure.draw(layout, found, rules(cuts["rare"], cuts["object"])))}
 
 
 def rules(rare: float, on_object: float) -> dict[str, str]:
