@@ -33,7 +33,7 @@ def logits_of(output: Any) -> Tensor:
 def broken(outputs: Tensor) -> Tensor:
     """(B,) bool: images with a NaN or an infinity in one of their (..., B, C) outputs."""
     bad_MB = ~outputs.isfinite().all(-1)
-    return bad_MB.reshape(-1, bad_MB.shape[-1]).any(0)
+    return bad_MB.flatten(0, -2).any(0) if bad_MB.dim() > 1 else bad_MB
 
 
 def refuse_broken(broken_N: Tensor, what: str) -> None:

@@ -56,7 +56,7 @@ def main(command: str) -> None:
         fail(str(error))
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain(command, error))
-    except ValueError as error:  # so Hydra answers data=3
+    except (ValueError, TypeError) as error:  # so Hydra answers data=3 and data=[3]
         if started:
             raise
         fail(f"{' '.join(sys.argv[1:])}: a group is chosen by the name of an option ({error}). --help lists them.")
@@ -196,7 +196,7 @@ def explain(command: str, error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if override is not None and override not in text:
         lines[0] = f"{override}: {lines[0]}"
-    elif pointing := [word for word in sys.argv[1:] if "interpolation" in text and "${" in word]:
+    elif pointing := [word for word in sys.argv[1:] if "interpolation" in text.lower() and "${" in word]:
         lines[0] = f"{' '.join(pointing)}: {lines[0]}"
     group = re.search(r"Could not load '(\w+)/", text)
     if group is not None and "Available options" not in text:

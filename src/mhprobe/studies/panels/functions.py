@@ -33,13 +33,14 @@ def functions(
     }
     asked = {"rare": rare, "object": on_object}
     cuts = {**THRESHOLDS, **{name: cut for name, cut in asked.items() if cut is not None}}
+    shown = rules(cuts["rare"], cuts["object"])
     found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
         if measure not in material.columns:
             del found[name], cuts[name]
     numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found, rules(cuts["rare"], cuts["object"])))}
+    return {"functions": Result(table, figure.draw(layout, found, shown))}
 
 
 def rules(rare: float, on_object: float) -> dict[str, str]:
