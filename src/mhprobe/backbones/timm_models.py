@@ -78,15 +78,15 @@ def build(
 
 
 @contextlib.contextmanager
-def untold() -> Iterator[None]:
-    """For a while the Hub's client does not say that it tries again: a dozen lines before the one that tells why."""
-    client = logging.getLogger("huggingface_hub")
-    before = client.level
-    client.setLevel(logging.ERROR)
+def untold(library: str = "huggingface_hub", level: int = logging.ERROR) -> Iterator[None]:
+    """Keep a library from logging below ``level`` for a while: the Hub says a dozen times that it tries again."""
+    theirs = logging.getLogger(library)
+    before = theirs.level
+    theirs.setLevel(level)
     try:
         yield
     finally:
-        client.setLevel(before)
+        theirs.setLevel(before)
 
 
 def registered(name: str) -> dict[str, Any]:

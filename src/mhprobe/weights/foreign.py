@@ -9,11 +9,10 @@ EVA ...) it translates.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
+from mhprobe.backbones.timm_models import untold
 from mhprobe.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     """
     path = Path(path)
     found, own = read_state(path, where), model.state_dict()
-    with _quiet_resampling():
+    with untold("timm.layers", logging.WARNING):  # load_foreign says in its own line what was resampled
         state = _fitting(found, model)
     shapes = {k: (tuple(state[k].shape), tuple(own[k].shape)) for k in own if k in state}
     wrong = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
@@ -179,18 +179,6 @@ def _changed(found: State, state: State, own: State) -> list[str]:
         if "." not in key and key in own and old not in (None, tuple(value.shape)):  # the model's own: positions
             changes.append(f"{key} {old} is resampled to {tuple(value.shape)}")
     return changes
-
-
-@contextlib.contextmanager
-def _quiet_resampling() -> Iterator[None]:
-    """Keep timm from logging what ``load_foreign`` says in its own line."""
-    theirs = logging.getLogger("timm.layers")
-    level = theirs.level
-    theirs.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        theirs.setLevel(level)
 
 
 def _without_prefix(state: State, names: set[str]) -> State:
