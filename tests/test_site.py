@@ -50,6 +50,7 @@ def test_it_builds_without_a_broken_link(tmp_path):
     assert not [address for address in fetched if "github.com/mhprobe" not in address]  # nothing, the search included
     assert "iframe-worker" in front and (tmp_path / "site" / "vendor" / "iframe-worker.js").is_file()
     assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
+    assert "null_draws" in (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]  # its options
 
 
 def _environment() -> dict[str, str]:

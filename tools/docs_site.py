@@ -68,8 +68,10 @@ def lists_stand_apart(markdown: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Make lists lists, and let links to files outside docs/ lead to the source."""
+    """Make lists lists, let links to files outside docs/ lead to the source, give measures their docstrings."""
     markdown = lists_stand_apart(markdown)
+    if page.file.src_uri == "measures.md":
+        markdown = with_docstrings(markdown)
     here = Path(page.file.src_uri).parent
 
     def outside(match: re.Match[str]) -> str:
@@ -88,17 +90,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"\]\(([^)\s]+)\)", outside, markdown)
 
 
+def with_docstrings(markdown: str) -> str:
+    """Each entry of docs/measures.md, with the options and columns of the measure behind it, from its docstring."""
+    for path in sorted((ROOT / "conf" / "measure").glob("*.yaml")):
+        if target := re.search(r"_target_: (\S+)", path.read_text()):
+            options = f"::: {target[1]}\n    options: {{show_root_heading: false, show_root_toc_entry: false, show_bases: false}}"
+            entry = rf"(^## {path.stem}\n.*?)(?=^## |\Z)"
+            markdown = re.sub(entry, lambda found, more=options: f"{found[1]}{more}\n\n", markdown, flags=re.M | re.S)
+    return markdown
+
+
 def api() -> str:
-    """What a notebook uses, and every shipped measure, from their docstrings."""
+    """What a notebook uses, from its docstrings."""
     import mhprobe
 
     names = [f"mhprobe.{home}.{name}" for name, home in sorted(mhprobe._HOME.items())]
-    targets = [
-        re.search(r"_target_: (\S+)", path.read_text()) for path in sorted((ROOT / "conf/measure").glob("*.yaml"))
-    ]
-    measures = [target[1] for target in targets if target]
-    blocks = [f"::: {name}" for name in names]
-    return "\n\n".join(["# API", *blocks, "## Measures", *(f"::: {name}" for name in measures)])
+    return "\n\n".join(["# API", *(f"::: {name}" for name in names), "[Measures](measures.md) have a page of their own."])
 
 
 def example(files: Files, config: Any) -> str:

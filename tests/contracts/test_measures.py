@@ -219,7 +219,7 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
     # what a value is read against, and what its interval is, is in the docs, and nothing else is
     own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
-    said, interval = cell("What each number is read against", yaml.stem).split(" | ")
+    said, interval = (entry(yaml.stem)[field].removesuffix(".") for field in ("Read against", "Interval"))
     named = set(re.findall(r"`(\w+)`", said)) | ({"low"} if "interval" in said else set())
     references = own & {"null", "chance", "uniform"}
     assert references == named & {"null", "chance", "uniform"} and named <= own
@@ -243,24 +243,31 @@ def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(y
     assert {"value", "low", "high", "images"} <= set(table.columns)
 
 
-def cell(section: str, name: str) -> str:
-    """What a table of docs/measures.md says of a measure; fails naming the page where it says nothing."""
-    text = DOCS.read_text().partition(f"## {section}")[2].partition("\n## ")[0]
-    rows = re.findall(rf"^\| \[{name}\]\(#{name}\) \| (.+) \|$", text, re.M)
-    assert len(rows) == 1, (
-        f"docs/measures.md, '{section}': expected one row | [{name}](#{name}) | ... |, got {len(rows)}"
-    )
-    return str(rows[0])
+FORM = ("Value", "Larger", "Read against", "Interval", "Fooled by", "Source", "Cost")  # of an entry, in this order
 
 
-def test_a_measure_without_its_row_fails_with_the_page_and_the_row():
-    with pytest.raises(AssertionError, match=r"docs/measures\.md, 'What fools each measure': .*\[unheard_of\]"):
-        cell("What fools each measure", "unheard_of")
+def entry(name: str) -> dict[str, str]:
+    """What docs/measures.md says of a measure, by the words in bold; fails naming the page where it says nothing."""
+    page = DOCS.read_text() + "\n## "
+    entries = re.findall(rf"^## {name}\n\n(.+?)\n(?=## )", page, re.M | re.S)
+    assert len(entries) == 1, f"docs/measures.md: expected one entry '## {name}', got {len(entries)}"
+    fields = "|".join(FORM)
+    parts = re.findall(rf"\*\*({fields}):\*\*\s+(.+?)(?=\s+(?:- )?\*\*(?:{fields}):|\n\n|\n?$)", entries[0], re.S)
+    return {field: " ".join(text.split()) for field, text in parts}
+
+
+def test_a_measure_without_its_entry_fails_with_the_page_and_the_heading():
+    with pytest.raises(AssertionError, match=r"docs/measures\.md: expected one entry '## unheard_of'"):
+        entry("unheard_of")
+
+
+def test_every_entry_of_the_docs_has_the_same_form(yaml):
+    assert tuple(entry(yaml.stem)) == FORM
 
 
 def test_docs_say_what_fools_it(yaml):
     fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
-    assert cell("What fools each measure", yaml.stem) == fooled_by
+    assert entry(yaml.stem)["Fooled by"] == fooled_by
     assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 
