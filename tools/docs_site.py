@@ -94,9 +94,9 @@ def with_docstrings(markdown: str) -> str:
     """Each entry of docs/measures.md, with the options and columns of the measure behind it, from its docstring."""
     for path in sorted((ROOT / "conf" / "measure").glob("*.yaml")):
         if target := re.search(r"_target_: (\S+)", path.read_text()):
-            options = f"::: {target[1]}\n    options: {{show_root_heading: false, show_root_toc_entry: false, show_bases: false}}"
+            shown = "{show_root_heading: false, show_root_toc_entry: false, show_bases: false}"
             entry = rf"(^## {path.stem}\n.*?)(?=^## |\Z)"
-            markdown = re.sub(entry, lambda found, more=options: f"{found[1]}{more}\n\n", markdown, flags=re.M | re.S)
+            markdown = re.sub(entry, rf"\g<1>::: {target[1]}\n    options: {shown}\n\n", markdown, flags=re.M | re.S)
     return markdown
 
 
@@ -105,7 +105,9 @@ def api() -> str:
     import mhprobe
 
     names = [f"mhprobe.{home}.{name}" for name, home in sorted(mhprobe._HOME.items())]
-    return "\n\n".join(["# API", *(f"::: {name}" for name in names), "[Measures](measures.md) have a page of their own."])
+    return "\n\n".join(
+        ["# API", "[Measures](measures.md) have a page of their own.", *(f"::: {name}" for name in names)]
+    )
 
 
 def example(files: Files, config: Any) -> str:
