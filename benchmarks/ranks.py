@@ -26,12 +26,12 @@ from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.base import Search
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.masking.units import make_units
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.base import Measure
 from mhprobe.measures.gate_importance import GateImportance

@@ -31,11 +31,11 @@ from mhprobe.data.cifar10 import Cifar10
 from mhprobe.data.scenes import Scenes
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.masking.units import make_units
 from mhprobe.scoring.evaluate import evaluator
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "cifar10_vit_stem.safetensors"

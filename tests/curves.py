@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from mhprobe.masking.base import Path
+from mhprobe.masking.parts.trace import Curve, Points, Trace
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
-from mhprobe.masking.trace import Curve, Points, Trace
 
 
 def curve(

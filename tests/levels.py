@@ -20,8 +20,8 @@ from torch import Tensor
 
 from curves import curve, masked_head
 from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Patched
+from mhprobe.masking.parts.trace import t_interval
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
-from mhprobe.masking.trace import t_interval
 from mhprobe.measures import (
     CCA,
     CKA,

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from mhprobe.backbones import Family
+from mhprobe.masking.base import Order
+from mhprobe.measures.base import Measure
 
 PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -61,7 +67,7 @@ def losses_of_their_own(package: Path) -> list[str]:
 
 
 def test_a_loss_is_one_function_in_float64_and_its_slope_another():
-    """measures/outcomes.py writes the one out; the other is taken in the model's precision."""
+    """measures/parts/outcomes.py writes the one out; the other is taken in the model's precision."""
     assert losses_of_their_own(PACKAGE) == ["recording/objective.py"]
 
 
@@ -74,3 +80,25 @@ def test_a_planted_loss_is_found(tmp_path):
 def test_tables_have_one_reader():
     readers = [path for path in FILES if "csv.reader" in path.read_text() or "DictReader" in path.read_text()]
     assert [str(path.relative_to(PACKAGE)) for path in readers] == ["io/head_tables.py"]
+
+
+def without_members(room: str, base: type) -> list[str]:
+    """Files of the room, but for base.py, that define no class below ``base``."""
+    names = [info.name for info in pkgutil.iter_modules([str(PACKAGE / room)]) if not info.ispkg]
+    modules = {name: f"mhprobe.{room.replace('/', '.')}.{name}" for name in names if name != "base"}
+    classes = {
+        name: [item for item in vars(importlib.import_module(module)).values() if isinstance(item, type)]
+        for name, module in modules.items()
+    }
+    return [
+        name
+        for name, items in classes.items()
+        if not any(issubclass(item, base) and item.__module__ == modules[name] for item in items)
+    ]
+
+
+def test_helpers_stand_in_parts_not_among_members():
+    assert without_members("measures", Measure) == []
+    assert without_members("masking", Order) == ["redundant_or_inert"]  # a reading of curves, named by a yaml
+    assert without_members("backbones", Family) == []
+    assert {"hashing", "moments"} <= set(without_members("measures/parts", Measure))

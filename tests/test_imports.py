@@ -222,7 +222,7 @@ def test_every_door_is_used(library):
         ("mhprobe", {"torch", "lightning", "timm", "hydra", "wandb", "matplotlib"}),
         ("mhprobe.run.cli", {"torch", "lightning", "timm", "wandb", "matplotlib", "sklearn"}),
         ("mhprobe.measures.gate_importance", {"lightning", "timm", "hydra", "wandb", "sklearn"}),
-        ("mhprobe.masking.curve", {"lightning", "timm", "hydra", "wandb", "matplotlib", "sklearn"}),
+        ("mhprobe.masking.parts.curve", {"lightning", "timm", "hydra", "wandb", "matplotlib", "sklearn"}),
     ],
 )
 def test_importing_costs_no_more_than_it_needs(module, absent):

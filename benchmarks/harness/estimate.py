@@ -22,7 +22,7 @@ from benchmarks.harness.timing import Ratio
 from mhprobe.backbones import layout_of
 from mhprobe.heads import Ablation, HeadLayout
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.cost import operations
 

@@ -26,11 +26,11 @@ from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.curve import CurveSpec, order_named
-from mhprobe.masking.curve import masking_curve as trace_curve
-from mhprobe.masking.trace import Curve
+from mhprobe.masking.parts.curve import CurveSpec, order_named
+from mhprobe.masking.parts.curve import masking_curve as trace_curve
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.hashing import image_numbers
+from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.checks import sized
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import fills_of, label_of

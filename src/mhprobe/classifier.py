@@ -12,7 +12,7 @@ from timm.optim.muon import Muon
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, family_of, gives_features
-from mhprobe.backbones.freezing import Frozen, freeze
+from mhprobe.backbones.parts.freezing import Frozen, freeze
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
@@ -36,7 +36,7 @@ class GatedClassifier(L.LightningModule):
     teacher: (B, 3, height, width) images -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then
         teacher_weight of the distance to them at ``temperature``, and the rest of it that to the labels.
     frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or
-        parts of the backbone, see mhprobe.backbones.freezing.
+        parts of the backbone, see mhprobe.backbones.parts.freezing.
     """
 
     def __init__(

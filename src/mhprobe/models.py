@@ -10,7 +10,7 @@ def main() -> None:
     argparse.ArgumentParser(prog="python -m mhprobe.models", description=__doc__).parse_args()
     import timm
 
-    from mhprobe.backbones.survey import page, survey
+    from mhprobe.backbones.parts.survey import page, survey
 
     print(page(survey(timm.list_models())))
 

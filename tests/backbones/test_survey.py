@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mhprobe.backbones.survey import page, survey
+from mhprobe.backbones.parts.survey import page, survey
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 NAMES = [

@@ -14,9 +14,9 @@ from mhprobe.callbacks import curve as callback_module
 from mhprobe.callbacks.curve import MaskingCurve, identity_of
 from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
-from mhprobe.masking import cache
 from mhprobe.masking.base import Scored
-from mhprobe.masking.cache import cache_key
+from mhprobe.masking.parts import cache
+from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.score import known_scores

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mhprobe
 from mhprobe.backbones import families, family_of, layout_of
-from mhprobe.backbones.located import Located
+from mhprobe.backbones.parts.located import Located
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import Replay, masked_logits
 from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_rope

@@ -10,7 +10,7 @@ from torch import nn
 
 import mhprobe
 from gated import STATES
-from mhprobe.masking.curve import known_orders
+from mhprobe.masking.parts.curve import known_orders
 from models import BUILDERS, images_for, labels_for, tiny_vit
 
 COUNT = 6

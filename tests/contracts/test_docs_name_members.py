@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhprobe.masking.curve import known_orders
+from mhprobe.masking.parts.curve import known_orders
 from results import figure_kinds
 
 ROOT = Path(__file__).parents[2]

@@ -89,7 +89,7 @@ def test_the_readme_names_what_is_measured_on_damaged_images():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
 @pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cifar):

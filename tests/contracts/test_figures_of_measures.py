@@ -25,7 +25,7 @@ from mhprobe.report.figures import style
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),  # twelve are few
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),  # twelve are few
     pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
 ]
 YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))

@@ -20,9 +20,9 @@ from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.jackknife import affordable, fold_of, jackknife
 from mhprobe.measures.layer_similarity import LayerSimilarity
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.jackknife import affordable, fold_of, jackknife
 from mhprobe.measures.position import Position
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
@@ -31,7 +31,7 @@ from mhprobe.stats.intervals import REAL, SHARE, SIZE, interval, p_of_interval
 from oracles import cca, cka, intervals, procrustes, pwcca, svcca
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),
 ]
 
 SIMILARITIES = {

@@ -22,7 +22,7 @@ import mhprobe
 import mhprobe.stats
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),
     pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),
 ]
 

@@ -47,7 +47,7 @@ YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 17  # odd, and more than the width of a head
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),  # a stream is wider than a head
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),  # a stream is wider than a head
     pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
 ]
 

@@ -27,7 +27,7 @@ IMAGES = 17
 LACKS = "stand in a line|does not know the direct path"
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages"),
+    pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),
     pytest.mark.filterwarnings("ignore::mhprobe.measures.base.MeasureWarning"),
 ]
 

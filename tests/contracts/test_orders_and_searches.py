@@ -22,12 +22,12 @@ import mhprobe.masking.search
 from layouts import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.base import Evaluate, Order, Scores
-from mhprobe.masking.cache import MaskCache, cache_key, describe
-from mhprobe.masking.constraints import constrain, target_of
-from mhprobe.masking.curve import known_orders
-from mhprobe.masking.limits import Limits
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.masking.parts.constraints import constrain, target_of
+from mhprobe.masking.parts.curve import known_orders
+from mhprobe.masking.parts.limits import Limits
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.search.base import Step
-from mhprobe.masking.units import make_units
 from mhprobe.scoring.evaluate import evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle

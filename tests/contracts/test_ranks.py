@@ -30,7 +30,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
 from mhprobe.io import outcomes
-from mhprobe.masking.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.measuring import measure
 from mhprobe.run import launch
 from mhprobe.run.construct import construct

@@ -27,7 +27,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.base import Scores
-from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.parts.cache import MaskCache
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 24))

@@ -19,7 +19,7 @@ from mhprobe.data.cache import open_cache
 from mhprobe.errors import UserError
 from mhprobe.io import files
 from mhprobe.masking.base import Scores
-from mhprobe.masking.cache import MaskCache
+from mhprobe.masking.parts.cache import MaskCache
 from mhprobe.run import jobs
 from mhprobe.weights.checkpoint import load_checkpoint
 from runs import Command

@@ -9,9 +9,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 import runs
-from mhprobe.masking.curve import CurveSpec, known_orders
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.curve import CurveSpec, known_orders
 from mhprobe.masking.random import Random
 from mhprobe.masking.redundant_or_inert import RedundantOrInert
 from mhprobe.masking.search.auto import Auto

@@ -14,10 +14,10 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.curve import CurveSpec
-from mhprobe.masking.curve import masking_curve as curves_of
 from mhprobe.masking.keep_best import KeepBest
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.masking.parts.curve import masking_curve as curves_of
+from mhprobe.masking.parts.units import make_units
 from mhprobe.report.tables import curve_rows
 
 

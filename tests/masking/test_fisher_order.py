@@ -14,10 +14,10 @@ from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.constraints import constrain
 from mhprobe.masking.fisher import Fisher, rearrange
-from mhprobe.masking.limits import Limits, Target
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.constraints import constrain
+from mhprobe.masking.parts.limits import Limits, Target
+from mhprobe.masking.parts.units import make_units
 from mhprobe.scoring.evaluate import evaluator
 from models import BUILDERS, images_for, labels_for
 from oracles import surgery as oracle

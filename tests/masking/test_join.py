@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from mhprobe.masking.base import Path
+from mhprobe.masking.parts.totals import totals
+from mhprobe.masking.parts.trace import Curve, Points, Trace
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead, Similarity, _bar, control, masked_heads
-from mhprobe.masking.totals import totals
-from mhprobe.masking.trace import Curve, Points, Trace
 from mhprobe.report.masking import answer
 from mhprobe.report.tables import masked_heads as table_of
 

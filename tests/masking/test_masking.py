@@ -13,14 +13,14 @@ from curves import curve
 from layouts import layout_of
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.curve import CurveSpec, known_orders, order_named
-from mhprobe.masking.curve import masking_curve as curves_of
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.curve import CurveSpec, known_orders, order_named
+from mhprobe.masking.parts.curve import masking_curve as curves_of
+from mhprobe.masking.parts.totals import summary, totals
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
-from mhprobe.masking.totals import summary, totals
-from mhprobe.masking.units import make_units
 from mhprobe.report.tables import CURVE_COLUMNS, curve_rows
 from mhprobe.stats.significance import wilson
 from oracles import masking as oracle

@@ -17,8 +17,8 @@ from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.interactions import Interactions
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.search.exact import Exact
-from mhprobe.masking.units import make_units
 from oracles import masking as oracle
 
 VIT = layout_of(4, 4, 4)

@@ -15,11 +15,11 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.hurt_most import HurtMost
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.search.base import Step
 from mhprobe.masking.search.exact import ABREAST, Exact
 from mhprobe.masking.search.racing import Racing, rejected
 from mhprobe.masking.search.screened import Screened
-from mhprobe.masking.units import make_units
 from oracles import masking as oracle
 
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(4)))

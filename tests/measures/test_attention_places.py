@@ -10,7 +10,7 @@ import torch
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Windows
-from mhprobe.measures.places import attention, chunks, over_support, places_of, shares
+from mhprobe.measures.parts.places import attention, chunks, over_support, places_of, shares
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
 
@@ -59,7 +59,7 @@ def test_shares_are_distributions_over_the_keys_that_are_asked_for():
 
 
 def test_pieces_hold_every_valid_image_once_and_are_small(monkeypatch):
-    monkeypatch.setattr("mhprobe.measures.places._CPU_PIECE", 40)
+    monkeypatch.setattr("mhprobe.measures.parts.places._CPU_PIECE", 40)
     valid = torch.tensor([True, False, True, True, True])
     batch = HeadBatch(z=(), logits=torch.zeros(5, 2), valid=valid, attn=(torch.rand(5, 1, 2, 3, 3),))
     layout = HeadLayout((HeadSite("a", 0, 0, 2, 2, prefix_tokens=1, grid=(2, 1)),))

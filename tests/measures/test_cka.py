@@ -10,7 +10,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.cka import CKA
-from mhprobe.measures.pairs import FewImages
+from mhprobe.measures.parts.pairs import FewImages
 from oracles import cka as oracle
 from related import LAYOUT, batch_of, related, rows_of
 

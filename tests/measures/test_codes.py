@@ -6,7 +6,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
-from mhprobe.measures.codes import Codes, Sample, _nearest, _spread, numbers_of, patches_of
+from mhprobe.measures.parts.codes import Codes, Sample, _nearest, _spread, numbers_of, patches_of
 
 SITE = HeadSite("a", 0, 0, 1, 2, 1, None, (2, 3), (4.0, 4.0), True)
 

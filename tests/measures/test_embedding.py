@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.cluster import AgglomerativeClustering
 
-from mhprobe.measures.embedding import cluster, embed, layer_ratio
+from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 
 
 def distances(points: torch.Tensor) -> torch.Tensor:

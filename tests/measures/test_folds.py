@@ -13,7 +13,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.layer_similarity import LayerSimilarity
-from mhprobe.measures.pairs import FewImages
+from mhprobe.measures.parts.pairs import FewImages
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
 from mhprobe.measures.svcca import SVCCA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mhprobe.measures.hashing import image_numbers
+from mhprobe.measures.parts.hashing import image_numbers
 
 
 def photographs(count: int = 200) -> torch.Tensor:

@@ -105,7 +105,7 @@ def test_results_do_not_depend_on_the_size_of_the_pieces(monkeypatch):
     layout = swin_layout(heads=2)
     maps = random_maps(layout, images=5)
     whole = run(JSDistance(layout, pairs="stage"), batch_of(*maps))
-    monkeypatch.setattr("mhprobe.measures.places._CPU_PIECE", 1)
+    monkeypatch.setattr("mhprobe.measures.parts.places._CPU_PIECE", 1)
     apart = run(JSDistance(layout, pairs="stage"), batch_of(*maps))
     for name in whole:
         torch.testing.assert_close(apart[name], whole[name], rtol=1e-10, atol=1e-12)

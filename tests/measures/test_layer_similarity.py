@@ -8,7 +8,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadBatch, HeadLayout, HeadSite, Stream
 from mhprobe.measures.layer_similarity import LayerSimilarity
-from mhprobe.measures.pairs import DeadHead, FewImages
+from mhprobe.measures.parts.pairs import DeadHead, FewImages
 from oracles import cka, svcca
 
 SITES = (
@@ -51,7 +51,7 @@ def features(made: HeadBatch, of: str) -> list:
     return [x.flatten(0, 1).numpy() for x in chosen]
 
 
-@pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
 @pytest.mark.parametrize(("method", "oracle"), [("cka", cka.similarity), ("svcca", svcca.similarity)])
 @pytest.mark.parametrize("of", ["layers", "blocks"])
 def test_layers_with_equally_many_tokens_match_the_oracle_also_where_heads_were_pruned(of, method, oracle):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from mhprobe.measures.moments import SecondMoments
+from mhprobe.measures.parts.moments import SecondMoments
 
 
 def moments_of(x):

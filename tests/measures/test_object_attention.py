@@ -132,7 +132,7 @@ def test_without_masks_it_says_where_to_get_them():
 
 def test_the_head_to_use_is_chosen_on_one_half_and_scored_on_the_other():
     """Three heads, of which the first is best where it was chosen by construction and another on the other half."""
-    from mhprobe.measures.hashing import image_numbers
+    from mhprobe.measures.parts.hashing import image_numbers
 
     def batch_of(pixel: float, good: int) -> HeadBatch:
         look = [lambda row, column: (0, 3) if (row, column) == (0, 2) else (0, 2)] * 3  # the ground

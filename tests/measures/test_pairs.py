@@ -13,8 +13,8 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
-from mhprobe.measures.moments import SecondMoments
-from mhprobe.measures.pairs import DeadHead, DuplicateHead, FewImages
+from mhprobe.measures.parts.moments import SecondMoments
+from mhprobe.measures.parts.pairs import DeadHead, DuplicateHead, FewImages
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
 from mhprobe.measures.svcca import SVCCA

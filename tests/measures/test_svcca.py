@@ -9,7 +9,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.pairs import DeadHead, DuplicateHead, FewImages
+from mhprobe.measures.parts.pairs import DeadHead, DuplicateHead, FewImages
 from mhprobe.measures.svcca import SVCCA
 from oracles import svcca as oracle
 from related import LAYOUT, D, batch_of, related, rows_of

@@ -6,7 +6,7 @@ import torch
 import mhprobe
 from attention import batch_of, even, looking, run, stream_of, swin_layout, vit_layout
 from mhprobe.errors import UserError
-from mhprobe.measures.kinds import KINDS
+from mhprobe.measures.parts.kinds import KINDS
 from mhprobe.measures.token_kinds import COLUMNS, TokenKinds
 from models import images_for, tiny_registers, tiny_swin
 from oracles import token_kinds as oracle

@@ -9,7 +9,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, HeadWeights
-from mhprobe.measures.pairs import DuplicateHead
+from mhprobe.measures.parts.pairs import DuplicateHead
 from mhprobe.measures.weight_similarity import WeightSimilarity
 from oracles.weight_similarity import cosine, overlap
 

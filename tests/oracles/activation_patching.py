@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mhprobe.measures.hashing import image_numbers, mixed
+from mhprobe.measures.parts.hashing import image_numbers, mixed
 
 
 def value(model: nn.Module, images: Tensor, labels: Tensor, sites: list[tuple[str, int]]) -> Tensor:

@@ -12,7 +12,7 @@ import mhprobe
 from gated import closed, fractional, learned
 from mhprobe.data.batch import Batch
 from mhprobe.gates.fill import Fill
-from mhprobe.masking.curve import known_orders
+from mhprobe.masking.parts.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay, masked_logits

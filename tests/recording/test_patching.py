@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, Patching
-from mhprobe.measures.hashing import image_numbers
+from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.patching import _Past
 from mhprobe.recording.replay import patched_logits
 from mhprobe.recording.taps import Taps

@@ -14,8 +14,8 @@ from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 from layouts import LAYOUTS
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Scored
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import Likeness
-from mhprobe.masking.trace import Curve
 from mhprobe.report.figures import curves, distances, maskable, pairwise, per_head, settling, style
 from mhprobe.report.runs.facts import origin
 from mhprobe.stats.promise import Guarantee

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mhprobe
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.masking.cache import MaskCache, cache_key, describe
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.scoring.score import known_scores

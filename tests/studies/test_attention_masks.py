@@ -9,8 +9,8 @@ import torch
 
 from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
-from mhprobe.masking.units import make_units
 from mhprobe.recording.record import record
 from mhprobe.report.figures import attention_masks as figure
 from mhprobe.studies.panels.attention_masks import attention_masks

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
-from mhprobe.backbones.conv_stem import conv_stem
-from mhprobe.backbones.patches import patch_embedding
+from mhprobe.backbones.parts.conv_stem import conv_stem
+from mhprobe.backbones.parts.patches import patch_embedding
 from mhprobe.data.batch import Batch
 from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
@@ -24,9 +24,9 @@ from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.maps.rollout import Rollout
 from mhprobe.masking.base import Path
-from mhprobe.masking.trace import Curve, trace
+from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
-from mhprobe.measures.places import Piece, places_of
+from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.report import twins
 from mhprobe.report.figures import behaviours, block_coefficients, coefficients, gate_density, noise, sharpness
 from mhprobe.studies.paired import compared, corrected

@@ -235,7 +235,7 @@ def test_small_print_says_which_images_a_figure_is_of(tmp_path, monkeypatch):
     }
 
 
-@pytest.mark.filterwarnings("ignore::mhprobe.measures.pairs.FewImages")
+@pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages")
 def test_a_figure_that_cannot_be_made_is_an_error_where_it_was_asked_for(tmp_path):
     few = ["figures=[1]", "data.limit_test=1"]
     with pytest.raises(UserError, match="Use more images"):

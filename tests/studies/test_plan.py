@@ -17,8 +17,8 @@ import mhprobe.study
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
-from mhprobe.masking.curve import CurveSpec
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy

@@ -9,7 +9,7 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.places import attention
+from mhprobe.measures.parts.places import attention
 from mhprobe.studies.panels.two_views import (
     RELATION,
     Scores,

@@ -14,9 +14,9 @@ from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.beam import Beam
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
 from mhprobe.run.cli import CONF

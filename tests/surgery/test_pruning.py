@@ -14,8 +14,8 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.by_score import ByScore
-from mhprobe.masking.curve import CurveSpec, masking_curve
 from mhprobe.masking.fisher import Fisher
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.report.report import Report

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from mhprobe.backbones import timm_models
-from mhprobe.backbones.parts import layer_scale, unfused
+from mhprobe.backbones.parts import timm_models
+from mhprobe.backbones.parts.attention import layer_scale, unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
 

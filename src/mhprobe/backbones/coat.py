@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Trial, never
+from mhprobe.backbones.parts.located import Kind, Located, Trial, never
 
 FACTORISED = "it is factorised: keys meet values first, and no weights come to be"
 

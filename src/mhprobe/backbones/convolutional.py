@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mhprobe.backbones.located import CHANNELS, COARSER, Kind, Located, apart, by_head, never
+from mhprobe.backbones.parts.located import CHANNELS, COARSER, Kind, Located, apart, by_head, never
 from mhprobe.backbones.pvt_v2 import full
 
 

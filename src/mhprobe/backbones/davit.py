@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mhprobe.backbones.located import CHANNELS, Kind, Located, Parts, Trial, never, packed
+from mhprobe.backbones.parts.located import CHANNELS, Kind, Located, Parts, Trial, never, packed
 from mhprobe.heads import Windows
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from mhprobe.backbones.multihead import MultiHead, self_attention
+from mhprobe.backbones.parts.multihead import MultiHead, self_attention
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 

@@ -15,8 +15,8 @@ from timm.models.eva import Eva as Model
 from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
 from torch import Tensor, nn
 
-from mhprobe.backbones.parts import keep_channels, of_fixed_width
-from mhprobe.backbones.tokens import Piece, Tokens
+from mhprobe.backbones.parts.attention import keep_channels, of_fixed_width
+from mhprobe.backbones.parts.tokens import Piece, Tokens
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mhprobe.backbones.located import Kind, Located, Parts, Trial, packed, weight_of
+from mhprobe.backbones.parts.located import Kind, Located, Parts, Trial, packed, weight_of
 from mhprobe.heads import Windows
 
 

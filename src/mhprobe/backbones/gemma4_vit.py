@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Parts
+from mhprobe.backbones.parts.located import Kind, Located, Parts
 
 
 def _parts(attention: Any, heads: int) -> Parts:

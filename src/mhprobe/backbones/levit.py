@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mhprobe.backbones.base import submodule
-from mhprobe.backbones.located import Kind, Located, Parts, never, weight_of
+from mhprobe.backbones.parts.located import Kind, Located, Parts, never, weight_of
 from mhprobe.heads import HeadSite, HeadWeights
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mhprobe.backbones.located import Kind, Located, Parts, Trial, never, weight_of
+from mhprobe.backbones.parts.located import Kind, Located, Parts, Trial, never, weight_of
 from mhprobe.errors import UserError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Parts, Trial, by_head, packed
+from mhprobe.backbones.parts.located import Kind, Located, Parts, Trial, by_head, packed
 from mhprobe.heads import Windows
 
 

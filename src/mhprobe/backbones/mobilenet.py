@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mhprobe.backbones.located import COARSER, Kind, Located, Parts, path_of, weight_of
+from mhprobe.backbones.parts.located import COARSER, Kind, Located, Parts, path_of, weight_of
 
 
 def shared(attention: Any, heads: int) -> Parts:

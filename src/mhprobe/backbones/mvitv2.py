@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import COARSER, Kind, Located, Trial, never
+from mhprobe.backbones.parts.located import COARSER, Kind, Located, Trial, never
 
 
 class MViTv2(Located):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from mhprobe.backbones.eva import Eva
-from mhprobe.backbones.located import Kind, Located, Parts, Trial
-from mhprobe.backbones.parts import no_norm_between
+from mhprobe.backbones.parts.attention import no_norm_between
+from mhprobe.backbones.parts.located import Kind, Located, Parts, Trial
 from mhprobe.heads import HeadSite
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Located, Trial
 from mhprobe.backbones.naflexvit import TOKENS
+from mhprobe.backbones.parts.located import Located, Trial
 
 
 class PiT(Located):

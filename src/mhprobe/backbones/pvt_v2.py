@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mhprobe.backbones.located import COARSER, Kind, Located, apart, never
+from mhprobe.backbones.parts.located import COARSER, Kind, Located, apart, never
 
 
 def full(attention: Any) -> nn.Module | None:

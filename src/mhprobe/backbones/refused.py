@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Located
+from mhprobe.backbones.parts.located import Located
 from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import HeadSite
 

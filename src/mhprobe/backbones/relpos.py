@@ -15,8 +15,8 @@ from timm.models.vision_transformer_relpos import (
 )
 from torch import Tensor, nn
 
-from mhprobe.backbones.parts import of_fixed_width
-from mhprobe.backbones.tokens import Piece, Tokens
+from mhprobe.backbones.parts.attention import of_fixed_width
+from mhprobe.backbones.parts.tokens import Piece, Tokens
 
 
 class RelPos(Tokens):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Reshaped, Trial
+from mhprobe.backbones.parts.located import Kind, Located, Reshaped, Trial
 from mhprobe.heads import Windows
 
 

@@ -9,8 +9,8 @@ from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, 
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import DirectPath
-from mhprobe.backbones.parts import NoHeads, keep_channels, linear_pool, other_forward
-from mhprobe.backbones.windowed import Windowed
+from mhprobe.backbones.parts.attention import NoHeads, keep_channels, linear_pool, other_forward
+from mhprobe.backbones.parts.windowed import Windowed
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 

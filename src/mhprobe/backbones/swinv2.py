@@ -13,8 +13,8 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2
 from torch import nn
 
 from mhprobe.backbones.base import Seam, submodule
-from mhprobe.backbones.parts import of_fixed_width
-from mhprobe.backbones.windowed import Windowed
+from mhprobe.backbones.parts.attention import of_fixed_width
+from mhprobe.backbones.parts.windowed import Windowed
 from mhprobe.heads import HeadSite
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Trial, by_head, never
+from mhprobe.backbones.parts.located import Kind, Located, Trial, by_head, never
 from mhprobe.heads import Windows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Trial, apart
+from mhprobe.backbones.parts.located import Kind, Located, Trial, apart
 from mhprobe.heads import Windows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Segments
-from mhprobe.backbones.multihead import MultiHead, self_attention
+from mhprobe.backbones.parts.multihead import MultiHead, self_attention
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 

@@ -14,8 +14,8 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBl
 from torch import nn
 
 from mhprobe.backbones.base import DirectPath
-from mhprobe.backbones.parts import keep_channels, linear_pool, other_forward
-from mhprobe.backbones.tokens import Piece, Tokens
+from mhprobe.backbones.parts.attention import keep_channels, linear_pool, other_forward
+from mhprobe.backbones.parts.tokens import Piece, Tokens
 from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import HeadSite
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mhprobe.backbones.located import Kind, Located, Parts, never, weight_of
+from mhprobe.backbones.parts.located import Kind, Located, Parts, never, weight_of
 
 
 def _outlook(attention: Any, heads: int) -> Parts:

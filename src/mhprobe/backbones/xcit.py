@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mhprobe.backbones.located import CHANNELS, Kind, Located, never
+from mhprobe.backbones.parts.located import CHANNELS, Kind, Located, never
 
 
 class Xcit(Located):

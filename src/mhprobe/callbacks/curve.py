@@ -28,13 +28,13 @@ from mhprobe.gates.fill import Fill
 from mhprobe.io.code import code_digests
 from mhprobe.io.progress import stage
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.cache import MaskCache, cache_key, describe
-from mhprobe.masking.curve import CurveSpec, masking_curve
-from mhprobe.masking.limits import Cost
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.limits import Cost
+from mhprobe.masking.parts.totals import totals
+from mhprobe.masking.parts.trace import Curve
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
-from mhprobe.masking.totals import totals
-from mhprobe.masking.trace import Curve
-from mhprobe.masking.units import make_units
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import measure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mhprobe.backbones.opened import Opened
+from mhprobe.backbones.parts.opened import Opened
 from mhprobe.headbench.canvas import EVIDENCE, NOISES, SCRATCH, TEXTURES, Canvas
 from mhprobe.heads import HeadSite
 

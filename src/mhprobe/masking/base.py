@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.limits import Limits
+from mhprobe.masking.parts.limits import Limits
 
 
 class Scored(NamedTuple):
@@ -129,7 +129,7 @@ class Units:
     """Sets of heads that are masked together. names: for people. masks: (U, A) bool.
 
     per_stage: the units were cut at stage borders because stages differ in their number of heads.
-    limits: how far a path may go (masking/constraints.py); None for all the way.
+    limits: how far a path may go (masking/parts/constraints.py); None for all the way.
     """
 
     names: tuple[str, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mhprobe.masking.greedy import GreedySearch
+from mhprobe.masking.parts.greedy import GreedySearch
 
 
 class HurtMost(GreedySearch):

@@ -16,7 +16,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
-from mhprobe.masking.limits import Limits
+from mhprobe.masking.parts.limits import Limits
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.trace import Curve, first
+from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.stats.significance import benjamini_hochberg, beyond
 
 Phase = Literal["before", "at", "after"]

@@ -29,8 +29,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, Need, Patching
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.hashing import image_numbers
-from mhprobe.measures.pool import Pool
+from mhprobe.measures.parts.hashing import image_numbers
+from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.agreement import spearman, spearman_interval
 from mhprobe.stats.significance import holm, t_quantile, two_sided
 

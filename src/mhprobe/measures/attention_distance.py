@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.places import Places, attention, over_support, per_site
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.places import Places, attention, over_support, per_site
 from mhprobe.stats.intervals import SIZE
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.jackknife import FOLDS, fold_of, jackknife
-from mhprobe.measures.places import Piece, attention, per_site, places_of, shares
+from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
+from mhprobe.measures.parts.places import Piece, attention, per_site, places_of, shares
 from mhprobe.stats.intervals import SIZE
 
 

@@ -19,13 +19,13 @@ from torch.nn.functional import adaptive_avg_pool2d, pad
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
-from mhprobe.measures.folds import Folds, declare, declared, sums_of
-from mhprobe.measures.jackknife import affordable, check_folds
 from mhprobe.measures.layer_similarity import of_parts
-from mhprobe.measures.moments import FoldedMoments, Parts
-from mhprobe.measures.pairs import check_images, check_null, check_rows, warn_dead
+from mhprobe.measures.parts import canonical
+from mhprobe.measures.parts.folds import Folds, declare, declared, sums_of
+from mhprobe.measures.parts.jackknife import affordable, check_folds
+from mhprobe.measures.parts.moments import FoldedMoments, Parts
+from mhprobe.measures.parts.pairs import check_images, check_null, check_rows, warn_dead
 from mhprobe.stats.intervals import SHARE
 
 

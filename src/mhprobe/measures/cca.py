@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
-from mhprobe.measures import canonical
-from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs
+from mhprobe.measures.parts import canonical
+from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.pairs import PairMeasure, Pairs
 
 Mean = Literal["all", "leading"]
 

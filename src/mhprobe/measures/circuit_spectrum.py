@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
-from mhprobe.measures.of_weights import OfWeights
+from mhprobe.measures.parts.of_weights import OfWeights
 from mhprobe.stats.significance import Z95
 
 Circuit = Literal["qk", "ov"]

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.jackknife import fold_of
-from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs, side_by_side
+from mhprobe.measures.parts.jackknife import fold_of
+from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.pairs import PairMeasure, Pairs, side_by_side
 from mhprobe.stats.intervals import REAL
 
 _CHUNK = 4096  # rows cast to float64 at a time

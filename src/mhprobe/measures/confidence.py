@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.places import attention, over_queries, where_site
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.places import attention, over_queries, where_site
 from mhprobe.stats.intervals import SHARE
 
 
@@ -52,7 +52,7 @@ class Confidence(Measure):
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 
-    image_sums: Tensor  # see mhprobe.measures.image_sums
+    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
     prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row

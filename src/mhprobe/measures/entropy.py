@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.places import attention, over_queries, shares, where_site
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.places import attention, over_queries, shares, where_site
 from mhprobe.stats.intervals import SIZE
 
 
@@ -52,7 +52,7 @@ class Entropy(Measure):
     larger = "attention is spread wider"
     also = ("by_depth",)
 
-    image_sums: Tensor  # see mhprobe.measures.image_sums
+    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     share_total: Tensor  # (A,) sum over images and queries of entropy / ln(keys)
     class_total: Tensor  # (A,) sum over images of the class token's row
     choices: Tensor  # (A,) queries with more than one key

@@ -33,11 +33,11 @@ from torch import Tensor
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.embedding import cluster, embed, layer_ratio
-from mhprobe.measures.hashing import image_numbers, numbers_in
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.places import attention_of, chunks, places_in, places_of, shares, words_of
-from mhprobe.measures.pool import Pool
+from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
+from mhprobe.measures.parts.hashing import image_numbers, numbers_in
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.places import attention_of, chunks, places_in, places_of, shares, words_of
+from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.intervals import SHARE, SIZE
 
 Pairs = Literal["layer", "stage", "all"]

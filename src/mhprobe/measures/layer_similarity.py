@@ -20,13 +20,13 @@ from torch.nn.functional import pad
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures import canonical
 from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
-from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
-from mhprobe.measures.jackknife import affordable, check_folds, jackknife
-from mhprobe.measures.moments import FoldedMoments, Parts
-from mhprobe.measures.pairs import check_images, check_null, check_rows, token_count, warn_dead
+from mhprobe.measures.parts import canonical
+from mhprobe.measures.parts.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
+from mhprobe.measures.parts.jackknife import affordable, check_folds, jackknife
+from mhprobe.measures.parts.moments import FoldedMoments, Parts
+from mhprobe.measures.parts.pairs import check_images, check_null, check_rows, token_count, warn_dead
 from mhprobe.stats.intervals import SHARE
 
 Of = Literal["layers", "blocks"]

@@ -19,9 +19,9 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.kinds import KINDS, kinds_of
-from mhprobe.measures.places import attention, of_pairs, over_queries, per_site, shares
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.kinds import KINDS, kinds_of
+from mhprobe.measures.parts.places import attention, of_pairs, over_queries, per_site, shares
 from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)

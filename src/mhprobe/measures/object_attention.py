@@ -26,8 +26,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.hashing import numbers_in
-from mhprobe.measures.places import attention_of, places_of, where_site
+from mhprobe.measures.parts.hashing import numbers_in
+from mhprobe.measures.parts.places import attention_of, places_of, where_site
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import Z95, standard_error
 

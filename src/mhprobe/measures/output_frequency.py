@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
 
 _WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
 _FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has ln(1e-6)

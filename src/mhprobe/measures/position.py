@@ -22,7 +22,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
-from mhprobe.measures.places import attention, per_site, places_of
+from mhprobe.measures.parts.places import attention, per_site, places_of
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mhprobe.measures.chance import chance_overlaps
-from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure
+from mhprobe.measures.parts.chance import chance_overlaps
+from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.pairs import PairMeasure
 
 
 class Procrustes(PairMeasure):

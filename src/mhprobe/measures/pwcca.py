@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mhprobe.measures import canonical
-from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure
+from mhprobe.measures.parts import canonical
+from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.pairs import PairMeasure
 
 
 class PWCCA(PairMeasure):

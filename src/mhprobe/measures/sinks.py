@@ -21,8 +21,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.places import Piece, attention, shares, words_of
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.places import Piece, attention, shares, words_of
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
@@ -51,7 +51,7 @@ class Sinks(Measure):
     label = "share of attention on one token"
     larger = "more of the head's attention rests on one token"
 
-    image_sums: Tensor  # see mhprobe.measures.image_sums
+    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     sinks: Tensor  # (A,) how many windows of images have a sink
     at_class: Tensor  # (A,) of them with the largest share on the class token
     ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.measures import canonical
-from mhprobe.measures.moments import Parts
-from mhprobe.measures.pairs import PairMeasure, Pairs
+from mhprobe.measures.parts import canonical
+from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.pairs import PairMeasure, Pairs
 
 
 class SVCCA(PairMeasure):

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
-from mhprobe.measures.of_weights import OfWeights
-from mhprobe.measures.pairs import Pairs, groups, warn_duplicates
+from mhprobe.measures.parts.of_weights import OfWeights
+from mhprobe.measures.parts.pairs import Pairs, groups, warn_duplicates
 from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]

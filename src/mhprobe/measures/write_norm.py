@@ -15,7 +15,7 @@ import torch
 
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.stats.intervals import SIZE
 
 
@@ -35,7 +35,7 @@ class WriteNorm(Measure):
     label = "write norm / stream norm"
     larger = "the head writes more"
 
-    image_sums: torch.Tensor  # see mhprobe.measures.image_sums
+    image_sums: torch.Tensor  # see mhprobe.measures.parts.image_sums
     length: torch.Tensor  # (A,) sum over images and tokens of the norm
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:

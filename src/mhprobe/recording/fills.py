@@ -31,8 +31,8 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.hashing import image_numbers, mixed
-from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.parts.hashing import image_numbers, mixed
+from mhprobe.measures.parts.outcomes import outcomes
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import in_raster_order
 from mhprobe.recording.state import inspecting, usable

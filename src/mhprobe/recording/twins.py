@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import Donors, Patching
-from mhprobe.measures.hashing import image_numbers, mixed
+from mhprobe.measures.parts.hashing import image_numbers, mixed
 
 Corrupt = Literal["class", "noise", "object"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.heads import HeadLayout
+from mhprobe.masking.parts.totals import Totals, summary
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
-from mhprobe.masking.totals import Totals, summary
-from mhprobe.masking.trace import Curve
 from mhprobe.report import tables
 from mhprobe.report.figures import curves as curves_figure
 from mhprobe.report.figures import distances, maskable, settling

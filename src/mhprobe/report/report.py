@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.masking.trace import Curve
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.report import ledger, tables
 from mhprobe.report.figures import style
 from mhprobe.report.result import Result, Sample, counted

@@ -14,7 +14,7 @@ from mhprobe.report import figures
 from mhprobe.report.tables import Table
 
 if TYPE_CHECKING:
-    from mhprobe.masking.trace import Curve
+    from mhprobe.masking.parts.trace import Curve
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 Extreme = Literal["largest", "smallest"]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.masking.trace import t_interval
+from mhprobe.masking.parts.trace import t_interval
 from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure

@@ -21,9 +21,9 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.head_tables import DIGEST
+from mhprobe.masking.parts.totals import Totals
+from mhprobe.masking.parts.trace import Curve, Points, Trace
 from mhprobe.masking.redundant_or_inert import MaskedHead
-from mhprobe.masking.totals import Totals
-from mhprobe.masking.trace import Curve, Points, Trace
 
 CURVE_COLUMNS = (
     *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import short
 from mhprobe.io.typed import typed
-from mhprobe.masking.trace import Curve
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.tables import Table
 
 log = logging.getLogger(__name__)

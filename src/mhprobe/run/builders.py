@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from mhprobe.backbones import build, gives_features, input_spec
-from mhprobe.backbones.timm_models import registered
+from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.curve import MaskingCurve
 from mhprobe.callbacks.finite import StopAtNonFinite
@@ -35,8 +35,8 @@ from mhprobe.errors import UserError
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
-from mhprobe.masking.curve import CurveSpec
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, counted

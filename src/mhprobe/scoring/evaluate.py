@@ -23,8 +23,8 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.cache import MaskCache, describe
-from mhprobe.measures.slopes import gate_slopes
+from mhprobe.masking.parts.cache import MaskCache, describe
+from mhprobe.measures.parts.slopes import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.objective import Of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mhprobe.masking.base import Scored
-from mhprobe.measures.outcomes import outcomes
+from mhprobe.measures.parts.outcomes import outcomes
 from mhprobe.scoring.score import Score
 
 

@@ -27,7 +27,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.code import stands_on
 from mhprobe.io.files import write
 from mhprobe.io.progress import announce, duration, progress
-from mhprobe.masking.cache import cache_key
+from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk, measure
 from mhprobe.report.report import Report, Result

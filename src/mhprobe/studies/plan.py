@@ -19,8 +19,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
 from mhprobe.io.progress import duration
-from mhprobe.masking.curve import CurveSpec
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk, feed
 

@@ -18,10 +18,10 @@ from torch import nn
 from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Order, Path
-from mhprobe.masking.constraints import constrain
-from mhprobe.masking.limits import Limits
-from mhprobe.masking.trace import Curve, trace
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.constraints import constrain
+from mhprobe.masking.parts.limits import Limits
+from mhprobe.masking.parts.trace import Curve, trace
+from mhprobe.masking.parts.units import make_units
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.given import Choice
 

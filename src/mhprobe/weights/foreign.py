@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
-from mhprobe.backbones.timm_models import untold
+from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
 
 log = logging.getLogger(__name__)

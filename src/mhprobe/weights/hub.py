@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from mhprobe.backbones.timm_models import untold
+from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.weights.card import card

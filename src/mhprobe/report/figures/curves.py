@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from mhprobe.masking.trace import Curve, first
+from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, place
 
 Over = Literal["heads", "steps"]  # what the x axis counts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mhprobe.masking.trace import Curve
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.report.figures.style import Figure, canvas, colour, place, wrapped
 
 CAPTION = (

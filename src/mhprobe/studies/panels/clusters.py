@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.measures.embedding import embed
 from mhprobe.measures.js_distance import JSDistance
+from mhprobe.measures.parts.embedding import embed
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import behaviours as figure

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadLayout
-from mhprobe.measures.places import Piece, attention, shares
+from mhprobe.measures.parts.places import Piece, attention, shares
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import offset_maps as figure

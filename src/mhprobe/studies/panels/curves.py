@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mhprobe.masking.totals import totals
+from mhprobe.masking.parts.totals import totals
 from mhprobe.report.figures import curves as figure
 from mhprobe.report.masking import of_curves, of_masked_heads
 from mhprobe.report.report import Result

@@ -17,9 +17,7 @@ from mhprobe.stats.survival import THRESHOLDS, holds
 from mhprobe.studies.panels.material import Material
 
 
-def functions(
-    material: Material, rare: float | None = None, on_object: float | None = None
-) -> dict[str, Result]:
+def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
     """Table: a column of 0 and 1 per function, and the thresholds; figure: marks in a grid of blocks by heads.
 
     rare, on_object: from how many times chance a head attends to rare patches, to the object; None for THRESHOLDS.

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
-from mhprobe.masking.trace import Curve, first
-from mhprobe.masking.units import make_units
 from mhprobe.report import tables
 from mhprobe.report.figures import groups_of_pairs
 from mhprobe.report.figures import masked_at_each_step as drawing

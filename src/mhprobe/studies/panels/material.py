@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from mhprobe.data.base import ImageData
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.curve import CurveSpec
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
-from mhprobe.masking.trace import Curve
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Walk
 from mhprobe.report.report import Result, Sample, counted

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
-from mhprobe.measures.places import Piece, attention, places_of
+from mhprobe.measures.parts.places import Piece, attention, places_of
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure

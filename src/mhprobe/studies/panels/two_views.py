@@ -24,7 +24,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.places import Piece, attention
+from mhprobe.measures.parts.places import Piece, attention
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure

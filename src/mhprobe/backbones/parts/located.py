@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts import unfused
+from mhprobe.backbones.parts.attention import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights, Windows
 

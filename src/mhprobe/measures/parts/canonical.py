@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.measures.chance import chance_correlations
-from mhprobe.measures.moments import Parts
+from mhprobe.measures.parts.chance import chance_correlations
+from mhprobe.measures.parts.moments import Parts
 
 
 def axes(layout: HeadLayout) -> dict[str, list[str]]:

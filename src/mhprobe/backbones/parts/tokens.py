@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, no_norm_between, other_forward, token_site
+from mhprobe.backbones.parts.attention import NoHeads, no_norm_between, other_forward, token_site
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 

@@ -40,9 +40,9 @@ from torchmetrics import Metric
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
-from mhprobe.measures.hashing import numbers_in
-from mhprobe.measures.jackknife import fold_of
-from mhprobe.measures.moments import CHUNK, FoldedMoments, Parts
+from mhprobe.measures.parts.hashing import numbers_in
+from mhprobe.measures.parts.jackknife import fold_of
+from mhprobe.measures.parts.moments import CHUNK, FoldedMoments, Parts
 
 Null = Literal["images", "rolled", "rows"]
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
-from mhprobe.backbones.parts import NoHeads, other_forward, pixels
+from mhprobe.backbones.parts.attention import NoHeads, other_forward, pixels
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 

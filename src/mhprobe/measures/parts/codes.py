@@ -21,7 +21,7 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
-from mhprobe.measures.hashing import image_numbers, mixed
+from mhprobe.measures.parts.hashing import image_numbers, mixed
 
 _ROUNDS = 100  # of Lloyd's iteration; it usually stands still earlier
 

@@ -21,10 +21,10 @@ from mhprobe.errors import UserError, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.constraints import check_reached, constrain, target_of
-from mhprobe.masking.limits import Cost, Limits
-from mhprobe.masking.trace import Curve, trace
-from mhprobe.masking.units import make_units
+from mhprobe.masking.parts.constraints import check_reached, constrain, target_of
+from mhprobe.masking.parts.limits import Cost, Limits
+from mhprobe.masking.parts.trace import Curve, trace
+from mhprobe.masking.parts.units import make_units
 
 
 @dataclasses.dataclass(frozen=True)

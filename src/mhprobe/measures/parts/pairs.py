@@ -24,9 +24,9 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
-from mhprobe.measures.jackknife import affordable, check_folds, jackknife
-from mhprobe.measures.moments import FoldedMoments, Parts, SecondMoments
+from mhprobe.measures.parts.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
+from mhprobe.measures.parts.jackknife import affordable, check_folds, jackknife
+from mhprobe.measures.parts.moments import FoldedMoments, Parts, SecondMoments
 from mhprobe.stats.intervals import SHARE
 
 Pairs = Literal["layer", "stage", "all"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch
 from mhprobe.measures.base import Measure
-from mhprobe.measures.hashing import mixed, numbers_in
+from mhprobe.measures.parts.hashing import mixed, numbers_in
 
 RESAMPLES = 1000
 _GOLDEN = 0x9E3779B97F4A7C1  # an odd number: resamples lie far apart before they are mixed

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadSite
-from mhprobe.measures.places import Piece, places_of
+from mhprobe.measures.parts.places import Piece, places_of
 
 DIRECTIONS = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}  # of the key, seen from the query
 KINDS = ("cls", "registers", "self", "neighbours", *DIRECTIONS, "same_row", "same_column", "border", "high_norm")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch
-from mhprobe.measures.hashing import numbers_in
+from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.stats.intervals import REAL, Range, interval
 
 FOLDS = 10  # Student's quantile is 2.26 where that of a thousand is 1.96; each more costs sums and time

@@ -20,7 +20,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.options import fits
 from mhprobe.masking.base import Units
-from mhprobe.masking.limits import ROUNDING, Cost, Limits, Target
+from mhprobe.masking.parts.limits import ROUNDING, Cost, Limits, Target
 
 
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:

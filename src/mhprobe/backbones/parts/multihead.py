@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts import unfused
+from mhprobe.backbones.parts.attention import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 

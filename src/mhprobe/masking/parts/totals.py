@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.masking.trace import Curve, Points, first
+from mhprobe.masking.parts.trace import Curve, Points, first
 
 
 class Totals(NamedTuple):

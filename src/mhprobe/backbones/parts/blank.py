@@ -12,7 +12,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from mhprobe.backbones.opened import Opened
+from mhprobe.backbones.parts.opened import Opened
 
 _SIZES: dict[str, dict[str, Any]] = {
     "vit": {"model_name": "vit_tiny_patch16_224", "embed_dim": 128, "depth": 4, "num_heads": 8},

@@ -42,7 +42,7 @@ class _Known(Exception):
 def survey(names: Iterable[str]) -> dict[str, Architecture]:
     """Architecture class -> what became of these names of timm's."""
     from mhprobe.backbones import families, family_of, layout_of
-    from mhprobe.backbones.located import path_of
+    from mhprobe.backbones.parts.located import path_of
 
     found: dict[str, Architecture] = defaultdict(Architecture)
     unclaimed: set[type] = set()

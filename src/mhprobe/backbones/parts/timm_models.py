@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from mhprobe.backbones.conv_stem import conv_stem as stem_of
-from mhprobe.backbones.wide_heads import attention_of_width
+from mhprobe.backbones.parts.conv_stem import conv_stem as stem_of
+from mhprobe.backbones.parts.wide_heads import attention_of_width
 from mhprobe.errors import UserError
 
 SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
@@ -29,8 +29,8 @@ def build(
 
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    conv_stem: channels of convolutions that take the place of the patch projection (mhprobe.backbones.conv_stem).
-    attn_head_dim: width of a head of a VisionTransformer (mhprobe.backbones.wide_heads); None: embed_dim / num_heads.
+    conv_stem: channels of convolutions that take the place of the patch projection (mhprobe.backbones.parts.conv_stem).
+    attn_head_dim: width of a head of a VisionTransformer (mhprobe.backbones.parts.wide_heads); None: width / heads.
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm

@@ -1,0 +1,1 @@
+"""Base classes and code that several families share."""

@@ -1,0 +1,1 @@
+"""Units, curves and bookkeeping that all masking orders share."""

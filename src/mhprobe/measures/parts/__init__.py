@@ -1,0 +1,1 @@
+"""Sums, statistics and base classes that several measures share."""
