@@ -18,7 +18,7 @@ from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout
 from mhprobe.scoring.tally import Tally
-from mhprobe.weights.teacher import distillation
+from mhprobe.weights.teacher import Recalled, distillation
 
 
 class GatedClassifier(L.LightningModule):
@@ -33,8 +33,8 @@ class GatedClassifier(L.LightningModule):
     make_gates: makes the gates from (model, layout); fixed ones by default. Those that are learned are trained at
         ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run done) -> () in nats; parameters of
         its own are multipliers, which are maximised.
-    teacher: (B, 3, height, width) images -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then
-        teacher_weight of the distance to them at ``temperature``, and the rest of it that to the labels.
+    teacher: batch -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then teacher_weight of the
+        distance to them at ``temperature``, and the rest of it that to the labels.
     frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or
         parts of the backbone, see mhprobe.backbones.parts.freezing.
     """
@@ -51,7 +51,7 @@ class GatedClassifier(L.LightningModule):
         warmup_epochs: float = 1.0,
         min_lr: float = 0.01,
         label_smoothing: float = 0.0,
-        teacher: Callable[[Tensor], Tensor] | None = None,
+        teacher: Callable[[Batch], Tensor] | None = None,
         teacher_weight: float = 0.5,
         temperature: float = 2.0,
         make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
@@ -85,11 +85,16 @@ class GatedClassifier(L.LightningModule):
         """(B, 3, height, width) normalised -> (B, C) logits."""
         return self.backbone(images)
 
+    def on_fit_start(self) -> None:
+        if isinstance(self.teacher, Recalled):
+            with self.trainer.precision_plugin.forward_context():
+                self.teacher.prepare(self.trainer.datamodule, self.device)  # type: ignore[attr-defined]
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         logits = self(batch.images).float()
         loss = self.loss(logits, batch.labels if batch.targets is None else batch.targets)
         if self.teacher is not None:
-            distance = distillation(logits, self.teacher(batch.images), self.temperature)
+            distance = distillation(logits, self.teacher(batch), self.temperature)
             self.log("train/distance_to_teacher", distance.detach())
             loss = (1 - self.teacher_weight) * loss + self.teacher_weight * distance
         self.log("train/loss", loss.detach(), prog_bar=True)

@@ -10,13 +10,15 @@ import torch
 from scipy import special
 
 import mhprobe.prune
+import mhprobe.train
 import runs
+from mhprobe.backbones import input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.run import builders
 from mhprobe.run.fingerprint import facts
-from mhprobe.weights.checkpoint import save_weights
+from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.teacher import Teacher, distillation, renormalised
 
 SMALL = ("data.limit_train=24", "data.batch_size=12")
@@ -117,6 +119,68 @@ def test_another_teacher_is_another_run_wherever_the_file_lies(file, tmp_path):
 
     assert of(file) == of(copy)
     assert of(file)["optim.teacher"] != of(changed)["optim.teacher"]
+
+
+WHOLE = (*SMALL, "data.augment.mixup=0", "data.augment.cutmix=0", "optim.teacher_sees=whole")
+
+
+def recalled(folder, file, *overrides):
+    """A student of the teacher's answers to whole images, and its data."""
+    cfg = runs.config("train", folder, *WHOLE, f"optim.teacher={file}", *overrides)
+    data = builders.data(cfg)
+    return builders.classifier(cfg, data), data
+
+
+def test_answers_to_whole_images_are_the_mean_over_image_and_mirror_image(file, tmp_path):
+    model, data = recalled(tmp_path, file, f"cache_dir={tmp_path}")
+    model.teacher.prepare(data, torch.device("cpu"))
+    teacher, _ = load_weights(file)
+    spec = InputSpec(**input_spec(teacher))
+    pixels, index = data.splits["train"].cached.images[data.splits["train"].positions], [3, 17]
+    images = normalise(torch.as_tensor(pixels[index]), spec.size, spec.mean, spec.std)
+    with torch.no_grad():
+        expected = (teacher(images) + teacher(images.flip(-1))) / 2
+    batch = data.transform(next(iter(data.train_dataloader())), train=True)._replace(index=torch.tensor(index))
+    torch.testing.assert_close(model.teacher(batch), expected, rtol=0, atol=1e-5)  # float32, other batches
+    assert (model.teacher(batch) - teacher(images)).abs().max() > 1e-3  # it is not the image alone
+
+
+def test_what_a_teacher_answered_is_not_asked_again_and_an_interrupted_walk_goes_on(file, tmp_path, monkeypatch):
+    monkeypatch.setattr("mhprobe.weights.teacher.EVERY", -1.0)  # kept after every batch
+    asked = []
+
+    def count(model, data, stop=None):
+        def forward(images, forward=model.teacher.model.forward):
+            if stop is not None and len(asked) == stop:
+                raise KeyboardInterrupt
+            asked.append(len(images))
+            return forward(images)
+
+        monkeypatch.setattr(model.teacher.model, "forward", forward)
+        model.teacher.prepare(data, torch.device("cpu"))
+        return model.teacher.logits
+
+    options = (f"cache_dir={tmp_path}", "data.eval_batch_size=8")
+    with pytest.raises(KeyboardInterrupt):
+        count(*recalled(tmp_path, file, *options), stop=2)  # an image and its mirror image: one batch of three
+    first = count(*recalled(tmp_path, file, *options))
+    assert sum(asked) == 2 * 24
+    assert torch.equal(count(*recalled(tmp_path, file, *options)), first)
+    assert sum(asked) == 2 * 24
+
+
+def test_a_teacher_of_whole_images_has_no_answer_to_blended_ones(file, tmp_path):
+    with pytest.raises(UserError, match=r"optim.teacher_sees=whole: .*data.augment.mixup .*teacher_sees=view"):
+        recalled(tmp_path, file, "data.augment.mixup=0.2")
+
+
+def test_a_student_learns_from_answers_on_disk(file, tmp_path):
+    folder = tmp_path / "run"
+    options = (f"optim.teacher={file}", "optim.teacher_weight=1")
+    mhprobe.train.run(runs.config("train", tmp_path, *WHOLE, *options, "trainer.log_every_n_steps=1"), folder)
+    logged = [row["train/distance_to_teacher"] for row in runs.rows(next(folder.glob("logs/**/metrics.csv")))]
+    assert any(value and float(value) > 0 for value in logged)
+    assert len(list(tmp_path.glob("teacher-*.safetensors"))) == 1
 
 
 @pytest.mark.slow

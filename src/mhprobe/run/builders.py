@@ -52,7 +52,7 @@ from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
-from mhprobe.weights.teacher import Teacher
+from mhprobe.weights.teacher import Recalled, Teacher
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
@@ -130,15 +130,24 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
 
 def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     """Return the options of ``optim`` for the classifier, with the teacher loaded for the input of ``data``."""
-    settings = {key: value for key, value in cfg.get("optim", {}).items() if key != "ema"}
+    settings = {key: value for key, value in cfg.get("optim", {}).items() if key not in ("ema", "teacher_sees")}
     if settings.get("teacher") is not None:
-        settings["teacher"] = _teacher(settings["teacher"], data)
+        settings["teacher"] = _teacher(settings["teacher"], cfg["optim"]["teacher_sees"], data)
     return settings
 
 
-def _teacher(path: str, data: ImageData) -> Teacher:
+def _teacher(path: str, sees: str, data: ImageData) -> Teacher:
+    spec = data.spec or InputSpec(data.stored_size)
+    blended = [name for name in ("mixup", "cutmix") if getattr(data.augment, name)]
+    if sees == "whole" and blended:
+        raise UserError(
+            f"optim.teacher_sees=whole: the teacher has not seen the images that data.augment.{blended[0]} blends. Set "
+            f"it to 0, or give optim.teacher_sees=view."
+        )
     try:
-        return Teacher(path, data.class_names, data.spec or InputSpec(data.stored_size))
+        if sees == "whole":
+            return Recalled(path, data.class_names, spec, data.cache_dir)
+        return Teacher(path, data.class_names, spec)
     except UserError as error:
         raise UserError(f"optim.teacher: {str(error).removeprefix('optim.teacher: ')}") from None
 

@@ -52,6 +52,7 @@ class Optim(_Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
     ema: Annotated[float, Field(gt=0, lt=1)] | None
     teacher: str | None
+    teacher_sees: Literal["view", "whole"]
     teacher_weight: Annotated[float, Field(ge=0, le=1)]
     temperature: Annotated[float, Field(gt=0)]
 

@@ -8,7 +8,9 @@ Shapes: B images, C classes, height x width pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mhprobe import ranks
 from mhprobe.backbones import input_spec
-from mhprobe.data.base import InputSpec
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.io import files
+from mhprobe.io.code import file_digest
+from mhprobe.io.progress import progress
+from mhprobe.io.tensors import packed, unpacked
 from mhprobe.weights.checkpoint import load_weights
+
+EVERY = 60  # seconds between two files of what a teacher has answered so far
 
 
 class Teacher:
@@ -40,13 +50,75 @@ class Teacher:
         self.theirs, self.ours = InputSpec(**input_spec(self.model)), spec
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        """(B, 3, height, width) normalised for the student -> (B, C) logits of the teacher."""
-        self.model.to(images.device)
-        return self.model(renormalised(images, self.ours, self.theirs)).float()
+    def __call__(self, batch: Batch) -> Tensor:
+        """Images normalised for the student -> (B, C) logits of the teacher."""
+        self.model.to(batch.images.device)
+        return self.model(renormalised(batch.images, self.ours, self.theirs)).float()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self  # it is frozen: a copy of the student learns from the same one
+
+
+class Recalled(Teacher):
+    """The teacher's answers to every whole training image, kept on disk: it never runs during an epoch.
+
+    An answer is the mean of the logits of an image and of its mirror image. The student may see the image cropped,
+    mirrored or in other colours. An image blended with another one (mixup, cutmix) would want an answer of its own.
+    path: as for Teacher. folder: where the answers are kept.
+    """
+
+    def __init__(self, path: str | Path, class_names: Sequence[str], spec: InputSpec, folder: str | Path) -> None:
+        super().__init__(path, class_names, spec)
+        self.file, self.folder = file_digest(path)[:16], Path(folder)
+        self.logits = torch.zeros(0, len(class_names))
+
+    def prepare(self, data: ImageData, device: torch.device) -> None:
+        """Ask for all training images of ``data``, but for those that were answered before; a collective.
+
+        Each process asks for its share, in the precision that is active, and keeps it every minute. UserError where
+        the teacher has no finite answer.
+        """
+        data = copy.copy(data)
+        data.spec = self.theirs
+        precision = str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "float32"
+        about = {"teacher": self.file, "images": data.training_fingerprint, "precision": precision}
+        path = self.folder / f"teacher-{'-'.join(about.values())}-{ranks.rank()}.safetensors"
+        before, known = unpacked(path) or ({}, {})
+        unasked = torch.full((data.sizes["train"], self.logits.shape[1]), torch.nan)
+        answers = before["logits"] if known == about else unasked
+        missing = (ranks.sum((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
+
+        def keep() -> None:
+            files.write(path, packed({"logits": answers}, about))
+
+        if len(missing):
+            batches = data.batches("train", device, missing)
+            ranks.together(lambda: self._ask(batches, answers, keep, len(missing)))
+            keep()
+        count = ranks.sum((~answers.isnan().any(1)).float())
+        self.logits = (ranks.sum(answers.nan_to_num()) / count[:, None]).to(device)
+
+    @torch.no_grad()
+    def _ask(self, batches: Iterable[Batch], answers: Tensor, keep: Callable[[], object], total: int) -> None:
+        """Fill in the ``answers`` (N, C) to the images of ``batches``."""
+        saved = time.monotonic()
+        with progress("answers of the teacher", total) as advance:
+            for batch in batches:
+                self.model.to(batch.images.device)
+                both = [self.model(images).float() for images in (batch.images, batch.images.flip(-1))]
+                logits = torch.stack(both).mean(0)[batch.valid].cpu()
+                if not bool(logits.isfinite().all()):
+                    raise UserError("optim.teacher: its logits of training images are NaN or infinite. Give another.")
+                answers[batch.index[batch.valid].cpu()] = logits
+                if time.monotonic() - saved > EVERY:
+                    keep()
+                    saved = time.monotonic()
+                advance(len(logits) * ranks.size())
+        self.model.cpu()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Images -> (B, C) logits that the teacher gave them when they were whole."""
+        return self.logits[batch.index]
 
 
 def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
