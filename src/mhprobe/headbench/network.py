@@ -29,10 +29,7 @@ EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05
 
 
 class Shown(NamedTuple):
-    """Images of digits.
-
-    images: (B, 3, 8, 8), normalised. labels: (B,).
-    """
+    """Images of digits. images: (B, 3, 8, 8), normalised. labels: (B,)."""
 
     images: Tensor
     labels: Tensor

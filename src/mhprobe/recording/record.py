@@ -117,10 +117,7 @@ def _weights(backbone: nn.Module, layout: HeadLayout) -> tuple[HeadWeights, ...]
 
 
 def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
-    """Check a request for a record.
-
-    sloped: True if there is something to take gradients of.
-    """
+    """Check a request for a record. sloped: True if there is something to take gradients of."""
     if unknown := named - NEEDS:
         raise UserError(f"record: unknown needs {sorted(unknown)}; expected some of {sorted(NEEDS)}.")
     slopes = sorted(named & {"grad", "attn_grad"})

@@ -61,10 +61,7 @@ class Sample:
         return Sample(size, torch.empty(0, dtype=torch.long), torch.empty(0, features))
 
     def add(self, number: Tensor, patch: Tensor) -> None:
-        """Add patches to the sample.
-
-        number: (N,). patch: (N, F). The same patch of the same image counts once.
-        """
+        """Add patches to the sample. number: (N,). patch: (N, F). The same patch of the same image counts once."""
         number, patch = torch.cat([self.number, number.cpu()]), torch.cat([self.patch, patch.cpu()])
         number, order = number.sort(stable=True)
         first = torch.ones_like(number, dtype=torch.bool)

@@ -14,10 +14,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """Return the figure.
-
-    rows: measure, network, block, min, mean, max. labels: of the measures, for the axes.
-    """
+    """Return the figure. rows: measure, network, block, min, mean, max. labels: of the measures, for the axes."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 4.0 / len(blocks))

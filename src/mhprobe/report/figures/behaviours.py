@@ -40,8 +40,7 @@ def draw(groups: Sequence[Group]) -> Figure:
             for (x, y), label, kind in zip(group.points.tolist(), group.labels, group.cluster.tolist(), strict=True):
                 axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4)
             reach = 1.15 * max(group.points.abs().max().item(), 1e-6)
-            axes.set_xlim(-reach, reach)
-            axes.set_ylim(-reach, reach)
+            axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
             axes.locator_params(nbins=4)
             axes.set_title(group.title, loc="left", pad=4, fontsize=7)
         there = [label for label in LABEL_SHADES if any(label in group.labels for group in groups)]

@@ -47,8 +47,7 @@ def draw(
             axes.set_title(name, pad=3)
             axes.set_ylim(0, 1.02)
             axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
-            axes.set_xlabel("coefficient")
-            axes.set_ylabel("correlation" if column == 0 else "")
+            axes.set(xlabel="coefficient", ylabel="correlation" if column == 0 else "")
         if panels:
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
                 axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")

@@ -72,8 +72,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             )  # fmt: skip
         axes.axhline(threshold, color="0.6", lw=0.6, ls=":")
         axes.axvline(threshold, color="0.6", lw=0.6, ls=":")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("gate when open heads cost (+L1)")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="gate when open heads cost (+L1)")
         axes.set_ylabel("gate when they are rewarded (−L1)")  # noqa: RUF001
     return figure

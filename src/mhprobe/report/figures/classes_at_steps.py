@@ -17,10 +17,7 @@ CAPTION = (
 
 
 def draw(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]) -> Figure:
-    """Return the figure.
-
-    accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step.
-    """
+    """Return the figure. accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step."""
     drop = 100 * (accuracy[:1] - accuracy)[1:].double()
     deep, classes = drop.shape
     wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))

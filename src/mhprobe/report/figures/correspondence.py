@@ -17,10 +17,7 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
-    """Return the figure.
-
-    found: itself, best_other (in [0, 1]), corresponds (0 or 1), chance, each (A,).
-    """
+    """Return the figure. found: itself, best_other (in [0, 1]), corresponds (0 or 1), chance, each (A,)."""
     blocks = [site.block for site in layout.sites]
     step = min(0.6, 5.5 / len(blocks))
     wide = max(2.2, step * len(blocks))

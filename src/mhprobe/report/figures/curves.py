@@ -53,8 +53,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
         bottom, top, right = _range(curves, num_heads, over)
         if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
-        axes.set_xlim(-0.02 * right, 1.02 * right)
-        axes.set_ylim(bottom, top)
+        axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
         axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")

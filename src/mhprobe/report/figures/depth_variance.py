@@ -58,5 +58,4 @@ def _depth(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
             axes.plot([block], [before], "o", color="0.2", markersize=2.5, label="block input" if first else None)
         axes.axvline(numbers[-1] + 1, color="0.85", linewidth=0.6, zorder=0)
     count = len(layout.blocks)
-    axes.set_xticks(range(0, count + 1, 1 if count <= 12 else 4))
-    axes.set_xlabel("block")
+    axes.set(xticks=range(0, count + 1, 1 if count <= 12 else 4), xlabel="block")

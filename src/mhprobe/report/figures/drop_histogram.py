@@ -34,8 +34,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             label=["significant", "not told from no change"],
         )
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
-        axes.set_xlabel("accuracy lost without the head (points)")
-        axes.set_ylabel(f"heads (of {layout.num_heads})")
+        axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     return figure

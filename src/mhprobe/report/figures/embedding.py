@@ -58,8 +58,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
                     axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0)
                     if not together:
                         axes.annotate(str(head), (x, y), xytext=(2.5, 2.5), textcoords="offset points", fontsize=6)
-            axes.set_xlim(-reach, reach)
-            axes.set_ylim(-reach, reach)
+            axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
             axes.locator_params(nbins=4)
             if len(groups) > 1:
                 axes.set_title(site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}", pad=3)

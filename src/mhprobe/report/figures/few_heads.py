@@ -63,8 +63,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         stride = max(1, round(0.2 / (side / count)))
         axes.set_xticks(range(0, count, stride), shown_names[::stride], rotation=90)
         axes.set_yticks(range(0, count, stride), shown_names[::stride])
-        axes.set_xlabel("block.head")
-        axes.set_ylabel("block.head")
+        axes.set(xlabel="block.head", ylabel="block.head")
         bar = colour_bar(figure, image, left + side + beside, bottom, side, wrapped(label, max(side, 1.6)))
         mark_control(bar.ax, control, value.new_empty(0))
     return figure

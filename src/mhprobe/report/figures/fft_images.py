@@ -47,8 +47,7 @@ def draw(
                 elif row == 4:
                     low, high = -widest, widest
                 axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", vmin=low, vmax=high)
-                axes.set_xticks([])
-                axes.set_yticks([])
+                axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)

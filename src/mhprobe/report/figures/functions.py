@@ -43,12 +43,9 @@ def draw(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str
             Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
             for name, has_A in functions.items()
         ]
-        axes.set_xlim(-0.5, heads - 0.5)
-        axes.set_ylim(deep - 0.5, -0.5)
-        axes.set_xticks(ticks(heads, wide_cell))
+        axes.set(xlim=(-0.5, heads - 0.5), ylim=(deep - 0.5, -0.5), xticks=ticks(heads, wide_cell))
         axes.set_yticks(range(deep), [str(site.block) for site in layout.sites])
-        axes.set_xlabel("head")
-        axes.set_ylabel("block")
+        axes.set(xlabel="head", ylabel="block")
         axes.spines[:].set_visible(False)
         axes.legend(
             handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="function (heads)"

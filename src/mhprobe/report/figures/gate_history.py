@@ -55,11 +55,9 @@ def draw(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: f
         axes.plot(steps, amounts.sum(1).tolist(), color=shade, label="sum over heads")
         other, _ = colour(1)
         axes.plot(steps, (amounts > threshold).sum(1).tolist(), color=other, ls="--", label=f"above {threshold:g}")
-        axes.set_xlim(edges[0], edges[-1])
-        axes.set_ylim(0, 1.04 * heads)
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel(f"open heads (of {heads})")
+        axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
         axes.legend(loc="lower left")
     return figure
 

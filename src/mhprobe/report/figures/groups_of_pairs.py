@@ -18,10 +18,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure.
-
-    rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm.
-    """
+    """Return the figure. rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm."""
     curves = list(dict.fromkeys(row["curve"] for row in rows))
     kinds = list(dict.fromkeys((row["group_a"], row["group_b"]) for row in rows))
     tall, wide = 0.28 * len(kinds) + 0.1, 2.0

@@ -18,10 +18,7 @@ SHORT = 0.95  # from here on a measure can be believed
 
 
 def draw(rows: Sequence[Any]) -> Figure:
-    """Return the figure.
-
-    rows: with family, plant, measure, direction and auroc, as in tables/headbench.csv.
-    """
+    """Return the figure. rows: with family, plant, measure, direction and auroc, as in tables/headbench.csv."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle

@@ -13,17 +13,13 @@ CAPTION = (
 
 
 def draw(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
-    """Return the figure.
-
-    right, wrong: the heat of each image. Two cumulative distributions.
-    """
+    """Return the figure. right, wrong: the heat of each image. Two cumulative distributions."""
     with canvas((4.2, 2.95)) as figure:
         axes = place(figure, 0.55, 0.5, 3.45, 1.95)
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
             if values:
                 axes.ecdf(values, color=COLOURS[number], label=f"{name} ({len(values)})")
-        axes.set_xlabel(label)
-        axes.set_ylabel("share of images below")
+        axes.set(xlabel=label, ylabel="share of images below")
         axes.set_title(title, loc="left")
         axes.legend(loc="lower right")
     return figure

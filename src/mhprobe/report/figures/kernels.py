@@ -14,10 +14,7 @@ CAPTION = (
 
 
 def draw(patterns: Tensor, share: Tensor) -> Figure:
-    """Return the figure.
-
-    patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength.
-    """
+    """Return the figure. patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
     with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
@@ -28,8 +25,7 @@ def draw(patterns: Tensor, share: Tensor) -> Figure:
                 picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
                 axes = place(figure, left + number * (side + gap), bottom, side, side)
                 axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
-                axes.set_xticks([])
-                axes.set_yticks([])
+                axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
                 axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
                 if number == 0:

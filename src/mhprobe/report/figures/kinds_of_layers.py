@@ -14,10 +14,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
-    """Return the figure.
-
-    rows: kind, share, heads_masked, heads, accuracy, low, high.
-    """
+    """Return the figure. rows: kind, share, heads_masked, heads, accuracy, low, high."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     with canvas((5.4, 3.0)) as figure:
         axes = place(figure, 0.55, 0.5, 3.0, 2.3)
@@ -31,7 +28,6 @@ def draw(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
             axes.fill_between(share, low, high, color=shade, alpha=0.12, linewidth=0)
         if 100 * chance > axes.get_ylim()[0]:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
-        axes.set_xlabel("heads of the kind masked (%)")
-        axes.set_ylabel("test accuracy (%)")
+        axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="kind (heads)")
     return figure

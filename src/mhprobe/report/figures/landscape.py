@@ -41,9 +41,7 @@ def draw(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
                             rasterized=True)  # fmt: skip
             axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
             axes.plot(0, 0, "+", color="#D55E00", markersize=8, markeredgewidth=1.4)
-            axes.set_xticks([places[0], 0, places[-1]])
-            axes.set_yticks([places[0], 0, places[-1]])
-            axes.set_xlabel("first direction")
+            axes.set(xticks=[places[0], 0, places[-1]], yticks=[places[0], 0, places[-1]], xlabel="first direction")
             if number == 0:
                 axes.set_ylabel("second direction")
             else:

@@ -67,8 +67,7 @@ def draw(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
             axes.xaxis.set_major_locator(LogLocator(subs=ticks))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_xlim(lowest, highest)
-            axes.set_ylim(-0.06, 1.03)
+            axes.set(xlim=(lowest, highest), ylim=(-0.06, 1.03))
             axes.set_title(name, pad=3)
             if number + per_row >= len(curves):
                 axes.set_xlabel("write norm / median head")

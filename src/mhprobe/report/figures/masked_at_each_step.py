@@ -39,8 +39,7 @@ def draw(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Fig
                 for number, site in enumerate(layout.sites):
                     grid[number, : site.num_heads] = state[layout.span(number)].float()
                 axes.imshow(grid.numpy(), cmap=ListedColormap([ON, OFF, GONE]), vmin=0, vmax=2, aspect="auto")
-                axes.set_xticks([])
-                axes.set_yticks([])
+                axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
                 if column == 0:

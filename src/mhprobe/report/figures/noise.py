@@ -26,8 +26,7 @@ def draw(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> F
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"frequency of the noise (units of π; deviation {strength:g})")
-        axes.set_ylabel("test accuracy (%)")
+        axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
         axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
     return figure
 

@@ -113,8 +113,7 @@ def _mark_bar(axes: Axes, chance: Tensor, control: Tensor) -> None:
 
 
 def _mark_heads(axes: Axes, heads: int, side: float) -> None:
-    axes.set_xticks(ticks(heads, side / heads))
-    axes.set_yticks(ticks(heads, side / heads))
+    axes.set(xticks=ticks(heads, side / heads), yticks=ticks(heads, side / heads))
     if heads <= 16:  # more would leave little but lines
         cells(axes, heads, heads)
 

@@ -65,8 +65,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         blocks_shown = [str(layout.sites[i].block) for i in shown]
         axes.set_xticks(shown, blocks_shown)
         axes.set_yticks(shown, blocks_shown)
-        axes.set_xlabel("block")
-        axes.set_ylabel("block")
+        axes.set(xlabel="block", ylabel="block")
         bar = colour_bar(figure, image, bar_at, bottom, side, label)
         if len(chance):
             mark_chance(bar.ax, chance)

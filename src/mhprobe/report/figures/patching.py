@@ -31,8 +31,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         _points(left, columns["value"], estimate, block, "o")
         _name(left, layout, columns["value"], estimate)
         _titled(left, "AtP", columns, "atp")
-        left.set_xlabel("share restored, exact")
-        left.set_ylabel("estimated")
+        left.set(xlabel="share restored, exact", ylabel="estimated")
         for name, marker in (("atp_size", "o"), ("graddrop", "x")):
             _points(right, columns["size"], columns.get(name, columns["size"]), block, marker)
         _titled(right, "x GradDrop", columns, "graddrop")

@@ -98,5 +98,4 @@ def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label
     some = min(NAMED, len(known) // 2)
     if some:
         text += f"\nhighest {', '.join(known[:some])}; lowest {', '.join(known[::-1][:some])}"
-    axes.set_xlabel(text)
-    axes.set_ylabel(label)
+    axes.set(xlabel=text, ylabel=label)

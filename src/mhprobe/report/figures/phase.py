@@ -37,7 +37,6 @@ def draw(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: floa
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("frequency (units of π)")
-        axes.set_ylabel("test accuracy (%)")
+        axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure

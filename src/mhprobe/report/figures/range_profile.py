@@ -36,8 +36,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
             for share in (0.5, 0.9):
                 axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
-            axes.set_ylim(0, 1.02)
-            axes.set_xlim(0, max(radius[-1], 1e-9))
+            axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))
             axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if column == 0 else [])
             axes.set_title(site_title(layout, number), pad=3)
             if number + per_row >= count:

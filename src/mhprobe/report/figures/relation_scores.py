@@ -38,8 +38,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
                               color=shade, annotation_clip=False)  # fmt: skip
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
-        axes.set_xlim(0, 102)
-        axes.set_ylim(len(relations) - 0.5, -0.5)
+        axes.set(xlim=(0, 102), ylim=(len(relations) - 0.5, -0.5))
         axes.set_yticks(range(len(relations)), relations)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("queries answered rightly (%), 95 % interval over images")

@@ -52,7 +52,6 @@ def draw(
         axes.set_xlim(-0.02 * heads, 1.02 * heads)
         axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel(f"heads kept (of {heads})")
-        axes.set_ylabel("test accuracy (%)")
+        axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure

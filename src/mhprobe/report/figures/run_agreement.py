@@ -14,10 +14,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure.
-
-    rows: measure, run_a, run_b, spearman.
-    """
+    """Return the figure. rows: measure, run_a, run_b, spearman."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     tall = 0.24 * len(measures) + 0.15
     left = 0.35 + 0.065 * max(map(len, measures))
@@ -27,8 +24,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             found = [row["spearman"] for row in rows if row["measure"] == measure]
             axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        axes.set_xlim(-1.04, 1.04)
-        axes.set_ylim(len(measures) - 0.5, -0.5)
+        axes.set(xlim=(-1.04, 1.04), ylim=(len(measures) - 0.5, -0.5))
         axes.set_yticks(range(len(measures)), [name.replace("_", " ") for name in measures])
         axes.set_xlabel("Spearman's correlation over heads, every two runs")
     return figure

@@ -44,8 +44,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.set_title(curve, pad=3)
             axes.set_ylim(-2, 102)
             axes.set_yticks([0, 50, 100], None if column == 0 else [""] * 3)
-            axes.set_xlabel("heads masked")
-            axes.set_ylabel("\n".join(axis) if column == 0 else "")
+            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if column == 0 else "")
         names = [_said(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
         figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
     return figure

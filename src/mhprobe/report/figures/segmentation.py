@@ -16,10 +16,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("centre", "random")) -> Figure:
-    """Return the figure.
-
-    rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image.
-    """
+    """Return the figure. rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image."""
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
     left, wide, gap, tall = 0.3 + 0.062 * max(map(len, maps)), 1.55, 0.2, 0.24 * len(maps)
     with canvas((left + len(scores) * (wide + gap), 0.75 + tall)) as figure:

@@ -44,8 +44,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
         axes.set_ylim(-2, 102)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("epoch (dotted: chance)")
-        axes.set_ylabel("validation accuracy (%)")
+        axes.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
         axes.legend(title="removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6.5)
 
         removed = [share for share in shares if share > 0]
@@ -60,8 +59,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
         _matrix(figure, axes, left_over, "accuracy kept, above chance" + grey, 0.0)
         axes.set_xticks(*_names(epochs, side))
         axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("heads removed")
+        axes.set(xlabel="epoch", ylabel="heads removed")
 
         place_of = {epoch: number for number, epoch in enumerate(epochs)}
         alike = torch.eye(len(epochs)).fill_diagonal_(torch.nan)
@@ -73,8 +71,7 @@ def draw(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any
         _matrix(figure, axes, alike, "rank correlation of the heads' scores", None)
         axes.set_xticks(*_names(epochs, side))
         axes.set_yticks(*_names(epochs, side))
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("epoch")
+        axes.set(xlabel="epoch", ylabel="epoch")
     return figure
 
 

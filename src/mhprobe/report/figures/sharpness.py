@@ -14,10 +14,7 @@ CAPTION = (
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure.
-
-    rows: part, rank, eigenvalue.
-    """
+    """Return the figure. rows: part, rank, eigenvalue."""
     parts = list(dict.fromkeys(row["part"] for row in rows))
     tall = 0.2 * len(parts) + 0.2
     left = 0.4 + 0.07 * max(map(len, parts))

@@ -17,10 +17,7 @@ CAPTION = (
 
 
 def draw(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
-    """Return the figure.
-
-    values: (A,) each by their label; heads are sorted by the first.
-    """
+    """Return the figure. values: (A,) each by their label; heads are sorted by the first."""
     first = next(iter(values.values())).double()
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     cell = max(0.14, min(0.28, 3.2 / heads))
@@ -40,8 +37,7 @@ def draw(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
                 for column, head in enumerate(order.tolist()):
                     axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
             readable(axes)
-            axes.set_xticks([])
-            axes.set_xlabel(f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
+            axes.set(xticks=[], xlabel=f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
             axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)
             axes.set_ylabel("block" if number == 0 else "")
             axes.set_title(label, pad=4)

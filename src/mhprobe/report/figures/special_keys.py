@@ -37,8 +37,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=5)
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("share of attention on special keys (dashed: even attention)")
-        axes.set_ylabel(label)
+        axes.set(xlabel="share of attention on special keys (dashed: even attention)", ylabel=label)
         bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3, "block")
         bar.locator = MaxNLocator(integer=True)
     return figure

@@ -45,8 +45,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
             _line(axes, frequencies, row, color=shade(0.1 + 0.9 * block / max(1, len(stream) - 1)), linewidth=1.3)
         _frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
-        axes.set_ylabel("Δ ln amplitude (nats)")
-        axes.set_xlabel("frequency (π per token)")
+        axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
         for number in range(len(layout.sites)):
             row, column = divmod(number, per_row)
             at = heads_at + column * (side + 0.12), bottom + tall - side - row * (side + gap)

@@ -43,7 +43,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.set_xlim(-0.6, len(layout.sites) - 0.4)
         stride = max(1, round(0.2 / step))
         axes.set_xticks(list(sites)[::stride], [str(layout.sites[site].block) for site in sites][::stride])
-        axes.set_xlabel("block that keeps one head")
-        axes.set_ylabel("accuracy (%)")
+        axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
     return figure

@@ -18,10 +18,7 @@ CAPTION = (
 
 
 def draw(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
-    """Return the figure.
-
-    space: (h, w). channels: (L, C), a row per block in ``blocks``.
-    """
+    """Return the figure. space: (h, w). channels: (L, C), a row per block in ``blocks``."""
     with canvas((7.4, 3.4)) as figure:
         views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
         for number, (values, across, down, up) in enumerate(views):

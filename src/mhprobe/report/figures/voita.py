@@ -41,8 +41,7 @@ def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float,
             axes.plot(
                 [], [], marker="$*$", ls="none", color="black", ms=4, label="the two differ, p < .05\n(McNemar, Holm)"
             )
-        axes.set_xlabel("heads")
-        axes.set_ylabel("test accuracy (%), 95 % interval")
+        axes.set(xlabel="heads", ylabel="test accuracy (%), 95 % interval")
         handles = sorted(
             axes.get_legend_handles_labels()[0], key=lambda each: str(each.get_label()).startswith("the two")
         )
