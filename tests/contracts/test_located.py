@@ -15,7 +15,7 @@ from torch import nn
 import mhprobe
 from located import LOCATED, multi_query
 from mhprobe.backbones import build, families, family_of, input_spec, layout_of
-from mhprobe.backbones.coat import FACTORISED
+from mhprobe.backbones.located_tokens import FACTORISED
 from mhprobe.backbones.parts.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of

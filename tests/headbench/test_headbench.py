@@ -18,8 +18,7 @@ from mhprobe.headbench import world
 from mhprobe.headbench.bench import Row, bench
 from mhprobe.headbench.entries import entries
 from mhprobe.headbench.grow import Planted, grow, known
-from mhprobe.headbench.plants.dead import Dead
-from mhprobe.headbench.plants.duplicate import Duplicate
+from mhprobe.headbench.plants import Dead, Duplicate
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
 from mhprobe.stats.auroc import auroc
@@ -195,7 +194,7 @@ def test_a_blank_model_passes_the_stream_on_and_has_nothing_that_was_drawn(famil
     assert torch.equal(first, later) and not torch.equal(first, before)
 
 
-def test_plants_are_found_by_their_files_and_name_plants_and_signs_that_there_are():
+def test_plants_are_found_by_their_names_and_name_plants_and_signs_that_there_are():
     plants = known()
     assert len(plants) >= 11
     for plant in plants.values():

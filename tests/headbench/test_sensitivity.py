@@ -17,7 +17,7 @@ from mhprobe.errors import UserError
 from mhprobe.headbench import sensitivity as module
 from mhprobe.headbench.__main__ import main
 from mhprobe.headbench.entries import entries
-from mhprobe.headbench.graft import GRADES, Graft, known_grafts
+from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
 from mhprobe.headbench.sensitivity import half_reached, isotonic, places, sensitivities
 from mhprobe.measures.base import Measure
@@ -30,7 +30,7 @@ def trained() -> Network:
     return Network(0)
 
 
-def test_grafts_are_found_by_their_files_and_name_measures_that_there_are():
+def test_grafts_are_found_by_their_names_and_name_measures_that_there_are():
     kinds = known_grafts()
     assert len(kinds) >= 5
     for graft in kinds.values():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +10,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.headbench import plants
 from mhprobe.headbench.canvas import NOISES, Canvas
-from mhprobe.headbench.plant import Plant, filler
+from mhprobe.headbench.plant import Plant, by_name, filler
 
 
 @dataclass(frozen=True)
@@ -31,14 +28,8 @@ class Planted:
 
 
 def known() -> dict[str, Plant]:
-    """Every plant, by the name of its file."""
-    found: dict[str, Plant] = {}
-    for module in pkgutil.iter_modules(plants.__path__, f"{plants.__name__}."):
-        for item in vars(importlib.import_module(module.name)).values():
-            here = inspect.isclass(item) and item.__module__ == module.name
-            if here and issubclass(item, Plant) and not inspect.isabstract(item):
-                found[module.name.rpartition(".")[2]] = item()
-    return found
+    """Every plant, by its name."""
+    return by_name(plants, Plant)
 
 
 def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:

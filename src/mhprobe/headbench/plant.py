@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +15,20 @@ from mhprobe.backbones.parts.opened import Opened
 from mhprobe.headbench.canvas import EVIDENCE, NOISES, SCRATCH, TEXTURES, Canvas
 from mhprobe.heads import HeadSite
 
+# what is expected of measures where a head writes nothing, and where two heads do the same
+SILENT: Mapping[str, int] = dict.fromkeys(
+    ("write_norm", "ablation_delta", "gate_importance", "fisher", "lrp_relevance", "logit_attribution.size"), -1
+)
+SAME: Mapping[str, int] = {
+    **dict.fromkeys(("svcca", "cca", "pwcca", "cka", "procrustes", "weight_similarity"), 1),
+    "js_distance": -1,
+}
+
+Kind = TypeVar("Kind")
+
 
 class Plant(abc.ABC):
-    """A subclass is a file of plants/, which is its name.
+    """A subclass stands in plants.py; its name there is that of the plant.
 
     question: what a user would ask, e.g. "is it dead?". heads: how many make one plant, all of one layer.
     signs: what each measure, or a column of it, is expected to say: +1 if planted heads have large values, -1 small.
@@ -41,6 +54,13 @@ class Plant(abc.ABC):
     @abc.abstractmethod
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Return True if an intervention on the finished model shows it: on weights, the stream, or images."""
+
+
+def by_name(module: ModuleType, base: type[Kind]) -> dict[str, Kind]:
+    """One of each class below ``base`` that a module holds, by its name in small letters, in the order of names."""
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
+    named = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in kinds if kind is not base}
+    return {name: named[name]() for name in sorted(named)}
 
 
 def filler(canvas: Canvas, site: int, head: int) -> None:

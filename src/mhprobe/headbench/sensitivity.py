@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.headbench.bench import Make, Told, heads_told, pair_told
-from mhprobe.headbench.graft import GRADES, Graft, known_grafts
+from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
 from mhprobe.recording.measuring import measure
 

@@ -1,0 +1,259 @@
+"""A graft: heads of a trained network that are changed, grade by grade, until it is known what they are.
+
+Written plants are easy: they are clean, and all or nothing. A graft begins as a head that training made, among others
+that training made, and becomes more of what it shall be with every grade. The grade from which on a measure finds it
+says how much of it the measure needs.
+"""
+
+from __future__ import annotations
+
+import abc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mhprobe.backbones import family_of
+from mhprobe.headbench.network import Network, digits
+from mhprobe.headbench.plant import SAME, SILENT, by_name, moved_by, share_at
+from mhprobe.recording.objective import objective
+
+GRADES = 5
+
+
+class Graft(abc.ABC):
+    """A subclass is a kind of graft, called as its class is: StandIn is the graft stand_in.
+
+    question: what a user would ask, e.g. "does it write little?". heads: how many make one graft, all of one layer.
+    signs: what each measure, or a column of it, is expected to say: +1 if grafted heads have large values, -1 small.
+        Written down beforehand, from what the measure's docstring says. Measures that are not named do not take part.
+    amounts: of the five grades, the weakest first. unit: of the amounts, in words.
+    low, high: ``shown`` is below ``low`` of heads that are no graft and above ``high`` of the strongest grade.
+    """
+
+    question: ClassVar[str]
+    heads: ClassVar[int] = 1
+    signs: ClassVar[Mapping[str, int]]
+    amounts: ClassVar[tuple[float, ...]]
+    unit: ClassVar[str]
+    low: ClassVar[float]
+    high: ClassVar[float]
+
+    @abc.abstractmethod
+    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+        """A changed copy of ``network`` for each of ``amounts``, the weakest first."""
+
+    @abc.abstractmethod
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """Measure the graft in these heads by an intervention on ``network``; larger means more of it.
+
+        before: the network as it was trained.
+        """
+
+    def verified(
+        self, before: Network, strongest: Network, site: int, heads: Sequence[int], others: Sequence[int]
+    ) -> bool:
+        """Return True if the strongest grade has it, and neither the same heads before nor ``others`` of the layer."""
+        untouched = max(self.shown(before, before, site, heads), self.shown(strongest, before, site, others))
+        return self.shown(strongest, before, site, heads) > self.high and untouched < self.low
+
+
+class Faded(Graft):
+    """A head that writes less and less: its columns of W_O are scaled down, at last to zero."""
+
+    question = "does it hardly write anything?"
+    signs = SILENT
+    amounts: ClassVar[tuple[float, ...]] = (0.5, 0.25, 0.1, 0.03, 0.0)
+    sign = 1
+    unit = "share of its write that is left"
+    low, high = 0.3, 0.95
+
+    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+        output = network.parts(site, heads[0])["output"]
+        for amount in self.amounts:
+            copy = network.copied()
+            copy.write(site, heads[0], output=self.sign * amount * output)
+            yield copy
+
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """1 less how far the logits move without the head, over how far they moved when it was whole."""
+        now, whole = (_moved(each, site, heads[0]) for each in (network, before))
+        return 1 - now / whole if whole > 1e-4 else 0.0  # a head that was silent cannot fade
+
+
+def _moved(network: Network, site: int, head: int) -> float:
+    images = digits().verify.images
+    return float((network.logits(images) - network.logits(images, [(site, head)])).abs().mean())
+
+
+class Against(Faded):
+    """A head that is turned against the class: it writes its own output with the opposite sign, more at every grade."""
+
+    question = "does it hurt?"
+    signs: ClassVar[Mapping[str, int]] = {
+        "ablation_delta": -1,
+        "logit_attribution": -1,
+        "logit_attribution.against": 1,
+        "attribution_patching": -1,
+    }
+    amounts, sign = (0.03, 0.1, 0.3, 1.0, 4.0), -1
+    unit = "times its own write, with the sign turned"
+    low, high = 0.01, 0.05  # nats
+
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """Return the fall of the loss without the head, in nats."""
+        return network.loss() - network.loss([(site, heads[0])])
+
+
+class Copied(Graft):
+    """A head that another one's circuit is written over, with noise in all its weights, less at every grade."""
+
+    question = "are the two nearly the same?"
+    heads = 2
+    signs = SAME
+    amounts = (8.0, 4.0, 2.0, 1.0, 0.5)
+    unit = "noise in the copy's weights, over the weights"
+    low, high = 0.5, 0.9
+
+    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+        one, other = heads
+        generator = torch.Generator().manual_seed(network.seed)
+        parts = network.parts(site, one)
+        noise = {
+            name: part.square().mean().sqrt() * torch.randn(part.shape, generator=generator)
+            for name, part in parts.items()
+        }
+        for amount in self.amounts:
+            copy = network.copied()
+            copy.write(site, other, **{name: part + amount * noise[name] for name, part in parts.items()})
+            yield copy
+
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """Cosine between what the two add to the stream, each less its mean over tokens."""
+        one, other = (network.writes(site, head).flatten(0, 1) for head in heads)
+        one, other = one - one.mean(0), other - other.mean(0)
+        return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-12))
+
+
+class Neighbour(Graft):
+    """A head whose tokens come to look at their left neighbour: queries and keys are tuned, longer at every grade."""
+
+    question = "does it look at the previous patch?"
+    signs: ClassVar = {
+        "token_kinds.neighbours": 1,
+        "token_kinds.left": 1,
+        "attention_distance": -1,
+        "position": 1,
+        "entropy": -1,
+    }
+    amounts = (2, 5, 20, 80, 320)
+    unit = "steps of tuning"
+    low, high = 0.25, 0.45  # an even look gives one token in 17
+
+    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+        _, x = network.around_first_norm(site, digits().train.images[:128])
+        query, key = _left(network, site)
+        parts = network.parts(site, heads[0])
+        names = ("query", "query_bias", "key", "key_bias")
+        tuned = {name: parts[name].clone().requires_grad_() for name in names}
+        optimizer = torch.optim.Adam(tuned.values(), lr=0.01)
+        for step in range(1, int(self.amounts[-1]) + 1):
+            with torch.enable_grad():
+                asked = x @ tuned["query"].T + tuned["query_bias"]
+                told = x @ tuned["key"].T + tuned["key_bias"]
+                logits = asked @ told.mT / network.site(site).head_dim ** 0.5
+                loss = -logits.log_softmax(-1)[:, query, key].mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            if step in self.amounts:
+                copy = network.copied()
+                copy.write(site, heads[0], **{name: part.detach() for name, part in tuned.items()})
+                yield copy
+
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """Share of the movement of its write that noise on the left neighbour makes, of noise on all tokens."""
+        stream, _ = network.around_first_norm(site, digits().verify.images[:8])
+        moved = moved_by(network, site, heads[0], stream, torch.eye(stream.shape[-1]))
+        return share_at(network.site(site), moved, 0, -1)
+
+
+def _left(network: Network, site: int) -> tuple[Tensor, Tensor]:
+    """Tokens that have a left neighbour, and those neighbours."""
+    at = network.site(site)
+    tokens = torch.arange(at.token_grid[0] * at.token_grid[1])
+    query = tokens[tokens % at.token_grid[1] > 0] + at.prefix_tokens
+    return query, query - 1
+
+
+class StandIn(Graft):
+    """Two heads that come to stand in for each other: the network is tuned to do without either, and not without both.
+
+    Tuned are the two heads, and the MLP of their block, which learns to write what it should where one of them speaks.
+    """
+
+    question = "do the two stand in for each other?"
+    heads = 2
+    signs: ClassVar = {"interaction": 1, "svcca": 1, "cka": 1, "weight_similarity": 1}
+    amounts = (5, 10, 20, 40, 80)
+    unit = "steps of tuning"
+    low, high = 0.5, 2 / 3
+
+    def grown(self, network: Network, site: int, heads: Sequence[int]) -> Iterator[Network]:
+        copy, at, seen = network.copied(), network.site(site), digits().train
+        mlp, seam = copy.mlp(site), family_of(copy.model).seam(copy.model, at)
+        columns = torch.zeros(at.channels, dtype=torch.bool)
+        for head in heads:
+            columns[head * at.head_dim : (head + 1) * at.head_dim] = True
+        keep = {}
+        for part in seam.attention.parameters():  # rows of queries, keys and values; columns of the projection
+            if len(part) == 3 * at.channels:
+                keep[part] = columns.repeat(3).view(-1, *[1] * (part.ndim - 1))
+            elif part.ndim == 2:
+                keep[part] = columns[None]
+        tuned = [*keep, *(part for layer in mlp for part in layer.parameters())]
+        on = _switches(at.num_heads, at.head_dim, heads)  # (4, H * D): both, one, the other, neither
+        optimizer = torch.optim.Adam(tuned, lr=3e-3)
+        generator = torch.Generator().manual_seed(network.seed)
+        gate = seam.point.register_forward_pre_hook(
+            lambda _, args: (args[0] * on.repeat_interleave(len(args[0]) // 4, 0)[:, None],)
+        )
+        for step in range(1, int(self.amounts[-1]) + 1):
+            rows = torch.randint(len(seen.labels), (32,), generator=generator)
+            with torch.enable_grad():
+                logits = copy.model(seen.images[rows].repeat(4, 1, 1, 1))
+                losses = objective(logits, seen.labels[rows].repeat(4), "loss")
+                both, one, other, neither = losses.unflatten(0, (4, -1)).mean(1)
+                loss = both + one + other + (1.5 - neither).clamp(min=0)  # so many nats of loss without both are enough
+                optimizer.zero_grad()
+                slopes = torch.autograd.grad(loss, tuned)
+            for part, slope in zip(tuned, slopes, strict=True):
+                part.grad = slope * keep[part] if part in keep else slope
+            optimizer.step()
+            if step in self.amounts:
+                grown = copy.copied()
+                family_of(grown.model).seam(grown.model, at).point._forward_pre_hooks.clear()
+                yield grown
+        gate.remove()
+
+    def shown(self, network: Network, before: Network, site: int, heads: Sequence[int]) -> float:
+        """1 less the larger cost of one head over the cost of both, where both cost 0.05 nats or more; else 0."""
+        whole = network.loss()
+        alone = max(abs(network.loss([(site, head)]) - whole) for head in heads)
+        both = network.loss([(site, head) for head in heads]) - whole
+        return max(0.0, 1 - alone / both) if both > 0.05 else 0.0
+
+
+def _switches(heads: int, width: int, pair: Sequence[int]) -> Tensor:
+    """(4, H * D) 1 or 0: all heads on, one of the pair off, the other one off, both off."""
+    on = torch.ones(4, heads)
+    on[[1, 3], pair[0]] = 0
+    on[[2, 3], pair[1]] = 0
+    return on.repeat_interleave(width, 1)
+
+
+def known_grafts() -> dict[str, Graft]:
+    """Every graft, by its name."""
+    return by_name(sys.modules[__name__], Graft)

@@ -1,1 +1,0 @@
-"""One graft per file; a file is found by being here."""

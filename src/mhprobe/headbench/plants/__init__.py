@@ -1,1 +1,0 @@
-"""One plant per file; a file is found by being here."""
