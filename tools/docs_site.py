@@ -17,7 +17,7 @@ SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
 ORDER = {  # sections by what a reader wants, and their pages: a page that is not there is left out
     "Start": [
         *("index.md", "your_model.md", "start.md", "commands.md", "example.md"),
-        *("tutorials/notebooks.md", "glossary.md"),
+        *("tutorials/notebooks.md", "others.md", "glossary.md"),
     ],
     "See": [
         *("tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
