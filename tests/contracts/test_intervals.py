@@ -14,7 +14,6 @@ import torch
 from test_measures import LAYOUT, YAMLS, build, random_batch, selected
 from torch import Tensor
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patching
 from mhprobe.measures.attention_range import AttentionRange
 from mhprobe.measures.base import Measure
@@ -22,7 +21,7 @@ from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.layer_similarity import LayerSimilarity
 from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
-from mhprobe.measures.parts.jackknife import affordable, fold_of, jackknife
+from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, jackknife
 from mhprobe.measures.position import Position
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
@@ -327,6 +326,24 @@ def test_one_image_or_one_fold_has_no_interval_and_no_spread_has_no_width():
     assert interval(one, one, 0)[0].isnan() and p_of_interval(one, one, 0).isnan()
 
 
+def test_an_interval_does_not_show_the_rounding_of_its_sums():
+    """Images that differ in the eighth digit, and whose sums are made in another order."""
+    level = 2.8332 * (1 + 1e-8 * normal(9, 500))
+    whole, by_image = Sums(500).take(level, 1.0), Sums(500)
+    for image in level.flip(0):
+        by_image.take(image[None], 1.0)
+    torch.testing.assert_close(by_image.columns()["low"], whole.columns()["low"], rtol=1e-9, atol=0)
+    wide = Sums(1).take(torch.tensor([[2.8], [2.9]]), 1.0).columns()
+    assert float(wide["high"] - wide["low"]) == pytest.approx(12.7062 * 0.1, rel=1e-4)
+
+
+def test_fewer_than_five_folds_have_no_interval():
+    def of(folds: int) -> Tensor:
+        return jackknife(torch.ones(2), lambda fold: torch.full((2,), 1.0 + fold), torch.ones(folds).long())["low"]
+
+    assert of(4).isnan().all() and of(5).isfinite().all()
+
+
 def test_the_p_of_an_interval_is_that_of_students_test():
     from scipy import stats
 
@@ -337,13 +354,13 @@ def test_the_p_of_an_interval_is_that_of_students_test():
     np.testing.assert_allclose(p_of_interval(x.mean(0), x.mean(0) - low, 11).numpy(), expected, rtol=1e-6)
 
 
-def test_folds_of_the_jackknife_are_as_many_as_the_memory_allows():
-    assert affordable(None, 768**2 * 12) == 10  # the heads of a ViT-B, layer by layer
-    assert affordable(None, 4608**2) == 6  # all layers of a ViT-S at once
-    assert affordable(None, 9216**2) == 1  # of a ViT-B: no interval
-    assert affordable(3, 9216**2) == 3  # asked for
+def test_intervals_that_take_too_much_memory_are_left_out_with_a_word():
+    assert affordable("svcca", 64, None, 768**2 * 12) == 8  # the heads of a ViT-B, layer by layer
+    assert affordable("layer_similarity", 8, None, 4608**2) == 8  # all layers of a ViT-S at once
+    assert affordable("svcca", 5, None, 768**2) == 5  # no more folds than there are
+    with pytest.warns(NoInterval, match="svcca: low and high stay empty: .* 5.1 GiB, more than 2. interval=true"):
+        assert affordable("svcca", 64, None, 9216**2) == 1  # all heads of a ViT-B at once
+    assert affordable("svcca", 64, True, 9216**2) == 8  # asked for
     (z,) = related(1, 40)
-    without = fed(SVCCA(layers(1, 2), null="rows", null_draws=1, jackknife=1), [z]).columns()
+    without = fed(SVCCA(layers(1, 2), null="rows", null_draws=1, interval=False), [z]).columns()
     assert without["low"].isnan()[0, 1] and without["value"].isfinite().all()
-    with pytest.raises(UserError, match="svcca: jackknife is at least 1"):
-        SVCCA(layers(1, 2), jackknife=0)

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,17 +191,6 @@ def folder_of(tmp_path_factory, trained, curves) -> Callable[[int], Path]:
     return start
 
 
-# a jackknife over two images takes differences of nearly equal numbers, and Student's quantile of one degree is 12.7
-OF_TWO_IMAGES = re.compile(r"/2/measures/\w+/(low|high)$")
-
-
-def tolerance(where: str) -> dict[str, Any]:
-    """How near two answers must come."""
-    if OF_TWO_IMAGES.search(where):
-        return {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
-    return FITTED if "/fitted/" in where else SAME
-
-
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
     """Where two answers differ: floats beyond the tolerance, all else at all."""
     if isinstance(one, dict):
@@ -213,7 +201,7 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
         pairs = zip(one, other, strict=True)
         return [line for number, (a, b) in enumerate(pairs) for line in differences(a, b, f"{where}/{number}")]
     if isinstance(one, Tensor) and one.is_floating_point():
-        close = torch.allclose(one, other, **tolerance(where))
+        close = torch.allclose(one, other, **(FITTED if "/fitted/" in where else SAME))
         return [] if close else [f"{where}: by up to {(one - other).abs().nan_to_num(0).max():.1e}"]
     same = torch.equal(one, other) if isinstance(one, Tensor) else one == other or (one != one and other != other)
     return [] if same else [f"{where}: {one} and {other}"]

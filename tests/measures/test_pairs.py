@@ -13,7 +13,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
-from mhprobe.measures.parts.moments import SecondMoments
+from mhprobe.measures.parts.moments import Moments
 from mhprobe.measures.parts.pairs import DeadHead, DuplicateHead, FewImages
 from mhprobe.measures.procrustes import Procrustes
 from mhprobe.measures.pwcca import PWCCA
@@ -150,8 +150,8 @@ def test_too_few_rows_are_refused(measure):
 
 def test_all_measures_of_a_run_share_one_product_per_batch(monkeypatch):
     made = []
-    add = SecondMoments.add_products
-    monkeypatch.setattr(SecondMoments, "add_products", lambda self, x: made.append(len(x)) or add(self, x))
+    add = Moments.add
+    monkeypatch.setattr(Moments, "add", lambda self, x, fold: made.append(len(x)) or add(self, x, fold))
     batch = batch_of(related(images=4))
     measures = [kind(LAYOUT) for kind, _ in MEASURES.values()]
     for one in measures:

@@ -57,7 +57,8 @@ class AttentionRange(Measure):
         self.add_state("fold_images", torch.zeros(FOLDS, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        fold_B = fold_of(batch)
+        fold_B = torch.zeros_like(batch.valid, dtype=torch.long)
+        fold_B[batch.valid] = fold_of(batch)
         for piece in attention(self.name, self.layout, batch):
             places, span = piece.places, self.layout.span(piece.number)
             distances, _ = _rings(piece.site, piece.attn.device)

@@ -10,7 +10,6 @@ Shapes: B images, C channels of the stream, L blocks, G blocks of a group, R cor
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.layer_similarity import of_parts
 from mhprobe.measures.parts import canonical
 from mhprobe.measures.parts.folds import Folds, declare, declared, sums_of
-from mhprobe.measures.parts.jackknife import affordable, check_folds
-from mhprobe.measures.parts.moments import FoldedMoments, Parts
+from mhprobe.measures.parts.jackknife import affordable
+from mhprobe.measures.parts.moments import Moments, Parts
 from mhprobe.measures.parts.pairs import check_images, check_null, check_rows, warn_dead
 from mhprobe.stats.intervals import SHARE
 
@@ -34,7 +33,7 @@ class BlockCCA(Measure):
 
     Compared are the blocks of each stage, and the last blocks of all stages.
     variance: share of a stream's variance that the kept directions explain. null_draws, seed, folds: of the chance
-        level, and jackknife: of the interval, as in LayerSimilarity.
+        level, and interval, as in LayerSimilarity.
 
     Columns: value (S, S) over sites in [0, 1], larger is more alike, 1 for a block with itself, NaN for pairs that are
     not compared; low, high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two
@@ -61,15 +60,14 @@ class BlockCCA(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 8,
-        jackknife: int | None = None,
+        interval: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
         if not 0 < variance <= 1:
             raise UserError(f"block_cca: variance is a share above 0 and at most 1, got {variance}.")
-        check_folds(self.name, jackknife)
         check_null(self.name, "images", null_draws, folds)
-        self.jackknife = jackknife
+        self.interval = interval
         self.variance, self.null_draws, self.seed, self.folds = variance, null_draws, seed, folds
         self.groups = _groups(layout)
         self.widths: list[int] = []
@@ -83,8 +81,8 @@ class BlockCCA(Measure):
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             of = [self.layout.sites[s] for s in sites]
             maps_BTC = torch.cat([_rows(streams[s.block].after, s, _coarsest(of), width) for s in of], -1)
-            moments, sums = sums_of(batch, self.folds, int(self.jackknife or 1), maps_BTC)
-            declared(self, number, FoldedMoments).merge(moments)
+            moments, sums = sums_of(batch, maps_BTC, self.folds, self.jackknife)
+            declared(self, number, Moments).merge(moments)
             declared(self, number, Folds).merge(sums)
         self.images += batch.valid.sum()
 
@@ -103,15 +101,16 @@ class BlockCCA(Measure):
 
     def _fill(self, columns: dict[str, Tensor], group: int, sites: tuple[int, ...]) -> set[str]:
         """One group's values into their places. Returns the blocks whose stream does not vary."""
-        moments, width = declared(self, group, FoldedMoments), self.widths[group]
+        moments, width = declared(self, group, Moments), self.widths[group]
         check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows.sum()), width)
         check_images(self.name, int(self.images), width)
-        blocks = Parts.of(moments.whole, width)
+        seen = moments.parts(width)
+        blocks = seen(None)
         rho = self._correlations(blocks)
         null_rho = self._chance(group, blocks)
         index = torch.tensor(sites, device=self.device)
         both = blocks.alive[:, None] & blocks.alive
-        of_pairs = of_parts(moments, width, lambda parts: canonical.mean(self._correlations(parts)))
+        of_pairs = of_parts(moments, seen, lambda parts: canonical.mean(self._correlations(parts)))
         for name, found in {**of_pairs, "null": canonical.mean(null_rho)}.items():
             columns[name][index[:, None], index] = found.where(both, 0.0)
         if not declared(self, group, Folds).deranged:
@@ -131,22 +130,18 @@ class BlockCCA(Measure):
         """(G, G, C) the same of two blocks on each other's images, mean over draws; NaN without two folds."""
         folds = declared(self, group, Folds)
         if not folds.deranged:
-            return torch.full_like(blocks.covariance.transpose(1, 2)[..., 0], torch.nan)
-        crosses = folds.crosses(blocks, self.null_draws, self.seed)
-        drawn = [
-            self._correlations(dataclasses.replace(blocks, covariance=cross.view_as(blocks.covariance)))
-            for cross in crosses
-        ]
-        return torch.stack(drawn).mean(0)
+            return blocks.spectrum.new_full((len(blocks.alive), *blocks.spectrum.shape), torch.nan)
+        swapped = folds.swapped(blocks, self.null_draws, self.seed)
+        return torch.stack([self._correlations(each) for each in swapped]).mean(0)
 
     def _declare(self, channels: list[int]) -> None:
         """Sums for streams so wide, per site."""
         self.widths = [max(channels[s] for s in sites) for sites in self.groups]
         wide = [len(sites) * width for sites, width in zip(self.groups, self.widths, strict=True)]
-        self.jackknife = affordable(self.jackknife, sum(count**2 for count in wide))
+        self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in wide))
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             height, across = _coarsest([self.layout.sites[s] for s in sites])
-            declare(self, number, FoldedMoments.zeros(self.jackknife, len(sites) * width, self.device))
+            declare(self, number, Moments.zeros(self.jackknife, len(sites) * width, self.device))
             declare(self, number, Folds.zeros(self.folds, height * across, len(sites) * width, self.device))
 
 

@@ -12,7 +12,7 @@ the rows are centred, and then, with S = X^T Y, k = sum |x_i|^2, l = sum |y_i|^2
 D is a fourth moment. It is summed without centring, with sum x |y|^2, and centred at the end. That loses digits of
 float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000 times as large.
 
-Shapes: N rows, J folds of images, C channels of a group, H heads of a group, D head width, A heads of all sites.
+Shapes: V valid images, N rows, C channels of a group, H heads of a group, D head width, A heads of all sites.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.moments import Parts
+from mhprobe.measures.parts.moments import Parts, Seen
 from mhprobe.measures.parts.pairs import PairMeasure, Pairs, side_by_side
 from mhprobe.stats.intervals import REAL
 
@@ -70,26 +70,28 @@ class CKA(PairMeasure):
         super().update(batch)
         if not self.debiased or not batch.valid.any():
             return
-        fold_B = fold_of(batch, self.jackknife)
+        fold_V = fold_of(batch, self.folds) % self.jackknife
         for number, sites in enumerate(self.groups):
             width = self.layout.sites[sites[0]].head_dim
-            x_BTC = side_by_side(batch, sites, self.skipped[number])
-            for fold in fold_B[batch.valid].unique().tolist():
-                for x_NC in x_BTC[batch.valid & (fold_B == fold)].flatten(0, 1).split(_CHUNK):
+            x_VTC = side_by_side(batch, sites, self.skipped[number])[batch.valid]
+            for fold in range(self.jackknife):
+                for x_NC in x_VTC[fold_V == fold].flatten(0, 1).split(_CHUNK):
                     x_NC = x_NC.double()
                     size_NH = x_NC.square().unflatten(1, (-1, width)).sum(2)
                     getattr(self, f"cubic_{number}")[fold].addmm_(x_NC.mT, size_NH)
                     getattr(self, f"quartic_{number}")[fold].addmm_(size_NH.mT, size_NH)
 
-    def parts(self, group: int, without: int | None = None) -> Parts:
-        heads = super().parts(group, without)
+    def parts(self, group: int) -> Seen:
+        seen = super().parts(group)
         if not self.debiased:
-            return heads
-        fourth = []
-        for name in ("cubic", "quartic"):
-            by_fold = getattr(self, f"{name}_{group}")
-            fourth.append(by_fold.sum(0) - (0 if without is None else by_fold[without]))
-        return _Debiased(**vars(heads), cubic=fourth[0], quartic=fourth[1])
+            return seen
+        cubic, quartic = (getattr(self, f"{name}_{group}") for name in ("cubic", "quartic"))
+
+        def with_fourth(without: int | None) -> Parts:
+            others = [fold for fold in range(self.jackknife) if fold != without]
+            return _Debiased(**vars(seen(without)), cubic=cubic[others].sum(0), quartic=quartic[others].sum(0))
+
+        return with_fourth
 
     def finish(self) -> dict[str, Tensor]:
         rows = min(self.row_counts())
@@ -137,19 +139,17 @@ def _debiased(heads: Parts) -> Tensor:
 def _sizes(heads: Parts) -> Tensor:
     """(H, H) sum over rows of |x|^2 |y|^2 of the centred heads, from the sums of the uncentred."""
     assert isinstance(heads, _Debiased)  # those of a debiased measure are
-    count, width = heads.spectrum.shape
-    variance_H = heads.covariance.flatten(0, 1).flatten(1).diagonal().view(count, width).sum(1)
-    mean_size_H = heads.mean.square().sum(1)
-    size_H = (heads.rows - 1) * variance_H + heads.rows * mean_size_H  # sum |x|^2
-    along_HH = torch.einsum("hd,hdg->hg", heads.mean, heads.cubic.view(count, width, count))
-    cross_HH = torch.einsum("hd,hdge,ge->hg", heads.mean, heads.covariance, heads.mean)
+    n, mean_size_H = heads.rows, heads.mean.square().sum(1)
+    size_H = (n - 1) * heads.spectrum.sum(1) + n * mean_size_H  # sum |x|^2
+    along_HH = torch.einsum("hd,hdg->hg", heads.mean, heads.cubic.unflatten(0, heads.mean.shape))
+    cross_HH = heads.between(lambda a, row: torch.einsum("d,pde,pe->p", heads.mean[a], row, heads.mean[a:]))
     return (
         heads.quartic
         - 2 * (along_HH + along_HH.mT)
         + torch.outer(size_H, mean_size_H)
         + torch.outer(mean_size_H, size_H)
-        + 4 * (heads.rows - 1) * cross_HH
-        + heads.rows * torch.outer(mean_size_H, mean_size_H)
+        + 4 * (n - 1) * cross_HH
+        + n * torch.outer(mean_size_H, mean_size_H)
     )
 
 
@@ -166,7 +166,7 @@ def linear_cka_by_rows(heads: Parts) -> Tensor:
 
 def _shared(heads: Parts) -> Tensor:
     """(H, H) squared Frobenius norms of the covariances."""
-    return torch.stack([row.square().sum((0, 2)) for row in heads.covariance])
+    return heads.between(lambda a, row: row.square().sum((1, 2)))
 
 
 def _normalised(shared_HH: Tensor, own_H: Tensor) -> Tensor:

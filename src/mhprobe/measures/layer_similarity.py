@@ -10,7 +10,6 @@ Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -24,8 +23,8 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.cka import linear_cka, linear_cka_by_rows
 from mhprobe.measures.parts import canonical
 from mhprobe.measures.parts.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
-from mhprobe.measures.parts.jackknife import affordable, check_folds, jackknife
-from mhprobe.measures.parts.moments import FoldedMoments, Parts
+from mhprobe.measures.parts.jackknife import affordable, jackknife
+from mhprobe.measures.parts.moments import Moments, Parts, Seen
 from mhprobe.measures.parts.pairs import check_images, check_null, check_rows, token_count, warn_dead
 from mhprobe.stats.intervals import SHARE
 
@@ -42,8 +41,8 @@ class LayerSimilarity(Measure):
         matter, all directions that make up ``variance`` count alike).
     null, null_draws, seed, folds: of the chance level, as between heads (see PairMeasure). A fold takes tokens x
         channels of all layers, 13 MB of them in ViT-B.
-    jackknife: folds for low and high, as between heads. Each takes the square of the channels of all layers, 680 MB of
-        them in ViT-B, which therefore has no interval unless jackknife says how many folds.
+    interval: as between heads: low and high. A fold takes the square of the channels of all layers, 680 MB of them in
+        ViT-B, which therefore has no interval unless it is asked for.
 
     Columns: value (S, S) in [0, 1], larger is more alike, 1 for a layer with itself, 0 for one that does not vary; low,
     high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two layers on each other's
@@ -71,7 +70,7 @@ class LayerSimilarity(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 8,
-        jackknife: int | None = None,
+        interval: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
@@ -79,7 +78,6 @@ class LayerSimilarity(Measure):
         one_of(self.name, "method", method, Method)
         if not 0 < variance <= 1:
             raise UserError(f"layer_similarity: variance is a share above 0 and at most 1, got {variance}.")
-        check_folds(self.name, jackknife)
         check_null(self.name, null, null_draws, folds)
         self.of = of
         self.method = method
@@ -88,7 +86,7 @@ class LayerSimilarity(Measure):
         self.null_draws = null_draws
         self.seed = seed
         self.folds = folds
-        self.jackknife = jackknife
+        self.interval = interval
         self.needs = frozenset({"stream"}) if of == "blocks" else frozenset()
         self.label = f"{'SVCCA' if method == 'svcca' else 'linear CKA'} of {of}" + (
             f"; null={null}" if null != "images" else ""
@@ -107,9 +105,9 @@ class LayerSimilarity(Measure):
         """Sums for groups of layers this wide."""
         self.widths = widths
         channels = [len(sites) * width for sites, width in zip(self.groups, widths, strict=True)]
-        self.jackknife = affordable(self.jackknife, sum(count**2 for count in channels))
+        self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in channels))
         for number, count in enumerate(channels):
-            declare(self, number, FoldedMoments.zeros(self.jackknife, count, self.device))
+            declare(self, number, Moments.zeros(self.jackknife, count, self.device))
 
     def update(self, batch: HeadBatch) -> None:
         features = [_features(batch, self.of, self.layout, s) for s in range(len(self.layout.sites))]
@@ -121,7 +119,6 @@ class LayerSimilarity(Measure):
                 declare(self, number, Folds.zeros(self.folds, tokens, len(sites) * width, self.device))
         if not batch.valid.any():
             return
-        jackknife = int(self.jackknife or 1)
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
             counts = {features[s].shape[1] for s in sites}
             if len(counts) > 1:
@@ -130,11 +127,11 @@ class LayerSimilarity(Measure):
                     f"{sorted(counts)} tokens, expected equally many."
                 )
             if self.null == "rows":
-                moments = batch.derive(_layer_moments, self.of, self.layout, sites, width, jackknife)
+                moments = batch.derive(_moments, self.of, self.layout, sites, width, self.folds, self.jackknife)
             else:
-                moments, sums = batch.derive(_layer_sums, self.of, self.layout, sites, width, self.folds, jackknife)
+                moments, sums = batch.derive(_sums, self.of, self.layout, sites, width, self.folds, self.jackknife)
                 declared(self, number, Folds).merge(sums)
-            declared(self, number, FoldedMoments).merge(moments)
+            declared(self, number, Moments).merge(moments)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -144,12 +141,13 @@ class LayerSimilarity(Measure):
         rows = self.images.new_zeros(count)
         dead = []
         for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            moments = declared(self, number, FoldedMoments)
+            moments = declared(self, number, Moments)
             if self.method == "svcca":
                 check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows.sum()), width)
                 check_images(self.name, int(self.images), width)
-            layers = Parts.of(moments.whole, width)
-            found = {**of_parts(moments, width, self._compare), "null": self._chance(number, layers)}
+            seen = moments.parts(width)
+            layers = seen(None)
+            found = {**of_parts(moments, seen, self._compare), "null": self._chance(number, layers)}
             both = layers.alive[:, None] & layers.alive
             index = torch.tensor(sites, device=self.device)
             for name, part in found.items():
@@ -177,11 +175,10 @@ class LayerSimilarity(Measure):
             return canonical.null(layers, canonical.leading(layers, self.variance), self.null_draws, self.seed)[0]
         folds = declared(self, group, Folds)
         if not folds.deranged:
-            return torch.full_like(layers.covariance[:, 0, :, 0], torch.nan)
+            return layers.spectrum.new_full((len(layers.alive),) * 2, torch.nan)
         rolled = self.layout.sites[self.groups[group][0]] if self.null == "rolled" else None
-        crosses = folds.crosses(layers, self.null_draws, self.seed, rolled)
-        drawn = (self._compare(dataclasses.replace(layers, covariance=c.view_as(layers.covariance))) for c in crosses)
-        return sum(drawn, torch.zeros((), dtype=torch.float64)) / self.null_draws
+        drawn = [self._compare(swapped) for swapped in folds.swapped(layers, self.null_draws, self.seed, rolled)]
+        return torch.stack(drawn).mean(0)
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:
@@ -191,26 +188,19 @@ def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Ten
     return batch.need("stream", "layer_similarity")[layout.sites[number].block].after
 
 
-def of_parts(moments: FoldedMoments, width: int, compare: Callable[[Parts], Tensor]) -> dict[str, Tensor]:
-    """Columns "value", "low" and "high" of a similarity of parts so wide."""
-    return jackknife(
-        compare(Parts.of(moments.whole, width)),
-        lambda fold: compare(Parts.of(moments.without(fold), width)),
-        moments.rows,
-        SHARE,
-    )
+def of_parts(moments: Moments, seen: Seen, compare: Callable[[Parts], Tensor]) -> dict[str, Tensor]:
+    """Columns "value", "low" and "high" of a similarity of parts."""
+    return jackknife(compare(seen(None)), lambda fold: compare(seen(fold)), moments.rows, SHARE)
 
 
-def _layer_moments(
-    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, jackknife: int
-) -> FoldedMoments:
-    return moments_of(batch, jackknife, _side_by_side(batch, of, layout, sites, width))
+def _moments(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, *folds: int) -> Moments:
+    return moments_of(batch, _side_by_side(batch, of, layout, sites, width), *folds)
 
 
-def _layer_sums(
-    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, folds: int, jackknife: int
-) -> tuple[FoldedMoments, Dealt]:
-    return sums_of(batch, folds, jackknife, _side_by_side(batch, of, layout, sites, width))
+def _sums(
+    batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int, *folds: int
+) -> tuple[Moments, Dealt]:
+    return sums_of(batch, _side_by_side(batch, of, layout, sites, width), *folds)
 
 
 def _side_by_side(batch: HeadBatch, of: str, layout: HeadLayout, sites: tuple[int, ...], width: int) -> Tensor:

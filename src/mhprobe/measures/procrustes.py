@@ -43,9 +43,7 @@ class Procrustes(PairMeasure):
 
     def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
         size_H = heads.spectrum.sum(1).sqrt()
-        value_HH = size_H.new_empty(len(size_H), len(size_H))
-        for a in range(len(size_H)):
-            value_HH[a, a:] = value_HH[a:, a] = torch.linalg.svdvals(heads.crosses(a)).sum(-1)
+        value_HH = heads.between(lambda a, row: torch.linalg.svdvals(row).sum(-1))
         return {"value": (value_HH / torch.outer(size_H, size_H)).clamp(max=1)}
 
     def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:

@@ -39,12 +39,8 @@ def whitening(heads: Parts, used_HD: Tensor) -> Tensor:
 def correlations(heads: Parts, used_HD: Tensor) -> Tensor:
     """(H, H, D) canonical correlations of all pairs in falling order, NaN behind the last."""
     whiten_HDD = whitening(heads, used_HD)
-    count, width = used_HD.shape
-    rho_HHD = whiten_HDD.new_empty(count, count, width)
-    for a in range(count):
-        rho_PD = torch.linalg.svdvals(whiten_HDD[a].mT @ heads.crosses(a) @ whiten_HDD[a:]).clamp(0, 1)
-        rho_HHD[a, a:] = rho_HHD[a:, a] = rho_PD
-    return rho_HHD.masked_fill(behind(used_HD), torch.nan)
+    rho_HHD = heads.between(lambda a, row: torch.linalg.svdvals(whiten_HDD[a].mT @ row @ whiten_HDD[a:]))
+    return rho_HHD.clamp_(0, 1).masked_fill_(behind(used_HD), torch.nan)
 
 
 def behind(used_HD: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ images of, G folds that hold images, S pairs of folds that are swapped.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
@@ -40,9 +41,8 @@ from torchmetrics import Metric
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
-from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.moments import CHUNK, FoldedMoments, Parts
+from mhprobe.measures.parts.moments import CHUNK, Block, Moments, Parts
 
 Null = Literal["images", "rolled", "rows"]
 
@@ -76,8 +76,8 @@ class Folds:
         """Return True if there are two folds to swap."""
         return int((self.count > 0).sum()) > 1
 
-    def crosses(self, heads: Parts, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Tensor]:
-        """(C, C) symmetric covariances of swapped images, one per draw, divided as a covariance of rows.
+    def swapped(self, heads: Parts, draws: int, seed: int, site: HeadSite | None = None) -> Iterator[Parts]:
+        """The same heads with the covariances of swapped images between them, one per draw.
 
         heads: the runs of channels that are compared. site: roll one image of each pair on its grid as well, by a
         random offset. Needs two folds with images.
@@ -86,33 +86,41 @@ class Folds:
         mean_TC = self.total.sum(0) / images
         placed_TC = mean_TC - mean_TC.mean(0)
         (held,) = ((self.count > 0) & (self.count < images)).nonzero(as_tuple=True)
-        count_G = self.count[held, None, None].double()
-        apart_GTC = (self.total[held] - count_G * mean_TC).div_((count_G * (1 - count_G / images)).sqrt())
-        apart_GTC *= _spread_of_all(heads, apart_GTC, placed_TC, images)
-        swapped = min(len(held), DEALT) // 2
+        count_G = self.count[held].double()
+        apart_GTC = self.total[held]
+        apart_GTC.flatten(1).addr_(count_G, mean_TC.flatten(), alpha=-1)
+        apart_GTC /= (count_G * (1 - count_G / images)).sqrt()[:, None, None]
+        pairs = min(len(held), DEALT) // 2
         # two folds of G correlate by -1 / (G - 1)
-        scale = ((images - 1) / (2 * swapped * (1 + (2 * swapped - 1) / (len(held) - 1) ** 2))) ** 0.5
-        fixed_CC = images * placed_TC.mT @ placed_TC
+        scale = (images - 1) / (2 * pairs * (1 + (2 * pairs - 1) / (len(held) - 1) ** 2))
+        apart_GTC *= _spread_of_all(heads, apart_GTC, placed_TC, images) * (scale**0.5 / (images * tokens - 1)) ** 0.5
+        placed_TC *= (images / 2 / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
         for _ in range(draws):
             order = torch.randperm(len(held), generator=generator).to(held.device)
-            ours_STC, theirs_STC = apart_GTC[order[:swapped]], apart_GTC[order[swapped : 2 * swapped]]
-            if site is not None:
-                place = _rolled(site, generator).to(held.device)
-                theirs_STC = theirs_STC[:, place]
-                fixed_CC = images / 2 * placed_TC.mT @ placed_TC[place]
-                fixed_CC += fixed_CC.mT.clone()
-            half_CC = ours_STC.flatten(0, 1).mT @ theirs_STC.flatten(0, 1)
-            yield torch.add(fixed_CC, half_CC + half_CC.mT, alpha=scale).div_(images * tokens - 1)
+            place = slice(None) if site is None else _rolled(site, generator).to(held.device)
+            ours_STC, theirs_STC = apart_GTC[order[:pairs]], apart_GTC[order[pairs : 2 * pairs]][:, place]
+            ours_RC = torch.cat([placed_TC, ours_STC.flatten(0, 1)])
+            theirs_RC = torch.cat([placed_TC[place], theirs_STC.flatten(0, 1)])
+            yield dataclasses.replace(heads, covariance=_of_both(ours_RC, theirs_RC))
 
 
 def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: int) -> Tensor:
     """(C,) factor of each channel, the same for all of a head, by which its folds vary as its images do."""
     count, width = heads.spectrum.shape
     total_H = heads.spectrum.sum(1) * (heads.rows - 1) - images * placed_TC.square().sum(0).view(count, width).sum(1)
-    fold_H = apart_GTC.square().sum((0, 1)).view(count, width).sum(1) / len(apart_GTC)
+    fold_H = torch.linalg.vector_norm(apart_GTC, dim=(0, 1)).square().view(count, width).sum(1) / len(apart_GTC)
     factor_H = (total_H.clamp(min=0) / (images - 1) / fold_H.where(fold_H > 0, torch.inf)).sqrt()
     return factor_H.repeat_interleave(width)
+
+
+def _of_both(ours_RC: Tensor, theirs_RC: Tensor) -> Block:
+    """The covariances of rows side by side, of either head's on the left."""
+
+    def covariance(one: slice, others: slice) -> Tensor:
+        return ours_RC[:, one].mT @ theirs_RC[:, others] + theirs_RC[:, one].mT @ ours_RC[:, others]
+
+    return covariance
 
 
 class Dealt(NamedTuple):
@@ -123,39 +131,39 @@ class Dealt(NamedTuple):
     total: Tensor
 
 
-def sums_of(batch: HeadBatch, folds: int, jackknife: int, features: Tensor) -> tuple[FoldedMoments, Dealt]:
+def sums_of(batch: HeadBatch, features: Tensor, folds: int, jackknife: int) -> tuple[Moments, Dealt]:
     """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C).
 
-    folds: of the null. jackknife: folds of the moments.
+    folds: of the null. jackknife: folds of the moments, each of them several of the null's.
     """
     tokens, channels = features.shape[1:]
-    moments = FoldedMoments.zeros(jackknife, channels, features.device)
-    fold_P, place_B, count_P = batch.derive(_fold_of, folds).unique(return_inverse=True, return_counts=True)
+    moments = Moments.zeros(jackknife, channels, features.device)
+    fold_V = fold_of(batch, folds)
+    fold_P, place_V, count_P = fold_V.unique(return_inverse=True, return_counts=True)
     total_PTC = torch.zeros(len(fold_P), tokens, channels, dtype=torch.float64, device=features.device)
     (valid,) = batch.valid.nonzero(as_tuple=True)
-    left_out_B = fold_of(batch, jackknife)[valid]
-    for part in left_out_B.unique().tolist():
-        for some in (left_out_B == part).nonzero()[:, 0].split(max(1, CHUNK // tokens)):
+    for part in range(jackknife):
+        for some in (fold_V % jackknife == part).nonzero()[:, 0].split(max(1, CHUNK // tokens)):
             wide = features[valid[some]].double()  # once for both, while it is in the cache
-            moments.of(part).add(wide.flatten(0, 1))
-            total_PTC.index_add_(0, place_B[some], wide)
+            moments.add(wide.flatten(0, 1), part)
+            total_PTC.index_add_(0, place_V[some], wide)
     return moments, Dealt(fold_P, count_P, total_PTC)
 
 
-def moments_of(batch: HeadBatch, jackknife: int, features: Tensor) -> FoldedMoments:
+def moments_of(batch: HeadBatch, features: Tensor, folds: int, jackknife: int) -> Moments:
     """The moments of ``sums_of`` alone; images may differ in their numbers of tokens from batch to batch."""
-    moments = FoldedMoments.zeros(jackknife, features.shape[2], features.device)
-    fold_B = fold_of(batch, jackknife).masked_fill(~batch.valid, -1)
-    for fold in range(jackknife):
-        moments.of(fold).add(features[fold_B == fold].flatten(0, 1))
+    moments = Moments.zeros(jackknife, features.shape[2], features.device)
+    part_V, shown = fold_of(batch, folds) % jackknife, features[batch.valid]
+    for part in range(jackknife):
+        moments.add(shown[part_V == part].flatten(0, 1), part)
     return moments
 
 
-_STATES = {FoldedMoments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
-Sums = TypeVar("Sums", FoldedMoments, Folds)
+_STATES = {Moments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
+Sums = TypeVar("Sums", Moments, Folds)
 
 
-def declare(measure: Metric, group: int, zeros: FoldedMoments | Folds) -> None:
+def declare(measure: Metric, group: int, zeros: Moments | Folds) -> None:
     """Sums of one group as states of a measure; ``declared`` gives them back."""
     for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
         measure.add_state(f"{name}_{group}", zero)
@@ -172,11 +180,6 @@ def check_rolled(name: str, site: HeadSite, null: Null) -> None:
             f"{name}: null=rolled rolls the grid of {site.name}, which is not fixed: the model takes images of any "
             f"size. Use null=images."
         )
-
-
-def _fold_of(batch: HeadBatch, folds: int) -> Tensor:
-    """(valid images,) the fold of each."""
-    return (numbers_in(batch) >> 8) % folds
 
 
 def _rolled(site: HeadSite, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,8 @@ standard error is
 
     sqrt(n / (n - 1) g^T (P - S S^T / n) g),  with g = df / dS, and P the sum over images of s s^T.
 
-So images are the unit, however many queries they have, and K + K^2 sums per row are all that is kept.
+So images are the unit, however many queries they have, and K + K^2 sums per row are all that is kept. P - S S^T / n is
+a difference of sums: a spread below a hundred-thousandth of the numbers is lost in their rounding, and called 0.
 
 Shapes: B images, R rows, K numbers.
 """
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from mhprobe.measures.base import Measure
 from mhprobe.stats.intervals import interval
+
+_RESOLUTION = 1e-10
 
 Place = slice | tuple[slice | Tensor, ...]
 
@@ -55,7 +58,9 @@ def over_images(measure: Measure, function: Callable[[Tensor], Tensor] | None = 
         (slope,) = torch.autograd.grad(value.sum(), sums)
     sums, value = sums.detach(), value.detach()
     spread = measure.image_products - sums[:, None] * sums / max(images, 1)  # type: ignore[operator]
-    square = torch.einsum("k...,l...,kl...->...", slope, slope, spread).clamp(min=0)
+    square = torch.einsum("k...,l...,kl...->...", slope, slope, spread)
+    whole = torch.einsum("k...,l...,kl...->...", slope.abs(), slope.abs(), measure.image_products.abs())  # type: ignore[operator]
+    square = square.where(square > _RESOLUTION * whole, 0.0)
     error = (square * images / max(images - 1, 1)).sqrt()
     low, high = interval(value, error, images - 1, measure.within)
     return {"value": value, "low": low, "high": high}

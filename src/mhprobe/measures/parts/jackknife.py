@@ -17,44 +17,49 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch
+from mhprobe.measures.base import MeasureWarning
 from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.stats.intervals import REAL, Range, interval
 
-FOLDS = 10  # Student's quantile is 2.26 where that of a thousand is 1.96; each more costs sums and time
-FEWEST = 5
-_BYTES = 2**30
+FOLDS = 8  # Student's quantile is 2.36 where that of a thousand is 1.96; each more costs sums and time
+FEWEST = 5  # from fewer folds the spread itself is not known
+_BYTES = 2**31
+
+
+class NoInterval(MeasureWarning):
+    """Columns low and high are NaN, because their sums would take too much memory."""
 
 
 def fold_of(batch: HeadBatch, folds: int = FOLDS) -> Tensor:
-    """(B,) the fold of each image; 0 for one that only pads the batch."""
-    return batch.derive(_fold_of, folds)
+    """(valid images,) the fold of each; those of 8 folds are each several of 64."""
+    return (batch.derive(numbers_in) >> 8) % folds
 
 
-def affordable(folds: int | None, floats: int) -> int:
-    """Return how many folds there are: 1 leaves out the interval.
+def affordable(name: str, folds: int, interval: bool | None, floats: int) -> int:
+    """Return into how many folds the sums are kept apart, at most ``FOLDS``; 1 leaves the interval out.
 
-    folds: as asked for. None for ``FOLDS``, or as many as fit where sums of ``floats`` float64 numbers per fold would
-    take more than a gigabyte, or 1 where fewer than ``FEWEST`` fit.
+    folds: into which images are dealt. interval: whether there is to be one; None for where sums of ``floats`` float64
+    numbers per fold take at most two gigabytes. NoInterval warns where they take more.
     """
-    if folds is not None:
-        return folds
-    fit = min(FOLDS, _BYTES // (8 * max(1, floats)))
-    return fit if fit >= FEWEST else 1
-
-
-def check_folds(name: str, folds: int | None) -> None:
-    """UserError unless ``folds`` is None, 1, or a number to leave one out of."""
-    if folds is not None and folds < 1:
-        raise UserError(f"{name}: jackknife is at least 1 (no interval), got {folds}.")
+    folds = min(FOLDS, folds)
+    size = 8 * floats * folds
+    if interval is None and size > _BYTES:
+        rank_zero_warn(
+            f"{name}: low and high stay empty: sums by fold of images would take {size / 2**30:.1f} GiB, more than "
+            f"{_BYTES / 2**30:.0f}. interval=true takes them.",
+            NoInterval,
+        )
+        return 1
+    return 1 if interval is False else folds
 
 
 def jackknife(
     value: Tensor, without: Callable[[int], Tensor], images_J: Tensor, within: Range = REAL
 ) -> dict[str, Tensor]:
-    """Columns "value", "low" and "high", the 95 % interval; NaN where all images are in one fold.
+    """Columns "value", "low" and "high", the 95 % interval; NaN where fewer than five folds have images.
 
     without: fold -> the value of all images but those of the fold. images: (J,) int64 how many each has.
     """
@@ -67,15 +72,9 @@ def jackknife_error(value: Tensor, without: Callable[[int], Tensor], images_J: T
     """Standard error of ``value`` and its degrees of freedom. Arguments as of ``jackknife``."""
     images = int(images_J.sum())
     held = [(fold, images / m) for fold, m in enumerate(images_J.tolist()) if 0 < m < images]
-    if not held:
+    if len(held) < FEWEST:
         return torch.full_like(value, torch.nan), 0
-    pseudo = [(h * value - (h - 1) * without(fold), h) for fold, h in held]
-    centre = sum((p / h for p, h in pseudo), torch.zeros_like(value))
-    variance = sum(((p - centre).square() / (h - 1) for p, h in pseudo), torch.zeros_like(value)) / len(held)
-    return variance.sqrt(), len(held) - 1
-
-
-def _fold_of(batch: HeadBatch, folds: int) -> Tensor:
-    fold_B = torch.zeros_like(batch.valid, dtype=torch.long)
-    fold_B[batch.valid] = (numbers_in(batch) >> 20) % folds
-    return fold_B
+    moved = [(without(fold) - value, h) for fold, h in held]  # v - (h - 1) of it is the pseudo-value
+    centre = sum(((1 - 1 / h) * by for by, h in moved), torch.zeros_like(value))
+    squares = [((h - 1) * by - centre).square() / (h - 1) for by, h in moved]
+    return (sum(squares, torch.zeros_like(value)) / len(held)).sqrt(), len(held) - 1

@@ -25,8 +25,8 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.parts.folds import Dealt, Folds, Null, check_rolled, declare, declared, moments_of, sums_of
-from mhprobe.measures.parts.jackknife import affordable, check_folds, jackknife
-from mhprobe.measures.parts.moments import FoldedMoments, Parts, SecondMoments
+from mhprobe.measures.parts.jackknife import affordable, jackknife
+from mhprobe.measures.parts.moments import Moments, Parts, Seen
 from mhprobe.stats.intervals import SHARE
 
 Pairs = Literal["layer", "stage", "all"]
@@ -59,12 +59,11 @@ class PairMeasure(Measure):
         nothing to do with each other; a lower bound, far too low.
     null_draws, seed: permutations (or samples) behind the null, and what they are drawn from.
     folds: images are dealt into so many parts, whose sums are permuted (see folds.py). Memory grows with it.
-    jackknife: one of so many folds of images at a time is left out for low and high (see jackknife.py); memory and the
-        time at the end grow with it. None for 10, or fewer where the sums would take more than a gigabyte; 1 leaves the
-        interval out.
+    interval: keep the sums by eight folds of images, for low and high (see jackknife.py): eight times the memory. None
+        for where that takes at most two gigabytes; NoInterval warns where it takes more.
 
     Columns of all of them: value (A, A), larger is more alike, 1 for a head with itself, 0 for a dead head; low, high
-    (A, A): 95 % interval of what as many images give on average, NaN without two folds; read value
+    (A, A): 95 % interval of what as many images give on average, NaN with images in fewer than five folds; read value
     against null (A, A), the mean over the draws; null_sd (A, A), how far the draws spread; null_draws (A, A, N) all of
     them (not for null=rows); images (), rows (A,) of the head's group. NaN outside the groups. null is NaN where all
     images are in one fold, e.g. for a single image.
@@ -87,11 +86,10 @@ class PairMeasure(Measure):
         null_draws: int = 10,
         seed: int = 0,
         folds: int = 64,
-        jackknife: int | None = None,
+        interval: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        check_folds(self.name, jackknife)
         check_null(self.name, null, null_draws, folds)
         one_of(self.name, "tokens", tokens, Tokens)
         if null != "images":
@@ -105,13 +103,14 @@ class PairMeasure(Measure):
         # of each group, how many tokens in front are left out, and how many rows an image has
         self.skipped = [layout.sites[sites[0]].prefix_tokens if tokens == "patches" else 0 for sites in self.groups]
         counts = [token_count(layout.sites[sites[0]]) for sites in self.groups]
-        self.jackknife = affordable(jackknife, sum(self._channels(sites) ** 2 for sites in self.groups))
+        floats = sum(self._channels(sites) ** 2 for sites in self.groups)
+        self.jackknife = affordable(self.name, folds, interval, floats)
         self.image_rows = [None if n is None else n - skip for n, skip in zip(counts, self.skipped, strict=True)]
         for number, sites in enumerate(self.groups):
             # as far as the layout tells, refuse now and not after an epoch
             self._check_aligned(sites, [token_count(layout.sites[s]) for s in sites])
             check_rolled(self.name, layout.sites[sites[0]], null)
-            declare(self, number, FoldedMoments.zeros(self.jackknife, self._channels(sites)))
+            declare(self, number, Moments.zeros(self.jackknife, self._channels(sites)))
             self._declare_folds(number, self.image_rows[number])
 
     @abstractmethod
@@ -137,11 +136,11 @@ class PairMeasure(Measure):
             return
         for number, sites in enumerate(self.groups):
             if self.null == "rows":
-                moments = batch.derive(_moments, sites, self.skipped[number], self.jackknife)
+                moments = batch.derive(_moments, sites, self.skipped[number], self.folds, self.jackknife)
             else:
                 moments, sums = batch.derive(_sums, sites, self.skipped[number], self.folds, self.jackknife)
                 self._deal(number, sums)
-            declared(self, number, FoldedMoments).merge(moments)
+            declared(self, number, Moments).merge(moments)
         self.images += batch.valid.sum()
 
     def before_sync(self) -> None:
@@ -169,18 +168,13 @@ class PairMeasure(Measure):
     def _channels(self, sites: tuple[int, ...]) -> int:
         return sum(self.layout.sites[s].channels for s in sites)
 
-    def moments(self, group: int, without: int | None = None) -> SecondMoments:
-        """Of all images, or of all but a fold."""
-        folded = declared(self, group, FoldedMoments)
-        return folded.whole if without is None else folded.without(without)
-
     def row_counts(self) -> list[int]:
         """Return the number of rows of each group."""
-        return [int(declared(self, number, FoldedMoments).rows.sum()) for number in range(len(self.groups))]
+        return [int(declared(self, number, Moments).rows.sum()) for number in range(len(self.groups))]
 
-    def parts(self, group: int, without: int | None = None) -> Parts:
-        """The heads of a group, as all images, or all but a fold, show them."""
-        return Parts.of(self.moments(group, without), self.layout.sites[self.groups[group][0]].head_dim)
+    def parts(self, group: int) -> Seen:
+        """Return the heads of a group, as all images, or all but a fold, show them."""
+        return declared(self, group, Moments).parts(self.layout.sites[self.groups[group][0]].head_dim)
 
     def finish(self) -> dict[str, Tensor]:
         self._check_rows()
@@ -203,13 +197,14 @@ class PairMeasure(Measure):
 
     def _of_group(self, group: int) -> dict[str, Tensor]:
         """The columns of one group, and which of its heads are alive; on the CPU, for other ranks."""
-        heads = self.parts(group)
+        seen = self.parts(group)
+        heads = seen(None)
         compared = self.compare(group, heads)
         found = {
             **jackknife(
                 compared["value"],
-                lambda fold: self.compare(group, self.parts(group, fold))["value"],
-                declared(self, group, FoldedMoments).rows,
+                lambda fold: self.compare(group, seen(fold))["value"],
+                declared(self, group, Moments).rows,
                 self.within,
             ),
             **{name: part for name, part in compared.items() if name != "value"},
@@ -233,10 +228,9 @@ class PairMeasure(Measure):
             return {name: part * torch.nan for name, part in _as_null(self.permuted(group, heads, heads)).items()}
         site = self.layout.sites[self.groups[group][0]]
         of_patches = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
-        drawn = [
-            self.permuted(group, heads, dataclasses.replace(heads, covariance=cross.view_as(heads.covariance)))
-            for cross in folds.crosses(heads, self.null_draws, self.seed, of_patches if self.null == "rolled" else None)
-        ]
+        rolled = of_patches if self.null == "rolled" else None
+        swapped = folds.swapped(heads, self.null_draws, self.seed, rolled)
+        drawn = [self.permuted(group, heads, deranged) for deranged in swapped]
         value_HHN = torch.stack([each["value"] for each in drawn], -1)
         means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
         spread = value_HHN.std(-1, correction=min(1, self.null_draws - 1))
@@ -291,14 +285,12 @@ def side_by_side(batch: HeadBatch, sites: tuple[int, ...], skip: int = 0) -> Ten
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int, jackknife: int) -> FoldedMoments:
-    return moments_of(batch, jackknife, side_by_side(batch, sites, skip))
+def _moments(batch: HeadBatch, sites: tuple[int, ...], skip: int, *folds: int) -> Moments:
+    return moments_of(batch, side_by_side(batch, sites, skip), *folds)
 
 
-def _sums(
-    batch: HeadBatch, sites: tuple[int, ...], skip: int, folds: int, jackknife: int
-) -> tuple[FoldedMoments, Dealt]:
-    return sums_of(batch, folds, jackknife, side_by_side(batch, sites, skip))
+def _sums(batch: HeadBatch, sites: tuple[int, ...], skip: int, *folds: int) -> tuple[Moments, Dealt]:
+    return sums_of(batch, side_by_side(batch, sites, skip), *folds)
 
 
 def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
