@@ -20,7 +20,6 @@ from torch import Tensor
 
 from curves import curve, masked_head
 from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Patched
-from mhprobe.masking.parts.trace import t_interval
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
 from mhprobe.measures import (
     CCA,
@@ -46,6 +45,7 @@ from mhprobe.stats.significance import (
     mcnemar,
     paired,
     paired_difference,
+    t_interval,
     t_quantile,
     two_sided,
     wilson,

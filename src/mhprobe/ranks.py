@@ -30,7 +30,7 @@ def rank() -> int:
     return dist.get_rank() if size() > 1 else 0
 
 
-def sum(part: Tensor, group: Any | None = None) -> Tensor:
+def total(part: Tensor, group: Any | None = None) -> Tensor:
     """Sum ``part`` over ranks, in place."""
     if size() > 1:
         for piece in pieces(part):

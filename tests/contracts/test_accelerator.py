@@ -93,7 +93,7 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     model = tiny_swin().double().to(device)
     torch.save(test_ranks.plain(test_ranks.numbers(model, 5, [])), folder / f"{rank}.pt")
     with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
-        ranks.sum(torch.zeros(3))  # negative control: a sum that was left on the CPU
+        ranks.total(torch.zeros(3))  # negative control: a sum that was left on the CPU
 
 
 # what is left behind is found

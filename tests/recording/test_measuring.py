@@ -108,7 +108,7 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
     told = {
         "gather": ranks.gather(rank),
         "zero": ranks.from_rank_zero(lambda: rank + 10),
-        "sum": ranks.sum(torch.tensor(rank)),
+        "sum": ranks.total(torch.tensor(rank)),
         "at": (ranks.rank(), ranks.size()),
     }
     # the third rank has nothing to show, and only the first is given a batch twice, at which Refuses gives up
@@ -145,7 +145,7 @@ def test_ranks_stay_in_step_whatever_one_of_them_meets(tmp_path):
 
 def test_alone_nothing_is_sent():
     part = torch.ones(2)
-    assert ranks.sum(part) is part and torch.equal(part, torch.ones(2))
+    assert ranks.total(part) is part and torch.equal(part, torch.ones(2))
     assert (ranks.rank(), ranks.size(), ranks.gather("a"), ranks.from_rank_zero(functools.partial(int, 3))) == (
         0, 1, ["a"], 3,
     )  # fmt: skip

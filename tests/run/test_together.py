@@ -30,7 +30,7 @@ def one_sided(material, folder):
     if ranks.rank() == 1:
         Path(folder, "refused").write_text(str(time.time()))
         raise UserError("planted: rank 1 alone refuses this figure")
-    ranks.sum(torch.zeros(1))
+    ranks.total(torch.zeros(1))
     return {}
 '''
 
@@ -59,7 +59,7 @@ def inside(rank: int, world: int, folder: Path) -> None:
     def work() -> None:
         if rank == 1:
             raise UserError("rank 1 has a mistake")
-        ranks.sum(torch.zeros(1))
+        ranks.total(torch.zeros(1))
 
     try:
         ranks.together(work, patience=1.0)

@@ -197,4 +197,4 @@ def mean_of(total: Tensor, count: Tensor) -> Tensor:
 
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
     """Sum ``state`` over ranks; return the one-element list that torchmetrics then adds up."""
-    return [ranks.sum(state, group)]
+    return [ranks.total(state, group)]

@@ -93,7 +93,7 @@ class Interaction(Measure):
         self.importance += gate_slopes(batch, self.name)[batch.valid].abs().sum(0)
 
     def end_select(self) -> None:
-        importance = ranks.sum(self.importance.clone())
+        importance = ranks.total(self.importance.clone())
         order = importance.argsort(descending=self.which == "most", stable=True)
         self._look_at(list(itertools.combinations(sorted(order[: len(self.heads)].tolist()), 2)))
 

@@ -72,8 +72,7 @@ def find_fill(model: nn.Module, name: FillName, batches: Walk) -> Fill | None:
     if name == "zero":
         return None
     with torch.inference_mode(False):  # it is used outside too
-        found: Fill = globals()[name](model, batches)
-    return found
+        return FOUND[name](model, batches)
 
 
 def mean(model: nn.Module, batches: Walk) -> Fill:
@@ -124,6 +123,14 @@ def optimal(model: nn.Module, batches: Walk) -> Fill:
     return Fill(tuple(best))
 
 
+FOUND: dict[str, Callable[[nn.Module, Walk], Fill]] = {
+    "mean": mean,
+    "mean_per_position": mean_per_position,
+    "resample": resample,
+    "optimal": optimal,
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Donors(Fill):
     """sites: the outputs on S donors. numbers: (S,) int64, which images they are."""
@@ -171,9 +178,9 @@ def _moments(model: nn.Module, batches: Walk) -> list[_Moments]:
         found = [part for site in outputs for part in (site.sum(0), site.square().sum(0))]
         sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found
         images += batch.valid.sum()
-    if not bool(ranks.sum(images)):
+    if not bool(ranks.total(images)):
         raise UserError("fill: no images to find what stands in a head's place, expected at least one.")
-    return [_Moments(*(ranks.sum(part) / images for part in sums[i : i + 2])) for i in range(0, len(sums), 2)]
+    return [_Moments(*(ranks.total(part) / images for part in sums[i : i + 2])) for i in range(0, len(sums), 2)]
 
 
 def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
@@ -232,7 +239,7 @@ def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:
             for slope, found in zip(slopes, torch.autograd.grad(losses.sum(), constants), strict=True):
                 slope += found
             loss_A[off] += losses.detach().sum(1)
-    images_seen = ranks.sum(torch.tensor(float(len(some.images)), dtype=torch.float64, device=device))
+    images_seen = ranks.total(torch.tensor(float(len(some.images)), dtype=torch.float64, device=device))
     for constant, slope in zip(constants, slopes, strict=True):
-        constant.grad = ranks.sum(slope) / images_seen.to(slope)
-    return ranks.sum(loss_A) / images_seen
+        constant.grad = ranks.total(slope) / images_seen.to(slope)
+    return ranks.total(loss_A) / images_seen

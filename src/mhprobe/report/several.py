@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.masking.parts.trace import t_interval
 from mhprobe.report import outcomes
 from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
@@ -29,6 +28,7 @@ from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, read_run, settings
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
+from mhprobe.stats.significance import t_interval
 
 FEW = 6  # pairs of runs: four runs have as many
 STEP = "masking.step"  # runs that differ in it hold points of the same curve

@@ -124,7 +124,7 @@ class _Evaluator(Evaluate):
                 seen_n.index_add_(0, at, torch.ones_like(at))
                 self._done(len(masks) * len(at))
         for part in (right_Mn, losses_Mn, seen_n, broken_n):
-            ranks.sum(part)
+            ranks.total(part)
         self._refuse_broken(broken_n > 0, chosen)
         if not bool((seen_n == 1).all()):
             raise RuntimeError(
@@ -154,13 +154,13 @@ class _Evaluator(Evaluate):
         sums = torch.zeros(2, len(mask), dtype=torch.float64, device=self.gates.values.device)
         for share_BA in self._shares(mask):
             sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
-        return ranks.sum(sums).cpu() / self.images
+        return ranks.total(sums).cpu() / self.images
 
     def _fisher(self, mask: Tensor) -> Tensor:
         total_AA = torch.zeros(len(mask), len(mask), dtype=torch.float64, device=self.gates.values.device)
         for share_BA in self._shares(mask):
             total_AA += share_BA.mT @ share_BA
-        return ranks.sum(total_AA).cpu() / self.images
+        return ranks.total(total_AA).cpu() / self.images
 
     def _shares(self, mask: Tensor) -> Iterator[Tensor]:
         """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""

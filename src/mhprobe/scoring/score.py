@@ -100,4 +100,4 @@ def looked(score: type[Score], model: nn.Module, batches: Callable[[], Iterable[
             outputs[batch.index[batch.valid]] = found[batch.valid]
             labels[batch.index[batch.valid]] = batch.labels[batch.valid]
     assert outputs is not None  # every rank has a batch, if only of padding
-    return score(ranks.sum(outputs), ranks.sum(labels) if score.labelled else None)
+    return score(ranks.total(outputs), ranks.total(labels) if score.labelled else None)

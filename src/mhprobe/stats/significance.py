@@ -10,6 +10,7 @@ Shapes: A tests, all arguments broadcast; N images.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,14 @@ def t_quantile(freedom: Tensor) -> Tensor:
     from scipy.special import stdtrit
 
     return torch.as_tensor(stdtrit(freedom.double().cpu().numpy(), 0.975)).to(freedom.device)
+
+
+def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, R >= 2; each (K,)."""
+    repeats = len(values)
+    mean = values.mean(0)
+    half = t_quantile(torch.tensor(repeats - 1)) * values.std(0) / math.sqrt(repeats)
+    return mean, mean - half, mean + half
 
 
 def holm(p_A: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def _slope(model: nn.Module, values: Tensor, images: Tensor, labels: Tensor) -> 
         loss = objective(model(images), labels, "loss").sum()
         sums[:-1] = torch.autograd.grad(loss, [values])[0]
         sums[-1] = len(images)
-    ranks.sum(sums)
+    ranks.total(sums)
     return sums[:-1] / sums[-1]
 
 

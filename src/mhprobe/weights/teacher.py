@@ -86,7 +86,7 @@ class Recalled(Teacher):
         before, known = unpacked(path) or ({}, {})
         unasked = torch.full((data.sizes["train"], self.logits.shape[1]), torch.nan)
         answers = before["logits"] if known == about else unasked
-        missing = (ranks.sum((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
+        missing = (ranks.total((~answers.isnan().any(1)).long()) == 0).nonzero().flatten()
 
         def keep() -> None:
             files.write(path, packed({"logits": answers}, about))
@@ -95,8 +95,8 @@ class Recalled(Teacher):
             batches = data.batches("train", device, missing)
             ranks.together(lambda: self._ask(batches, answers, keep, len(missing)))
             keep()
-        count = ranks.sum((~answers.isnan().any(1)).float())
-        self.logits = (ranks.sum(answers.nan_to_num()) / count[:, None]).to(device)
+        count = ranks.total((~answers.isnan().any(1)).float())
+        self.logits = (ranks.total(answers.nan_to_num()) / count[:, None]).to(device)
 
     @torch.no_grad()
     def _ask(self, batches: Iterable[Batch], answers: Tensor, keep: Callable[[], object], total: int) -> None:

@@ -5,7 +5,6 @@ Shapes: A heads, K points of a curve, R repeats. In every mask True means: head 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from torch import Tensor
 from mhprobe.masking.base import LABELS, Evaluate, Path, Scored
 from mhprobe.stats.bootstrap import bootstrap
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.stats.significance import holm, mcnemar, wilson
+from mhprobe.stats.significance import holm, mcnemar, t_interval, wilson
 
 
 class Points(NamedTuple):
@@ -167,13 +166,3 @@ def trace(
         Trace(path, chosen, mask, Points(*(part[at] for part in points)), p[at] if tested else None, promised(at))
         for path, chosen, mask, at in zip(paths, steps, masks, place[1:].split([len(m) for m in masks]), strict=True)
     )
-
-
-def t_interval(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and Student's 95 % interval of the mean over (R, K) independent repeats, R >= 2; each (K,)."""
-    from scipy.special import stdtrit  # only random curves need it
-
-    repeats = len(values)
-    mean = values.mean(0)
-    half = float(stdtrit(repeats - 1, 0.975)) * values.std(0) / math.sqrt(repeats)
-    return mean, mean - half, mean + half

@@ -47,10 +47,10 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
             sums[number][0] += both.mT @ both
             sums[number][1] += both.sum(0)
             rows[number] += len(both)
-    rows = ranks.sum(rows)
+    rows = ranks.total(rows)
     own, best, which = [], [], []
     for (product, total), count, site in zip(sums, rows, layout.sites, strict=True):
-        alike = between(ranks.sum(product), ranks.sum(total), count, site.num_heads).cpu()
+        alike = between(ranks.total(product), ranks.total(total), count, site.num_heads).cpu()
         others = alike.clone().fill_diagonal_(-torch.inf)
         own.append(alike.diagonal())
         best.append(others.amax(1) if site.num_heads > 1 else torch.full((1,), torch.nan, dtype=torch.float64))

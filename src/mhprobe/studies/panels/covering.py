@@ -33,7 +33,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
             span = layout.span(piece.number)
             for total, part in zip((mass, queries), around_the_favourite(piece, _size(layout)), strict=True):
                 total[span] += part
-    mass, queries = ranks.sum(mass).cpu(), ranks.sum(queries).cpu()
+    mass, queries = ranks.total(mass).cpu(), ranks.total(queries).cpu()
     # NaN where no favourite key has such a neighbour
     mean = mass / queries.masked_fill(queries == 0, torch.nan)
     middle = tuple(side // 2 for side in _size(layout))

@@ -46,8 +46,8 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
         seen += batch.valid.sum()
         if shown is None and batch.valid.any():
             shown = int(batch.index[batch.valid][0]), [pair[:, 0].mean(1).cpu() for pair in maps]
-    count = int(ranks.sum(seen))
-    means = [(ranks.sum(total) / count).cpu() for total in sums]
+    count = int(ranks.total(seen))
+    means = [(ranks.total(total) / count).cpu() for total in sums]
     shown = ranks.from_rank_zero(lambda: shown)
     assert shown is not None
     rows = [

@@ -57,7 +57,7 @@ def accuracies(material: Material, changes: Sequence[Callable[[Batch], Tensor]],
             right = torch.stack([outcomes(model(each), batch.labels)[0][batch.valid] for each in shown]).double()
             joint += (right @ right.mT).long()  # whole numbers far below 2^53
             total += batch.valid.sum()
-    joint, seen = ranks.sum(joint).cpu(), ranks.sum(total).cpu()
+    joint, seen = ranks.total(joint).cpu(), ranks.total(total).cpu()
     right = joint.diagonal()
     low, high = wilson(right, seen)
     own = {"accuracy": right.double() / seen, "accuracy_low": low, "accuracy_high": high, "images": seen.expand(every)}
