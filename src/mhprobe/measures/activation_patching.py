@@ -9,10 +9,11 @@ The effect is one ratio over all pairs, mean effect over mean (clean - corrupted
 ruled by pairs that hardly differ.
 
 Pairs that share an image are not independent: a donor stands in for many images, and other donors would give another
-value. So errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13), and Student's law has one degree of
-freedom less than there are donors. Where donors are of the same batch, an image is in its own pair and in those that
-it gives to. Then every image is a cluster, and a pair is in two (Aronow, Samii & Assenova, 2015, Political Analysis
-23:564).
+value. So errors are clustered by donor (Liang & Zeger, 1986, Biometrika 73:13). Donors of n_k pairs count as
+(sum n_k^2)^2 / sum n_k^4 equal ones (Carter, Schnepel & Steigerwald, 2017, Review of Economics and Statistics 99:698),
+and Student's law has one degree of freedom less. Where donors are of the same batch, an image is in its own pair and in
+those that it gives to. Then every image is a cluster, and a pair is in two (Aronow, Samii & Assenova, 2015, Political
+Analysis 23:564).
 
 Shapes: B images, A heads of all sites, E estimates, N donors, P pairs.
 """
@@ -170,7 +171,7 @@ class ActivationPatching(Measure):
         main = self.estimates[0]
         value, error = self._share(main), self._error()
         mean = self.effects[0, 0] / self.pairs
-        freedom = self._clusters - 1
+        freedom = self._freedom
         reach = t_quantile(freedom) * error
         return {
             "value": value,
@@ -219,6 +220,13 @@ class ActivationPatching(Measure):
         return (self.given[:, -1] > 0).sum() + self.clusters
 
     @property
+    def _freedom(self) -> Tensor:
+        """() degrees of freedom of the errors; 0 with a single cluster."""
+        square_N = self.given[:, -1].square()
+        served = square_N.sum() ** 2 / square_N.square().sum().clamp(min=1)
+        return (served + self.clusters - 1).clamp(min=(self._clusters > 1).double())
+
+    @property
     def _sums_of_squares(self) -> Tensor:
         """(3, A + 2) over all clusters, widened for their number; NaN with a single one."""
         count = self._clusters.double()
@@ -238,7 +246,7 @@ class ActivationPatching(Measure):
         return residual.clamp(min=0).sqrt() / self.pairs
 
     def _warn(self, way: Tensor) -> None:
-        reach = t_quantile(self._clusters - 1) * self._mean_error(way[None], slice(-2, -1))
+        reach = t_quantile(self._freedom) * self._mean_error(way[None], slice(-2, -1))
         if not way > reach:
             warnings.warn(
                 f"{self.name}: the metric falls by {float(way):.3g} +- {float(reach):.2g} from clean to "
