@@ -102,3 +102,17 @@ def test_helpers_stand_in_parts_not_among_members():
     assert without_members("masking", Order) == ["redundant_or_inert"]  # a reading of curves, named by a yaml
     assert without_members("backbones", Family) == []
     assert {"hashing", "moments"} <= set(without_members("measures/parts", Measure))
+
+
+def unshortened(text: str) -> list[str]:
+    """What a UserError quotes by !r: an argument of any length, where ``quoted`` shortens it."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    errors = [call for call in calls if getattr(call.func, "id", "") == "UserError"]
+    parts = [part for error in errors for part in ast.walk(error) if isinstance(part, ast.FormattedValue)]
+    return [ast.unparse(part.value) for part in parts if part.conversion == ord("r")]
+
+
+def test_errors_quote_arguments_shortened():
+    found = {str(path.relative_to(PACKAGE)): names for path in FILES if (names := unshortened(path.read_text()))}
+    assert found == {}
+    assert unshortened('raise UserError(f"got {x!r}.")') == ["x"] and not unshortened('UserError(f"{quoted(x)}")')

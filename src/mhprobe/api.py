@@ -31,7 +31,7 @@ from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.checks import sized
+from mhprobe.recording.checks import check_batch, sized
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import fills_of, label_of
 from mhprobe.recording.measuring import measure as watch
@@ -296,8 +296,10 @@ def _first_walk(
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """(N,) labels if there are any, (N, C) what the model gives if that is compared, (N, 2) what tells images apart."""
     labels, outputs, marks = [], [], []
+    line = any(site.line for site in attach(model).layout.sites)
     with inspecting(model, gradients=False):
         for batch in _batches(loader, device, split):
+            check_batch(model, batch.images, batch.labels, line)
             if batch.labels is None or compared:
                 with sized(model, batch.images):
                     outputs.append(logits_of(model(batch.images[batch.valid])))
@@ -388,6 +390,9 @@ def _batch(item: Any, first: int, split: Split) -> Batch:
     """
     if not isinstance(item, Batch):
         images, labels = split(item)
+        if not isinstance(images, Tensor) or images.dim() < 2:
+            got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
+            raise UserError(f"loader: expected batches of images (B, 3, height, width), got {got}.")
         item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))  # type: ignore[arg-type]
     if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
         raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")

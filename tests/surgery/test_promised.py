@@ -10,7 +10,14 @@ import torch
 import mhprobe
 import mhprobe.prune
 import runs
+from mhprobe.backbones import layout_of
 from mhprobe.masking.base import Evaluate, Order, Scores
+from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.report import tables
+from mhprobe.report.report import Report, Result, Sample
+from mhprobe.report.runs.run import measured_on
+from mhprobe.run import builders
 from mhprobe.stats.promise import Guarantee, kept_promise
 from mhprobe.surgery.given import Choice
 from mhprobe.surgery.promised import Promised, promise_of
@@ -139,6 +146,82 @@ def test_the_command_promises_heads_that_are_given_or_removes_none(trained, tmp_
     with pytest.raises(mhprobe.UserError, match="without these heads it cannot be promised"):
         mhprobe.prune.run(runs.config("prune", tmp_path, *every), tmp_path / "broken")
     assert not list((tmp_path / "broken").glob("pruned.*"))
+
+
+def curve_file(path, *, chosen_on, chosen_by):
+    row = {"curve": "greedy", "step": 1, "heads_masked": 2, "masked": "1 4", "chosen_on": chosen_on}
+    tables.write_csv(path, tables.from_rows([{**row, "chosen_by": chosen_by, "split": "test"}]))
+    return f"prune.heads={path}"
+
+
+@pytest.mark.slow
+def test_heads_that_the_calibration_images_chose_are_not_promised(trained, tmp_path):
+    """An order chosen on all validation images, of which half are set aside afterwards, broke 27 % of its promises."""
+    asked = (f"weights={trained.folder / 'model.safetensors'}", "data.limit_val=null", "data.val_fraction=0.3")
+    asked += ("prune=given", "prune.step=1", "prune.guarantee.points=60")
+    aside = "data.calibration_fraction=0.5"
+    digests = {
+        name: builders.data(runs.config("prune", tmp_path, *asked, *more, "prune.heads=[1]"))
+        for name, more in {"before": (), "after": (aside,)}.items()
+    }
+    for data, split in [("after", "val"), ("before", "train"), ("after", "test")]:
+        seen = curve_file(tmp_path / f"{data}_{split}.csv", chosen_on=split, chosen_by=digests[data].images_of(split))
+        mhprobe.prune.run(runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / f"{data}_{split}")
+    for chosen_by in (digests["before"].images_of("val"), ""):
+        seen = curve_file(tmp_path / "seen.csv", chosen_on="validation", chosen_by=chosen_by)
+        with pytest.raises(mhprobe.UserError, match=r"chosen on validation images that may be among .* set aside now"):
+            mhprobe.prune.run(runs.config("prune", tmp_path, *asked, aside, seen), tmp_path / "refused")
+    # nor may the images that decided how far a path was followed decide it again
+    again = [f"weights={tmp_path / 'after_val' / 'pruned.safetensors'}", *asked[1:-2], asked[-1], aside]
+    with pytest.raises(mhprobe.UserError, match="each set promises once"):
+        mhprobe.prune.run(runs.config("prune", tmp_path, *again, "prune.heads=[0]"), tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_numbers_on_images_that_chose_the_heads_are_marked(trained, tmp_path, capsys, caplog):
+    asked = (f"weights={trained.folder / 'model.safetensors'}", "prune=given", "prune.step=1")
+    for on in ("test", "validation"):
+        seen = curve_file(tmp_path / f"{on}.csv", chosen_on=on, chosen_by="0" * 16)
+        mhprobe.prune.run(runs.config("prune", tmp_path, *asked, seen), tmp_path / on)
+        said, too_good = capsys.readouterr().out, on == "test"
+        assert ("test images chose the heads" in said) == too_good and ("(McNemar)" in said) != too_good
+        assert (tmp_path / on / "outcomes.safetensors").exists() != too_good
+        last = runs.rows(tmp_path / on / "tables" / "pruning.csv")[-1]
+        assert (last["p"] == "nan") == too_good
+        assert json.loads((tmp_path / on / "pruned.json").read_text())["chosen_by"] == [f"{on}:{'0' * 16}"]
+        # the table of the heads that are left, and the smaller network, pass it on
+        kept = f"prune.heads={tmp_path / on / 'tables' / 'kept_heads.csv'}"
+        mhprobe.prune.run(runs.config("prune", tmp_path, *asked[:2], kept), tmp_path / f"{on}_again")
+        assert ("test images chose the heads" in capsys.readouterr().out) == too_good
+        caplog.clear()
+        cfg = runs.config("probe", tmp_path, f"weights={tmp_path / on / 'pruned.safetensors'}", "measure=[entropy]")
+        builders.classifier(cfg, builders.data(cfg))
+        assert ("test images chose the heads of this network" in caplog.text) == too_good
+
+
+def test_an_order_by_a_table_of_test_images_is_chosen_on_them(tmp_path):
+    layout = layout_of(network("vit"))
+    for images in ("test", "validation"):
+        report = Report(tmp_path / images, layout)
+        table = tables.per_head(layout, {"value": torch.arange(6.0)})
+        report.add("gate_importance", Result(table, of=Sample(10, images)))
+    measured = {
+        name: measured_on(ByScore(table=str(tmp_path / name / "tables" / "gate_importance.csv")))
+        for name in ("test", "validation")
+    }
+    assert measured == {"test": "test", "validation": None}
+    assert measured_on(InOrder()) is None
+    (tmp_path / "alone.csv").write_text("head,value\n0,1\n")
+    assert measured_on(ByScore(table=str(tmp_path / "alone.csv"))) is None
+    spec = CurveSpec("by_table", "head", InOrder())
+    both = Calibration((0, 0, 0, 60, 60, 60)), Calibration((0, 0, 0, 60, 60, 60))
+    for chosen_on, split in [("test", "test"), (None, "validation")]:
+        curve = masking_curve(layout, spec, *both, chosen_on=chosen_on)[-1]
+        assert (curve.chosen_on, curve.optimistic, curve.traces[0].p is None) == (
+            split,
+            split == "test",
+            split == "test",
+        )
 
 
 @pytest.mark.parametrize(

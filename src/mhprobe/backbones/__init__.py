@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mhprobe.backbones.base import Family, Seam
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import HeadLayout
 
@@ -57,7 +57,7 @@ def refuse_no_model(where: str, model: object) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(
             f"{where}: expected a model, e.g. timm.create_model(name, pretrained=True), got {type(model).__name__} "
-            f"{str(model)[:60]!r}."
+            f"{quoted(str(model))}."
         )
 
 

@@ -39,6 +39,7 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import measure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.report import Report
+from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.score import Score, looked, score_for
@@ -107,11 +108,11 @@ class MaskingCurve(L.Callback):
                 self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill], scores[split])
                 for split in (self.select_on, "test")
             )
-            splits = (self.select_on, "test")
+            options = {"splits": (self.select_on, "test"), "steps": self.steps, "step": self.step, "costs": costs}
+            chosen_on = measured_on(spec.order) or self.select_on
+            options |= {"chosen_on": chosen_on, "chosen_by": data.images_of(SPLITS[chosen_on])}
             try:
-                curves += masking_curve(
-                    layout, spec, select, report, splits=splits, steps=self.steps, step=self.step, costs=costs
-                )
+                curves += masking_curve(layout, spec, select, report, **options)
             except UserError as error:
                 where = f"masking.curves.{spec.name}"
                 raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error

@@ -28,7 +28,7 @@ from mhprobe.data.draws import fold
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
 from mhprobe.data.split import evenly, stratified
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError, quoted, whole_number
 
 SPLITS = ("train", "val", "test")
 FEW_WORKERS = 8  # that any machine can start
@@ -101,10 +101,10 @@ class ImageData(L.LightningDataModule):
                 f"{num_workers}; each is a process with a copy of torch. 0 is usually the fastest."
             )
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
-            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {val_fraction!r}.")
+            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}.")
         if not isinstance(calibration_fraction, int | float) or not 0 <= calibration_fraction < 1:
             raise UserError(
-                f"data.calibration_fraction: expected a share from 0 to below 1, got {calibration_fraction!r}."
+                f"data.calibration_fraction: expected a share from 0 to below 1, got {quoted(calibration_fraction)}."
             )
 
     # what it holds
@@ -204,12 +204,16 @@ class ImageData(L.LightningDataModule):
     @property
     def test_fingerprint(self) -> str:
         """The same of the test images alone: runs that share it were tested on the same images."""
-        return self._digest(("test",))
+        return self.images_of("test")
+
+    def images_of(self, split: str) -> str:
+        """The same of one split: what chose heads on these images is known by it."""
+        return self._digest((split,))
 
     @property
     def set_aside(self) -> str | None:
         """The same of the images that are set aside for promises; None where there are none."""
-        return self._digest(("calibration",)) if "calibration" in self.splits else None
+        return self.images_of("calibration") if "calibration" in self.splits else None
 
     def _digest(self, splits: tuple[str, ...]) -> str:
         digest = hashlib.sha256(self._cache.checksum.encode())

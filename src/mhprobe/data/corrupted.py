@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mhprobe.data.draws import draw, fold
 from mhprobe.data.source import Contents, Source
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 
 def blur(image: Tensor, severity: int) -> Tensor:
@@ -63,7 +63,7 @@ class Corrupted:
         if unknown or not kinds:
             raise UserError(f"data.source.kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
         if severity not in range(1, 6):
-            raise UserError(f"data.source.severity: expected 1 (slight) to 5, got {severity!r}.")
+            raise UserError(f"data.source.severity: expected 1 (slight) to 5, got {quoted(severity)}.")
         self.source, self.kinds, self.severity, self.seed = source, tuple(kinds), severity, seed
         self.name = f"{source.name}_corrupted"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mhprobe.data.source import Contents
 from mhprobe.data.split import stratified
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 
 class Digits:
@@ -25,7 +25,9 @@ class Digits:
 
     def __init__(self, test_fraction: float = 0.2, split_seed: int = 0) -> None:
         if not 0 < test_fraction < 1:
-            raise UserError(f"data.source.test_fraction: expected a share between 0 and 1, got {test_fraction!r}.")
+            raise UserError(
+                f"data.source.test_fraction: expected a share between 0 and 1, got {quoted(test_fraction)}."
+            )
         self.test_fraction, self.split_seed = test_fraction, split_seed
 
     def key(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, short
 
 # Hugging Face's and WebDataset's names among them
 IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
@@ -51,12 +51,20 @@ def _first(parts: Sequence[Any]) -> Tensor | None:
 
 def _stacked(part: Any) -> Tensor | None:
     """(B, ...) of a tensor, an array, or a list of one number, array or tensor per image; None of anything else."""
-    if isinstance(part, np.ndarray) and part.dtype != object:
-        return torch.from_numpy(part)
     if isinstance(part, tuple | list) and part:
-        each = [torch.as_tensor(one) for one in part if isinstance(one, Tensor | np.ndarray | np.generic | int)]
+        each = [tensor for one in part if (tensor := _tensor(one)) is not None]
         return torch.stack(each) if len(each) == len(part) and len({one.shape for one in each}) == 1 else None
-    return part if isinstance(part, Tensor) else None
+    return _tensor(part) if isinstance(part, Tensor | np.ndarray) else None
+
+
+def _tensor(part: Any) -> Tensor | None:
+    """A tensor of a number or an array; None of texts, objects, and numbers that torch has no place for."""
+    if not isinstance(part, Tensor | np.ndarray | np.generic | int):
+        return None
+    try:
+        return torch.as_tensor(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _unknown(item: Any) -> str:
@@ -65,10 +73,11 @@ def _unknown(item: Any) -> str:
     parts = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, tuple | list) else []
     single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
     hint = " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
+    got = short(f"{type(item).__name__}{keys}{things}", 200)
     return (
         f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
-        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, got a {type(item).__name__}{keys}"
-        f"{things}.{hint} Say where they are: batch=lambda item: (item[...], item[...])."
+        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, got a {got}.{hint} "
+        f"Say where they are: batch=lambda item: (item[...], item[...])."
     )
 
 

@@ -165,8 +165,8 @@ class HeadGates(nn.Module):
         """The amount above which a head is kept: a number, or "likelier" for Voita's rule. UserError without one."""
         if isinstance(rule, str):
             raise UserError(
-                f"gates.threshold: {rule!r} compares the chances of a gate that is exactly 0 and exactly 1, which only "
-                f"hard-concrete gates have. Give a number."
+                f"gates.threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and exactly 1, "
+                f"which only hard-concrete gates have. Give a number."
             )
         return rule
 

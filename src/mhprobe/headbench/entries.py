@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mhprobe import measures as all_measures
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.headbench.bench import Make
 from mhprobe.measures.base import Measure
 
@@ -37,7 +37,7 @@ def _imported(path: str) -> Any:
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"headbench: cannot import {path!r} ({error}); expected module.Class.") from error
+        raise UserError(f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.") from error
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
         raise UserError(f"headbench: {path} is no measure; expected a class that derives from mhprobe's Measure.")
     return kind

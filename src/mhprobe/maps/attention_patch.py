@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadSite
 from mhprobe.maps.base import MapKind, as_grid, chosen_heads, head_name, layout_of
 from mhprobe.recording.record import record
@@ -57,7 +57,7 @@ def token_of(query: str | Sequence[int], site: HeadSite) -> int:
         raise UserError(
             f"attention_patch.query: {site.name} has {'a' if site.class_token else 'no'} class token, "
             f"{site.prefix_tokens - site.class_token} registers and patches from [0, 0] to "
-            f"[{height - 1}, {width - 1}], got {query!r}."
+            f"[{height - 1}, {width - 1}], got {quoted(query)}."
         )
     return site.prefix_tokens + int(at[0]) * width + int(at[1])
 

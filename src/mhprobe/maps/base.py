@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach, puts_out_features
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import find_gates
 from mhprobe.heads import HeadLayout, HeadSite
 
@@ -77,7 +77,7 @@ def _head(name: str, layout: HeadLayout, kind: str) -> tuple[int, int]:
     if len(there) != 1 or not head.isdigit() or int(head) >= layout.sites[there[0]].num_heads:
         raise UserError(
             f"{kind}: heads: expected <block>/<head> or <attention module>/<head>, as in {layout.sites[-1].block}/0 or "
-            f"{layout.sites[-1].name}/0, of which the model has one, got {name!r}."
+            f"{layout.sites[-1].name}/0, of which the model has one, got {quoted(name)}."
         )
     return there[0], int(head)
 

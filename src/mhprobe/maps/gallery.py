@@ -15,7 +15,7 @@ from mhprobe.data.archive import small_enough
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.data.images import decode
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
@@ -168,7 +168,7 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
     inside = [image for image in chosen if not isinstance(image, str)]
     if not chosen or not all(0 <= image < size for image in inside):
         raise UserError(
-            f"images: expected positions from 0 to {size - 1} in the test split or files, got {list(chosen)}."
+            f"images: expected positions from 0 to {size - 1} in the test split or files, got {quoted(list(chosen))}."
         )
     called = [str(_called(image)) for image in chosen]
     if twice := [file for file in files if called.count(str(_called(file))) > 1]:

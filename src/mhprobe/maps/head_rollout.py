@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadWeights, wide
 from mhprobe.maps.base import MapKind, as_grid, choose_block, layout_of, readout
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
@@ -31,7 +31,7 @@ class HeadRollout(MapKind):
     def __init__(self, block: int = -1, fusion: Fusion = "mean", discard: float = 0.0, weight: str = "none") -> None:
         check(fusion, discard, "head_rollout")
         if weight not in ("none", "written"):
-            raise UserError(f"head_rollout: weight is none or written, got {weight!r}.")
+            raise UserError(f"head_rollout: weight is none or written, got {quoted(weight)}.")
         self.block, self.fusion, self.discard, self.weight = block, fusion, discard, weight
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.checks import check_batch
 from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.measuring import pieces
 from mhprobe.recording.record import record
@@ -39,8 +40,7 @@ def attention(
     sizes, and a query that the model has no token for.
     """
     layout = attach(model).layout
-    if not isinstance(images, Tensor):
-        raise UserError(f"attention: images: expected a tensor (B, 3, height, width), got {quoted(images)}.")
+    check_batch(model, images, None, any(site.line for site in layout.sites))
     chosen = _chosen(layout, head)
     numbers = sorted({number for number, _ in chosen})
     sites = {number: layout.sites[number] for number in numbers}

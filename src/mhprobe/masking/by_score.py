@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column
 from mhprobe.masking.base import Evaluate, Order, Path, Units
@@ -51,7 +51,7 @@ class ByScore(Order):
                 f"masking order by_score: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv."
             )
         if self.first not in ("lowest", "highest"):
-            raise UserError(f"masking order by_score: first is lowest or highest, got {self.first!r}.")
+            raise UserError(f"masking order by_score: first is lowest or highest, got {quoted(self.first)}.")
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
             raise UserError(
                 f"masking order by_score: rescore_every counts steps from 1 and needs a measure, since a table stays "

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.slopes import gate_slopes, token_slopes
@@ -85,7 +85,7 @@ class GateImportance(Measure):
         one_of(self.name, "abs_at", abs_at, AbsAt)
         one_of(self.name, "normalize", normalize, Normalize)
         if power not in (1, 2):
-            raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {power!r}.")
+            raise UserError(f"{self.name}: power is 1 (absolute value) or 2 (square), got {quoted(power)}.")
         self.abs_at = abs_at
         self.power = power
         self.normalize = normalize

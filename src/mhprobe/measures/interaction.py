@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.outcomes import outcomes_of
@@ -70,7 +70,7 @@ class Interaction(Measure):
         if heads is not None and pairs is not None:
             raise UserError("interaction: give heads (all pairs among them) or pairs (exactly these), not both.")
         if heads is None and pairs is None and not (type(top_k) is int and top_k >= 2):
-            raise UserError(f"interaction: top_k is a whole number of at least 2, got {top_k!r}.")
+            raise UserError(f"interaction: top_k is a whole number of at least 2, got {quoted(top_k)}.")
         self.which = which
         if pairs is not None:
             named = _checked_pairs(pairs)

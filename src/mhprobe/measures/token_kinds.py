@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
@@ -53,7 +53,7 @@ class TokenKinds(Measure):
     def __init__(self, layout: HeadLayout, value: str = "neighbours", threshold: float = 3.0, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         if value not in COLUMNS:
-            raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {value!r}.")
+            raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {quoted(value)}.")
         if threshold <= 0:
             raise UserError(f"token_kinds: threshold is a number of standard deviations above 0, got {threshold}.")
         site = layout.sites[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadSite
 
 Query = str | tuple[int, int]
@@ -31,7 +31,7 @@ def who_looks(site: HeadSite, query: Query) -> Tensor:
         has = ["mean"] + ["class"] * site.class_token + ["registers"] * (prefix > site.class_token)
         raise UserError(
             f"attention: query: expected {', '.join(has)} or (row, column) in a grid of {height} x {width} for "
-            f"{site.name}, got {query!r}."
+            f"{site.name}, got {quoted(query)}."
         )
     return asking / asking.sum()
 

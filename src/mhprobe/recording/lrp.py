@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mhprobe.backbones import backbone_of, family_of
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
 from mhprobe.recording.objective import objective, refuse_features
@@ -95,7 +95,7 @@ def _explained(
 ) -> tuple[Tensor, Tensor]:
     """The logit, or length of features, to explain, and patch embeddings, where the graph under the rules begins."""
     if rule.target not in ("top1", "label", "norm"):
-        raise UserError(f"relevance: target is top1, label or norm, got {rule.target!r}.")
+        raise UserError(f"relevance: target is top1, label or norm, got {quoted(rule.target)}.")
     refuse_features(model, rule.target, "relevance")
     if rule.target == "label" and labels is None:
         raise UserError("relevance: target=label explains the label's logit, so it needs labels, got None.")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need
@@ -150,7 +150,7 @@ def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str
         usable = [name for name, values in columns.items() if values.shape == shape]
         raise UserError(
             f"{scores_by.name}: expected one of its columns per head, {', '.join(usable) or 'of which it has none'}, "
-            f"got {column!r}."
+            f"got {quoted(column)}."
         )
     return columns[column]
 

@@ -28,7 +28,7 @@ from mhprobe.masking.redundant_or_inert import MaskedHead
 CURVE_COLUMNS = (
     *("curve", "split", "step", "heads_masked", "unit", "masked", "accuracy", "loss", "low", "high"),
     *("p", "p_holm", "delta", "delta_low", "delta_high", "spent", "exhaustive", "seed"),
-    *("search", "chosen_on", "rescale", "fill", "score", DIGEST),
+    *("search", "chosen_on", "chosen_by", "rescale", "fill", "score", DIGEST),
 )
 
 
@@ -197,7 +197,8 @@ def curve_rows(found: Sequence[Curve]) -> list[dict[str, Any]]:
         with its 95 % interval (bootstrap over images; in "mean" rows Student's over repeats).
     spent, exhaustive: image-forwards that the search asked for in the step, and that trying every candidate on every
         image takes; empty where the order does not say. seed: of a random path.
-    search: how steps were decided. chosen_on: the split that the path was chosen on. rescale: 1 where kept heads were
+    search: how steps were decided. chosen_on: the split that the path was chosen on; chosen_by: digest of these images,
+        by which a promise on them is refused. rescale: 1 where kept heads were
         multiplied by H / kept. fill: what stood in the place of masked heads. score: what "accuracy" (larger is better)
         and "loss" (smaller is) are, a file of mhprobe.scoring; "labels" for the words themselves. layout: digest of the
         model's heads, as in tables with a row per head.
@@ -227,6 +228,7 @@ def _point(curve: Curve, step: Sequence[int], points: Points, k: int) -> dict[st
         "heads_masked": int(heads) if heads.is_integer() else heads,
         "search": curve.search,
         "chosen_on": curve.chosen_on or "",
+        "chosen_by": curve.chosen_by,
         "rescale": int(curve.rescale),
         "fill": curve.fill,
         "score": curve.scored.name,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.report import tables
 from mhprobe.report.tables import Table
@@ -134,4 +134,4 @@ class Found(dict[str, Values]):
     def __missing__(self, name: str) -> Values:
         if name in self.refused:
             raise self.refused[name]
-        raise UserError(f"measure: {name!r} was not measured; there are {', '.join(self) or 'none'}.")
+        raise UserError(f"measure: {quoted(name)} was not measured; there are {', '.join(self) or 'none'}.")

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 AXIS = "masking/heads_masked"
 
@@ -23,7 +23,7 @@ def views(project: str, group: str | None, measures: Sequence[str], curves: Sequ
     """
     entity, _, name = project.partition("/")
     if not entity or not name or "/" in name:
-        raise UserError(f"dashboard: which project? Expected entity/project, got {project!r}.")
+        raise UserError(f"dashboard: which project? Expected entity/project, got {quoted(project)}.")
     try:
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws

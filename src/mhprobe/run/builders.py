@@ -31,7 +31,7 @@ from mhprobe.callbacks.screen import ShowsTraining
 from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
@@ -108,6 +108,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         frozen=gates["frozen"],
         **optim(cfg, data),
     )
+    if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
+        log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
     if gates["mask"]:
         made.gates.close(~read_kept(gates["mask"], made.gates.layout))
     if cfg.get("compile"):
@@ -506,7 +508,7 @@ def _prepared(part: dict[str, Any], where: str) -> ImageData:
     for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
         refuse_plain(part.get(key), f"{where}.{key}")
     if type(seed := part.get("seed", 0)) is not int:
-        raise UserError(f"{where}.seed: expected a whole number, got {seed!r}.")
+        raise UserError(f"{where}.seed: expected a whole number, got {quoted(seed)}.")
     made: ImageData = construct(part, where)
     made.prepare_data()
     made.setup()

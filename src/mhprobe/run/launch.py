@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.io.progress import screen
 from mhprobe.io.stopping import Stopped, handle, listen, stop
 from mhprobe.io.streams import outlive_readers
@@ -106,7 +106,8 @@ def _refuse_strategy(strategy: Any) -> None:
 def _processes(trainer: Mapping[str, Any]) -> int:
     devices = trainer["devices"]
     wrong = UserError(
-        f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got {devices!r}."
+        f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got "
+        f"{quoted(devices)}."
     )
     if isinstance(devices, list):
         if not devices or len(set(devices)) < len(devices) or not all(type(n) is int and n >= 0 for n in devices):

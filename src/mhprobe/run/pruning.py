@@ -24,6 +24,7 @@ from mhprobe.report.figures import curves as curves_figure
 from mhprobe.report.figures import per_head
 from mhprobe.report.figures import speed as speed_figure
 from mhprobe.report.report import Report, Result, Sample
+from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.schema import comes_with_weights
@@ -178,6 +179,7 @@ def run_pruning(
     if settings["onnx"]:
         export.needs_onnx()
     mend = None if settings["repair"]["per"] == "none" else settings["repair"]
+    looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
     found = prune(
         model,
         images,
@@ -188,6 +190,7 @@ def run_pruning(
         fold=settings["fold"],
         mend=mend,
         train=train,
+        chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
     )
     if found.promise is not None:
         _report_promise(report, found.promise)
@@ -197,6 +200,7 @@ def run_pruning(
     gone = kept_heads(layout_of(model), found.gone)
     about = {
         **pruned_description(description, gone, settings["proj_bias"], folded_gates(model)),
+        "chosen_by": list(dict.fromkeys(found.chosen_by)),
         "made": {
             **(made or {}),
             "rescaled": found.rescaled,
@@ -239,10 +243,12 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
         for row in speeds
         if row["removed"] == MINE
     ]
+    tested = f"p = {last.p:.2g} (McNemar)"
     said.append(
         f"dense {first.heads} heads {_accuracy(first)} -> {last.stage} {last.heads} heads {_accuracy(last)}, of "
         f"{last.images} test images: {100 * last.difference:+.2f} points (95 % interval "
-        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), p = {last.p:.2g} (McNemar)"
+        f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), "
+        f"{'too good: test images chose the heads' if found.optimistic else tested}"
     )
     return said
 
@@ -301,9 +307,12 @@ def nothing_promised(promise: Promise) -> UserError:
 
 def _report(report: Report, found: Pruned) -> None:
     stages = Table(list(Stage._fields), [list(row) for row in found.stages], "stages")
-    report.add("pruning", Result(stages, label=found.scored.right))
+    seen = "Test images chose the heads: these numbers are too good." if found.optimistic else ""
+    report.add("pruning", Result(stages, label=found.scored.right, about=seen))
     columns, label = dict.fromkeys(("value", "kept"), (~found.gone).long()), "kept (1), removed (0)"
     kept, figure = tables.per_head(report.layout, columns), per_head.draw(report.layout, columns, label)
+    kept.columns.append("chosen_by")
+    kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
     report.add("kept_heads", Result(kept, figure, label=label, decides="removed", drawn="per_head"))
     last = found.stages[-1]
     report.add_metrics(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import mhprobe.scoring
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.masking.base import Scored
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
@@ -77,7 +77,7 @@ def score_for(asked: str | type[Score] | None, where: str, labelled: bool, featu
     usual = "cosine" if features else "labels" if labelled else "top1"
     score = known.get(asked or usual) if asked is None or isinstance(asked, str) else asked
     if not (inspect.isclass(score) and issubclass(score, Score)):
-        raise UserError(f"{where}: expected one of {', '.join(sorted(known))}, got {asked!r}.")
+        raise UserError(f"{where}: expected one of {', '.join(sorted(known))}, got {quoted(asked)}.")
     name = score.scored.name
     if score.labelled and not labelled:
         raise UserError(f"{where}={name}: needs labels, and the images have none; without labels there is {usual}.")

@@ -30,11 +30,13 @@ from mhprobe.stats.promise import Guarantee
 class Choice(NamedTuple):
     """Heads that a user names.
 
-    mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept.
+    mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept. chosen_by: the
+    images that chose them, "split:digest" each, as far as the file says.
     """
 
     mask: Tensor
     rescale: bool = False
+    chosen_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class Given:
     def _table(self, path: str, layout: HeadLayout) -> Choice:
         rows = read_rows(path, (), "prune.heads")
         if "kept" in rows[0]:
-            return Choice(~read_kept(path, layout, "prune.heads"))
+            chosen_by = tuple(rows[0].get("chosen_by", "").split())
+            return Choice(~read_kept(path, layout, "prune.heads"), chosen_by=chosen_by)
         if not {"curve", "step", "heads_masked", "masked"} <= set(rows[0]):
             raise UserError(
                 f"prune.heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or those of "
@@ -90,7 +93,9 @@ class Given:
         check_layout(path, rows, layout, "prune.heads")
         row = self._point(path, rows)
         masked = _listed(layout, row["masked"].split(), f"prune.heads: {path}, column masked")
-        return Choice(masked, rescale=row.get("rescale", "") in ("1", "True"))
+        split, images = row.get("chosen_on", ""), row.get("chosen_by", "")
+        chosen_by = (f"{split}:{images}",) if split else ()
+        return Choice(masked, row.get("rescale", "") in ("1", "True"), chosen_by)
 
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
         """The row of the curve's point."""
@@ -108,7 +113,7 @@ class Given:
         wanted = self.remove if self.step is None else self.step
         assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
-            raise UserError(f"prune.heads: {path}, column {column}: expected whole numbers, got {wrong[0]!r}.")
+            raise UserError(f"prune.heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
         there = [int(row[column]) for row in points]
         if wanted not in there:
             nearest = min(there, key=lambda number: abs(number - wanted), default="none")

@@ -9,13 +9,14 @@ Shapes: A heads of all sites.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import nn
 
 from mhprobe.backbones import layout_of
+from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Order, Path
 from mhprobe.masking.parts.constraints import constrain
@@ -105,6 +106,24 @@ def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: 
     check_images(guarantee, calibrate.images)
     path = Path(None, choice.mask[None], ("given",))
     return _promise(path, calibrate, guarantee, seed, "given", "", None, choice.rescale, layout)
+
+
+def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
+    """UserError where images that are set aside may be among those that chose heads ("split:digest" each)."""
+    apart = {data.images_of(split) for split in ("train", "val")}
+    for images in chosen_by:
+        split, _, digest = images.partition(":")
+        if split == "test" or digest in apart:
+            continue
+        if split == "calibration":
+            raise UserError(
+                "prune.guarantee: images that were set aside have decided before how many heads of this network go: "
+                "each set promises once. Prune the whole network anew, or promise on images of another data set."
+            )
+        raise UserError(
+            f"prune.guarantee: the heads were chosen on {split} images that may be among those that are set aside now. "
+            f"Choose them with this run's options of data (calibration_fraction, val_fraction, seed, limits)."
+        )
 
 
 def check_images(guarantee: Guarantee, images: int) -> None:

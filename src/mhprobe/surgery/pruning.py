@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -36,7 +37,7 @@ from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given
 from mhprobe.surgery.on_path import OnPath, removed_after
-from mhprobe.surgery.promised import Promise, Promised, promise_of
+from mhprobe.surgery.promised import Promise, Promised, check_unseen, promise_of
 from mhprobe.surgery.removal import (
     ProjBias,
     drop_bias,
@@ -71,7 +72,7 @@ class Stage(NamedTuple):
     difference: float  # accuracy minus the dense network's, on the same images
     difference_low: float  # Newcombe's 95 % interval
     difference_high: float
-    p: float  # exact McNemar against the dense network
+    p: float  # exact McNemar against the dense network; NaN where these images chose the heads
     images: int
     parameters: int
     flops: int  # per image
@@ -86,6 +87,7 @@ class Pruned:
     difference: the largest between masked and pruned logits.
     rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
     promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
+    chosen_by: the images that chose which heads are left, "split:digest" each, as far as anybody knows.
     """
 
     model: nn.Module
@@ -96,6 +98,12 @@ class Pruned:
     rescaled: bool = False
     scored: Scored = LABELS
     promise: Promise | None = None
+    chosen_by: tuple[str, ...] = ()
+
+    @property
+    def optimistic(self) -> bool:
+        """True if test images chose the heads: accuracies on them are too high, and a test would not know of it."""
+        return any(images.startswith("test:") for images in self.chosen_by)
 
 
 class Images:
@@ -121,6 +129,11 @@ class Images:
         self.of: Of = "loss"
         self.split = {"validation": "val"}.get(select_on, select_on)
         self.chosen = self._some(self.split, look_at)
+
+    @property
+    def name(self) -> str:
+        """The images that choose, as "split:digest"."""
+        return f"{self.split}:{self.data.images_of(self.split)}"
 
     def selection(self, positions: Tensor | None = None) -> Iterator[Batch]:
         """Batches of the images that choose, or of those at ``positions`` among them; ``index`` counts them from 0."""
@@ -193,13 +206,15 @@ def prune(
     fold: Fold = "zero",
     mend: Mapping[str, Any] | None = None,
     train: Train | None = None,
+    chosen_by: Sequence[str] = (),
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
     can be promised, nothing is removed.
     proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias.
-    mend: options of ``repair``, None for none. train: called after each round.
+    mend: options of ``repair``, None for none. train: called after each round. chosen_by: the images that chose the
+    heads that ``model`` has, and those of the table that an order goes by.
 
     Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
     rounding.
@@ -210,8 +225,11 @@ def prune(
         source.check(layout.num_heads, rounds)
     elif rounds > 1:
         raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+    given = source.choose(model, kept) if isinstance(source, Given) else None
+    looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())
-    now, found, left = model, Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool)), 1.0
+    now, left = model, 1.0
+    found = Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool), chosen_by=looked_at)
     found.scored = images.scores["test"].scored
     score = functools.partial(_score, images, found)
     score("dense", 0, model)
@@ -222,11 +240,12 @@ def prune(
             batch = lambda: next(images.selection()).images  # noqa: E731
             choice, left = source.choose(now, evaluate, batch, layout, left, number / rounds)
         elif isinstance(source, Promised) or source.guarantee is not None:
-            choice, found.promise = _promised(source, now, images, fill, kept)
+            choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
                 return found
         else:
-            choice = source.choose(now, kept)
+            assert given is not None
+            choice = given
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
         smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:
@@ -242,15 +261,28 @@ def prune(
     return found
 
 
+def _looked_at(
+    source: Given | OnPath | Promised, given: Choice | None, images: Images, before: Sequence[str]
+) -> tuple[str, ...]:
+    """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
+    if isinstance(source, Given):
+        chosen_by = (*before, *(given.chosen_by if given else ()))
+    else:
+        chosen_by = (*before, images.name) if source.order.searches else tuple(before)
+    if isinstance(source, OnPath) or source.guarantee is None:
+        return chosen_by
+    check_unseen(chosen_by, images.data)
+    return (*chosen_by, f"calibration:{images.data.set_aside}")
+
+
 def _promised(
-    source: Given | Promised, model: nn.Module, images: Images, fill: Fill | None, kept: Tensor | None
+    source: Given | Promised, choice: Choice | None, model: nn.Module, images: Images, fill: Fill | None
 ) -> tuple[Choice, Promise]:
     """The heads that go if the promise is kept, and how far it is."""
     if isinstance(source, Promised):
         evaluate, calibrate = (make(model, source.rescale, fill) for make in (images.evaluate, images.calibrate))
         return source.choose(model, evaluate, calibrate)
-    assert source.guarantee is not None
-    choice = source.choose(model, kept)
+    assert source.guarantee is not None and choice is not None
     calibrate = images.calibrate(model, choice.rescale, fill)
     return choice, promise_of(choice, calibrate, source.guarantee, source.seed, gates_of(model).layout.digest)
 
@@ -325,7 +357,7 @@ def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Mod
             change.difference,
             change.low,
             change.high,
-            change.p,
+            math.nan if found.optimistic else change.p,
             count,
             count_parameters(model),
             count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),

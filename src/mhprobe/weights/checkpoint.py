@@ -29,7 +29,7 @@ from mhprobe.weights.description import checked, digest
 log = logging.getLogger(__name__)
 
 # the parts of a description that belong to the model, not to the file it came in
-DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias")
+DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias", "chosen_by")
 
 
 def save_weights(model: nn.Module, path: Path, description: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:

@@ -60,6 +60,7 @@ class Description(BaseModel):
     gates_kept: list[Literal[0, 1]] | None = None
     kept: dict[str, list[Annotated[int, Field(ge=0)]]] | None = None
     proj_bias: Literal["keep", "drop"] | None = None
+    chosen_by: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=1000)] | None = None
     timm: dict[str, Any] | None = None
 
 

@@ -3,6 +3,7 @@
 The JSON is a description as in ``mhprobe.weights.checkpoint``, and besides:
     timm: what ``timm.create_model`` takes to build the model before pruning;
     kept: site name -> the heads that stayed, by their number in that model; an empty list is an emptied layer;
+    chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
     proj_bias: whether an emptied layer still adds its projection's bias, "keep" or "drop";
     gates: absent: they are multiplied into the weights (``gates_folded`` lists what they were).
 docs/pruning.md rebuilds it in plain timm.

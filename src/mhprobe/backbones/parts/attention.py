@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.errors import HeadsMixed, UserError
+from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.heads import HeadSite
 
 _LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call the one behind attention
@@ -68,7 +68,7 @@ def linear_pool(pool: str) -> None:
     """UserError for a pooling that is no fixed sum of tokens."""
     if pool not in ("token", "avg"):
         raise UserError(
-            f"logit_attribution: global_pool={pool!r} is no sum of what the heads write, expected token or avg."
+            f"logit_attribution: global_pool={quoted(pool)} is no sum of what the heads write, expected token or avg."
         )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mhprobe.backbones.parts.conv_stem import conv_stem as stem_of
 from mhprobe.backbones.parts.wide_heads import attention_of_width
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 
 SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
 
@@ -38,7 +38,7 @@ def build(
 
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
-        raise UserError(f"backbone.name: timm {timm.__version__} has no model {name!r}; {_instead_of(name)}.")
+        raise UserError(f"backbone.name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
     _refuse_no_size({"attn_head_dim": attn_head_dim, **kwargs})

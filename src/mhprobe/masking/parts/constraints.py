@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.io.options import fits
 from mhprobe.masking.base import Units
@@ -30,11 +30,13 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     """
     known: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double(), **costs}
     if len(setting) != 1 or not set(setting) <= set(known):
-        raise UserError(f"masking target: expected one of {', '.join(known)} with its value, got {dict(setting)}.")
+        raise UserError(
+            f"masking target: expected one of {', '.join(known)} with its value, got {quoted(dict(setting))}."
+        )
     ((unit, value),) = setting.items()
     most = layout.num_heads if unit == "heads" else 1
     if not fits(value, float) or not 0 <= value <= most:
-        raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {value}.")
+        raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {quoted(value)}.")
     return Target(unit, float(value), known[unit])
 
 
@@ -45,7 +47,7 @@ def constrain(units: Units, limits: Limits, where: str) -> Units:
     """
     floor, target = limits.min_heads_per_layer, limits.target
     if floor < 0:
-        raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {floor}.")
+        raise UserError(f"{where}.min_heads_per_layer: expected a whole number from 0, got {quoted(floor)}.")
     units = dataclasses.replace(units, limits=limits if floor or target is not None else None)
     nothing = torch.zeros(limits.layout.num_heads, dtype=torch.bool)
     if not limits.reached(nothing) and not units.candidates([]):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import mhprobe.masking
-from mhprobe.errors import UserError, whole_number
+from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Evaluate, Order, Units
@@ -66,7 +66,7 @@ def order_named(name: str, **options: Any) -> Order:
     """
     orders = known_orders()
     if name not in orders:
-        raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {name!r}.")
+        raise UserError(f"masking order: expected one of {', '.join(sorted(orders))}, got {quoted(name)}.")
     refuse_misfits(orders[name], options, f"masking order {name}")
     return orders[name](**options)
 
@@ -92,6 +92,8 @@ def masking_curve(
     steps: int | None = None,
     step: int | None = None,
     costs: Mapping[str, Cost] | None = None,
+    chosen_on: str | None = None,
+    chosen_by: str = "",
 ) -> list[Curve]:
     """One curve on the splits it is scored on, the one to report last; step 0 is the unmasked model.
 
@@ -100,6 +102,8 @@ def masking_curve(
     steps: the path stops there. step: only this point of the curve is scored, and the search goes no further than
         it has to; no curve if the path is shorter.
     costs: what masks leave of "flops" and "latency", as shares; for targets in these units.
+    chosen_on: the split that the order's scores were measured on before; by default it is chosen here, on splits[0].
+    chosen_by: digest of these images.
     """
     for name, value in (("steps", steps), ("step", step)):
         whole_number(f"masking.{name}", value, none="all")
@@ -118,7 +122,7 @@ def masking_curve(
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 
-    chosen_on = splits[0] if spec.order.searches else None
+    chosen_on = (chosen_on or splits[0]) if spec.order.searches else None
     scored = [(splits[1], evaluate_report)] if splits[0] != splits[1] else []
     if spec.order.searches or not scored:
         scored.insert(0, (splits[0], evaluate_select))
@@ -133,6 +137,7 @@ def masking_curve(
             fill=spec.fill,
             scored=evaluate.scored,
             layout=layout.digest,
+            chosen_by=chosen_by if chosen_on else "",
         )
         for split, evaluate in scored
     ]

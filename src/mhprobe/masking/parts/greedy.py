@@ -10,7 +10,7 @@ import abc
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Scores, Units
 from mhprobe.masking.search.auto import Auto
@@ -31,7 +31,7 @@ class GreedySearch(Order):
 
     def __post_init__(self) -> None:
         if self.tie_break not in ("index", "loss"):
-            raise UserError(f"masking order: tie_break is index or loss, got {self.tie_break!r}.")
+            raise UserError(f"masking order: tie_break is index or loss, got {quoted(self.tie_break)}.")
 
     @property
     @abc.abstractmethod

@@ -67,10 +67,11 @@ class Curve:
     """Numbers of one curve on one split.
 
     search: how its steps were decided (e.g. "exact"), empty where nothing was searched. chosen_on: the split whose
-    images chose the path, None where none did. rescale: whether kept heads were multiplied by H / kept. traces: one;
-    of a random order one per repeat. guarantee: what the traces' ``promised`` promises.
-    fill: what stood in the place of masked heads. scored: what "accuracy" and "loss" of its points are. layout: digest
-    of the heads that its masks are of, empty where nobody said.
+    images chose the path, None where none did; chosen_by: their digest, empty where nobody said.
+    rescale: whether kept heads were multiplied by H / kept. traces: one; of a random order one per repeat.
+    guarantee: what the traces' ``promised`` promises. fill: what stood in the place of masked heads.
+    scored: what "accuracy" and "loss" of its points are. layout: digest of the heads that its masks are of, empty where
+    nobody said.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Curve:
     fill: str = "zero"
     scored: Scored = LABELS
     layout: str = ""
+    chosen_by: str = ""
 
     @property
     def optimistic(self) -> bool:

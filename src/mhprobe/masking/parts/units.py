@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Units
 
@@ -73,7 +73,7 @@ UNITS: dict[str, Callable[[HeadLayout, Sequence[int]], Units]] = {f.__name__: f 
 def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()) -> Units:
     """The units called ``name`` of a layout, without the heads of the excluded layers."""
     if name not in UNITS:
-        raise UserError(f"masking units: expected one of {', '.join(UNITS)}, got {name!r}.")
+        raise UserError(f"masking units: expected one of {', '.join(UNITS)}, got {quoted(name)}.")
     count = len(layout.sites)
     for number in exclude_layers:
         if type(number) is not int or not -count <= number < count:
@@ -83,7 +83,7 @@ def make_units(name: str, layout: HeadLayout, exclude_layers: Sequence[int] = ()
             )
     excluded = {number % count for number in exclude_layers}
     if len({*exclude_layers}) < len(exclude_layers):  # a mask of layers would be a list of 0 and 1
-        raise UserError(f"exclude_layers: expected layers, each once, got {list(exclude_layers)}.")
+        raise UserError(f"exclude_layers: expected layers, each once, got {quoted(list(exclude_layers))}.")
     layers = [i for i in range(count) if i not in excluded]
     if not layers:
         raise UserError(f"exclude_layers: all {count} layers are excluded, nothing is left to mask. Leave one out.")

@@ -129,6 +129,20 @@ def _ledger(files: Folder, unread: list[str]) -> dict[str, Entry]:
         return {}
 
 
+def measured_on(order: Any) -> str | None:
+    """Return "test" for an order by a table that a run measured on test images: they chose it; None for others."""
+    if not (table := getattr(order, "table", None)):
+        return None
+    place = Path(table).absolute()
+    try:
+        results = _ledger(Folder(place.parent.parent), []).values()
+    except UserError:  # a table that lies alone: nobody knows
+        return None
+    return next(
+        (entry.split for entry in results if entry.table == f"tables/{place.name}" and entry.split == "test"), None
+    )
+
+
 def _tables(files: Folder, results: Mapping[str, Entry], unread: list[str]) -> dict[str, Table]:
     tables = {}
     for name, entry in results.items():
