@@ -122,15 +122,17 @@ def test_mix_blends_images_and_targets_alike_and_leaves_the_global_generator_alo
     batch = make_batch()
     batch = batch._replace(images=normalise(batch.images, (12, 10), (0.5,) * 3, (0.5,) * 3))
     augment = Augment(**options)
+    overlapping = take(batch, [49, *range(50)])._replace(first=batch.index[0])  # begins with the image before it
     state = torch.get_rng_state()
-    mixed = augment.mix(batch, 4, 0, 0)
+    mixed = augment.mix(overlapping, 4, 0, 0)
+    assert torch.equal(mixed.index, batch.index) and torch.equal(mixed.labels, batch.labels) and mixed.valid.all()
     assert torch.equal(torch.get_rng_state(), state)
     assert mixed.targets.shape == (50, 4)
     torch.testing.assert_close(mixed.targets.sum(1), torch.ones(50))
     torch.manual_seed(99)
-    again = augment.mix(batch, 4, 0, 0)
+    again = augment.mix(overlapping, 4, 0, 0)
     assert torch.equal(again.images, mixed.images) and torch.equal(again.targets, mixed.targets)
-    assert not torch.equal(augment.mix(batch, 4, 0, 1).images, mixed.images)
+    assert not torch.equal(augment.mix(overlapping, 4, 0, 1).images, mixed.images)
     # the share of the neighbour in the target is the share of the neighbour in the image
     share = mixed.targets.gather(1, batch.labels.roll(1)[:, None])[0]
     moved = (mixed.images - batch.images)[0].abs().sum() / (batch.images.roll(1, 0) - batch.images)[0].abs().sum()
@@ -144,6 +146,9 @@ def test_padding_as_wide_as_the_image_is_refused(padding):
         Augment(crop_padding=padding).crop_flip(make_batch(), 0, 0)
     with pytest.raises(UserError, match=r"data.augment.mixup: expected 0 or more, got -1"):
         Augment(mixup=-1)
+    with pytest.raises(UserError, match=r"data.augment.magnitude: expected 0 to 30, got 31"):
+        Augment(rand_augment=1, magnitude=31)
+    Augment(rand_augment=1, magnitude=30).distort(make_batch(2), 0, 0)
 
 
 def test_reseeding_the_cpu_draws_what_torch_would_and_prepares_no_other_device(monkeypatch):

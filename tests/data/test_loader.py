@@ -13,6 +13,7 @@ import torch
 from data_sets import Noise
 from mhprobe.data.augment import Augment
 from mhprobe.data.base import ImageData
+from mhprobe.data.batch import Batch
 from mhprobe.data.cache import open_cache
 from mhprobe.data.loader import EvalOrder, Images, Loader, TrainLoader, TrainOrder
 from mhprobe.errors import UserError
@@ -74,6 +75,28 @@ def test_a_batch_larger_than_the_set_is_cut_to_it_and_said_once(caplog):
     ]
     with pytest.raises(UserError, match="1 images for 2 processes; use fewer"):
         TrainOrder(1, 4, seed=0, world_size=2)
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}], ids=str)
+def test_mixed_images_are_the_same_on_any_number_of_ranks(tmp_path, options, monkeypatch):
+    """The partner of a rank's first image is on another rank, and all ranks draw one share, one box."""
+
+    def steps(world: int) -> list[list[Batch]]:
+        data = ImageData(Noise((40, 6)), 12 // world, augment=Augment(**options), cache_dir=tmp_path)
+        ranks = []
+        for rank in range(world):
+            monkeypatch.setattr(data, "_rank_and_world", lambda rank=rank: (rank, world))
+            ranks.append([data.transform(batch, train=True) for batch in data.train_dataloader()])
+        return [list(step) for step in zip(*ranks, strict=True)]
+
+    (alone,), *_ = steps(1)
+    assert len(alone.images) == 12 and alone.targets.shape == (12, 3) and alone.valid.all()
+    for world in (2, 3):
+        step, *_ = steps(world)
+        for name in ("images", "targets", "labels", "index", "valid"):
+            together = torch.cat([getattr(batch, name) for batch in step])
+            assert torch.equal(together, getattr(alone, name)), (world, name)
+        assert not torch.equal(step[0].targets[0], step[0].targets[0].round())  # the first image is blended, too
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -21,6 +21,7 @@ from mhprobe.errors import UserError
 
 # one stream per kind of draw; a new augmentation takes the next number, so that it changes no other
 _DOWN, _RIGHT, _FLIP, _MIX, _RAND = range(5)
+STRONGEST = 30  # of torchvision's RandAugment, whose scale has 31 steps
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,13 @@ class Augment:
         for name in ("crop_padding", "rand_augment", "magnitude", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.augment.{name}: expected 0 or more, got {getattr(self, name)}.")
+        if self.magnitude > STRONGEST:
+            raise UserError(f"data.augment.magnitude: expected 0 to {STRONGEST}, got {self.magnitude}.")
+
+    @property
+    def mixes(self) -> list[str]:
+        """The ways to blend images that are on."""
+        return [name for name in ("mixup", "cutmix") if getattr(self, name)]
 
     def crop_flip(self, batch: Batch, seed: int, epoch: int) -> Batch:
         """Randomly shifted and mirrored images, same shape, uint8."""
@@ -86,22 +94,27 @@ class Augment:
         return batch._replace(images=images)
 
     def mix(self, batch: Batch, num_classes: int, seed: int, epoch: int) -> Batch:
-        """Each image blended with its neighbour in the batch, with (B, C) soft targets; float images.
+        """Each image but the first blended with the one before it, with (B - 1, C) soft targets; float images.
 
-        The one augmentation that depends on which images share a batch: its draw is that of the batch's first image.
+        The one augmentation that depends on which images share a batch. So the batch begins with the image before it in
+        the batch of all ranks, and the draw is that of ``batch.first`` (``TrainOrder`` with ``mixed``): any number of
+        ranks trains on the same images.
         """
-        chosen = [name for name in ("mixup", "cutmix") if getattr(self, name)]
-        if not chosen:
+        if not (chosen := self.mixes):
             return batch
+        assert batch.first is not None
         from torchvision.transforms import v2
 
         # torchvision draws from the global generator, on the CPU: lend it one that is put back
         with torch.random.fork_rng(devices=[]):
-            reseed(fold(seed, epoch, _MIX, int(batch.index[0])))
+            reseed(fold(seed, epoch, _MIX, int(batch.first)))
             name = chosen[int(torch.randint(len(chosen), ()))]
             transform = {"mixup": v2.MixUp, "cutmix": v2.CutMix}[name]
             images, targets = transform(alpha=getattr(self, name), num_classes=num_classes)(batch.images, batch.labels)
-        return batch._replace(images=images, targets=targets)
+        images, targets, labels, index, valid = (
+            part[1:] for part in (images, targets, batch.labels, batch.index, batch.valid)
+        )
+        return batch._replace(images=images, targets=targets, labels=labels, index=index, valid=valid)
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:

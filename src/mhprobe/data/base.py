@@ -243,7 +243,9 @@ class ImageData(L.LightningDataModule):
     def train_dataloader(self) -> TrainLoader:
         self.refuse_unlabelled("training")
         images = self.splits["train"]
-        order = TrainOrder(len(images), self.batch_size, fold(self.seed), *self._rank_and_world())
+        order = TrainOrder(
+            len(images), self.batch_size, fold(self.seed), *self._rank_and_world(), mixed=bool(self.augment.mixes)
+        )
         return TrainLoader(images, order, self.num_workers, self._on_cuda)
 
     def val_dataloader(self) -> Loader:

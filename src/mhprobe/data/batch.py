@@ -18,6 +18,7 @@ class Batch(NamedTuple):
     index: (B,) int64, the image's position in its split.
     valid: (B,) bool, False for images that only even out the ranks: they never enter a sum.
     targets: (B, C) soft targets, only after mixup or cutmix.
+    first: () int64, the index of the first image of the batch of all ranks; only where images are to be mixed.
     objects: (B, height, width) int64 what each pixel shows, 0 for background; only where the data set tells.
     """
 
@@ -27,6 +28,7 @@ class Batch(NamedTuple):
     valid: Tensor
     targets: Tensor | None = None
     objects: Tensor | None = None
+    first: Tensor | None = None
 
     @property
     def unlabelled(self) -> Batch:

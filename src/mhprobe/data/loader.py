@@ -25,10 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class Picks(NamedTuple):
-    """Images of a batch: positions in the split, and True for each that counts."""
+    """Images of a batch: positions in the split, and True for each that counts. first: as in ``Batch``."""
 
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     valid: np.ndarray
+    first: np.int64 | None = None
 
 
 class Images(Dataset[Batch]):
@@ -57,6 +58,7 @@ class Images(Dataset[Batch]):
             index=torch.from_numpy(picks.index),
             valid=torch.from_numpy(picks.valid),
             objects=None if objects is None else torch.from_numpy(np.asarray(objects[where])),
+            first=None if picks.first is None else torch.tensor(picks.first),
         )
 
 
@@ -85,10 +87,14 @@ class EvalOrder(Sampler[Picks]):
 class TrainOrder(Sampler[Picks]):
     """A new permutation each epoch; batch k of all ranks together is the k-th slice of it. The remainder is dropped.
 
+    mixed: every batch begins with one image more, flagged as not valid: the one before it in the batch of all ranks,
+        before the first the last. An image is blended with the one before it, whatever rank has that.
     epoch, start: set before iterating; ``start`` batches are skipped.
     """
 
-    def __init__(self, num_images: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, num_images: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, mixed: bool = False
+    ) -> None:
         if num_images < world_size:
             raise UserError(f"the training split has {num_images} images for {world_size} processes; use fewer.")
         if batch_size * world_size > num_images:
@@ -100,7 +106,7 @@ class TrainOrder(Sampler[Picks]):
                 )  # fmt: skip
             batch_size = fits
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.mixed = rank, world_size, mixed
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -112,10 +118,11 @@ class TrainOrder(Sampler[Picks]):
 
     def __iter__(self) -> Iterator[Picks]:
         order = torch.randperm(self.num_images, generator=generator(self.seed, self.epoch)).numpy()
+        size, begin = self.batch_size * self.world_size, self.rank * self.batch_size
+        mine = np.arange(begin - self.mixed, begin + self.batch_size)
         for batch in range(self.start, len(self)):
-            first = (batch * self.world_size + self.rank) * self.batch_size
-            index = order[first : first + self.batch_size].copy()
-            yield Picks(index, np.ones(len(index), dtype=bool))
+            of_all = order[batch * size : (batch + 1) * size]
+            yield Picks(of_all[mine], mine >= begin, of_all[0] if self.mixed else None)
 
 
 class Loader:

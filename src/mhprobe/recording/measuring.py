@@ -203,8 +203,8 @@ def _feed(
 
 
 def _look(model: nn.Module, batch: Batch, **options: Any) -> HeadBatch:
-    images, labels, index, valid, _, objects = batch
-    return record(model, images, labels, valid=valid, index=index, objects=objects, **options)
+    images_of = {name: getattr(batch, name) for name in ("images", "labels", "valid", "index", "objects")}
+    return record(model, **images_of, **options)
 
 
 def _unfit(
