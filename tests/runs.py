@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 import forks
-from forks import environment
+from forks import environment, patient
 from mhprobe.run import sections
 from mhprobe.run.schema import check
 
@@ -111,7 +111,7 @@ def start(task: str, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str], cwd: Path) -> Result:
     """Wait for a started command."""
     try:
-        out, err = process.communicate(timeout=TIMEOUT)
+        out, err = process.communicate(timeout=patient(TIMEOUT))
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -150,7 +150,7 @@ def as_code(code: str) -> None:
 
 def wait(done: Callable[[], bool]) -> None:
     """Until ``done``, looking often; fails after as long as a command may take."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + patient(TIMEOUT)
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -194,7 +194,7 @@ def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int
     from mhprobe.data.base import ImageData
     from mhprobe.run import cli
 
-    signal.alarm(240)  # a mistake that is not seen would train for hours
+    signal.alarm(patient(240))  # a mistake that is not seen would train for hours
     _ranks_are_forks()
     if save:
         _send_after(AtomicCheckpointIO, "save_checkpoint", number, save, rank)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+import forks
 import mhprobe
 import runs
 import spawned
@@ -250,3 +252,13 @@ def same_row(one: dict[str, str], two: dict[str, str]) -> bool:
             return a == b
 
     return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+
+
+def test_work_that_is_not_done_in_its_time_says_so_and_has_more_of_it_on_a_busy_machine(tmp_path, monkeypatch):
+    """Once a silent end: exit code -14 and no word, where other processes had left too little of the machine."""
+    late = runs.python("import signal, time; signal.alarm(1); time.sleep(60)", tmp_path)
+    assert late.code == -signal.SIGALRM and "had not ended in its time" in late.err
+    assert "in its time" not in runs.python("print(1)", tmp_path).err
+    for load, expected in [(0.1, 500), (10 * (os.cpu_count() or 1), 5000)]:
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert forks.patient(500) == expected
