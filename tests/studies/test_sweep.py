@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import runs
 from mhprobe.errors import UserError
 from mhprobe.io import outcomes
 from mhprobe.report.figures import retained
+from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table, write_csv
 from mhprobe.stats.survival import LABELS, functions, labels, survivors
 from mhprobe.studies import sweep
@@ -67,8 +69,7 @@ def make_run(folder: Path, weight: float, kept: list[int], accuracy: float) -> N
                "test/accuracy": accuracy, "gates/binary_loss": 0.6, "test/loss": 0.5, "test/images": 100}  # fmt: skip
     rows = [[head, f"blocks.{head // 2}.attn", 0, head // 2, head % 2, 1.0, 1.0, on] for head, on in enumerate(kept)]
     columns = ["head", "site", "stage", "block", "index", "gate", "open", "kept"]
-    write_csv(folder / "tables" / "gates.csv", Table(columns, rows))
-    (folder / "metrics.json").write_text(json.dumps(metrics))
+    Report(folder).add("gates", Result(Table(columns, rows, "per_head"), metrics=metrics))
     (folder / "model.json").write_text(json.dumps({"class_names": ["a", "b"], "made": {"data": "x"}}))
     (folder / "config").mkdir()
     (folder / "config" / "overrides.yaml").write_text(
@@ -134,7 +135,7 @@ def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_nea
 def probed(folder: Path, distances: list[float], **more: str) -> Path:
     rows = [[head, "s", distance, 10.0, 10.0, *more.values()] for head, distance in enumerate(distances)]
     columns = ["head", "site", "value", "uniform", "whole", *more]
-    write_csv(folder / "tables" / "attention_distance.csv", Table(columns, rows))
+    Report(folder).add("attention_distance", Result(Table(columns, rows, "per_head")))
     return folder
 
 
@@ -155,7 +156,7 @@ def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     for table, values in (("rarity", [0.3, 0.1, 0.1, 0.1]), ("object_attention", [0.1, 0.1, 0.2, 0.1])):
         rows = [[head, "s", value, 0.1] for head, value in enumerate(values)]
-        write_csv(probe / "tables" / f"{table}.csv", Table(["head", "site", "value", "chance"], rows))
+        Report(probe).add(table, Result(Table(["head", "site", "value", "chance"], rows, "per_head")))
     sweep.write(swept, probe)
     found = [row for row in runs.rows(swept / "tables" / "survivors.csv") if row["by"] == "label" and row["run"] == "0"]
     counted = {row["group"]: (row["kept"], row["of"]) for row in found}
@@ -169,7 +170,8 @@ def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept,
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
     outcomes.write(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
     for run in sweep.collect(swept):
-        outcomes.write(swept / run.name, torch.tensor([True, False, False, True]), torch.arange(4), "the same")
+        right = torch.arange(100) < round(100 * run.metrics["test/accuracy"])
+        outcomes.write(swept / run.name, right, torch.arange(100), "the same")
     drawn = []
     draw = retained.draw
     monkeypatch.setattr(retained, "draw", lambda *given: drawn.append(given[3]) or draw(*given))
@@ -203,3 +205,21 @@ def test_a_folder_without_such_runs_and_a_damaged_one_are_refused(swept, tmp_pat
     (swept / "0" / "metrics.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         sweep.write(swept)
+
+
+def test_a_strangers_runs_are_read_as_data(swept, tmp_path):
+    """No link is followed, no pipe is waited for, and whatever the weights' JSON is, it gives a number or nothing."""
+    gates = swept / "0" / "tables" / "gates.csv"
+    elsewhere = gates.rename(tmp_path / "elsewhere.csv")
+    gates.symlink_to(elsewhere)
+    with pytest.raises(UserError, match=r"sweep: .*0 is damaged \(tables/gates\.csv: a link, which is not followed\)"):
+        sweep.write(swept)
+    gates.unlink(), elsewhere.rename(gates)
+    beside = tmp_path / "whole.json"
+    for text in ("[1]", '{"made": 3}', '{"made": {"data": "x", "test/accuracy": "a"}}', "{"):
+        beside.write_text(text)
+        assert [run.whole for run in sweep.collect(swept)] == [None, None]
+    beside.unlink(), os.mkfifo(beside)
+    assert [run.whole for run in sweep.collect(swept)] == [None, None]
+    (swept / "3").symlink_to(swept / "1")
+    assert [run.name for run in sweep.collect(swept)] == ["1", "0"]

@@ -11,16 +11,16 @@ images have masks). No torch, no training: seconds.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mhprobe.errors import UserError
-from mhprobe.io import outcomes
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
-from mhprobe.io.typed import typed
+from mhprobe.report.runs import run as runs_of
+from mhprobe.report.runs.folder import MB, Folder, reading
+from mhprobe.report.runs.jobs import jobs
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, Survivors, functions, survivors
 
@@ -51,11 +51,12 @@ class Run(NamedTuple):
     gates: Gates | None
     description: dict[str, Any]
     whole: float | None  # test accuracy of the weights it began with, if they say so
+    images: str | None  # digest of its test images, if it has kept which of them were right
 
 
 def collect(folder: Path) -> list[Run]:
     """The finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
-    runs = [_read(path.parent) for path in sorted(folder.glob("*/metrics.json"))]
+    runs = [_read(job) for job in jobs(folder)]
     runs = [run for run in runs if run.gates and set(METRICS) <= set(run.metrics)]
     if not runs:
         raise UserError(
@@ -101,7 +102,7 @@ def write(
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
-    known = (whole, runs[0].whole, _probed(probe, folder / runs[0].name))
+    known = (whole, runs[0].whole, _probed(probe, runs[0]))
     whole = next((accuracy for accuracy in known if accuracy is not None), None)
     report = Report(folder, style=style)
     report.origin, report.data = origin, runs[0].description.get("data", "")
@@ -134,12 +135,12 @@ def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivo
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
     """``<table>.<column>`` of the tables of a probed run that labels look at. UserError if it probed other heads."""
-    asker = f"sweep --probe, for the heads of {heads.path}"
+    asker, run = f"sweep --probe, for the heads of {heads.path}", runs_of.read_run(folder)
     found = {}
     for name in USED:
         table, column = name.split(".")
-        path = folder / "tables" / f"{table}.csv"
-        if path.is_file() and column in read_rows(path, ("head",), asker)[0]:
+        path = _table(run, table)
+        if path and column in read_rows(path, ("head",), asker)[0]:
             found[name] = read_column(path, column, heads, asker).tolist()
     if not found:
         tables = ", ".join(sorted({name.split(".")[0] for name in USED}))
@@ -159,8 +160,12 @@ def _same_heads(runs: Sequence[Run]) -> list[Gates]:
     return gates
 
 
-def _gates(path: Path) -> Gates | None:
-    if not path.is_file():
+def _table(run: runs_of.Run, name: str) -> Path | None:
+    return run.files.path(f"tables/{name}.csv", 100 * MB) if name in run.tables else None
+
+
+def _gates(path: Path | None) -> Gates | None:
+    if path is None:
         return None
     listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
     gates = Gates(path, listed[0].get(DIGEST, ""), [], [], [False] * len(listed), [])
@@ -171,35 +176,34 @@ def _gates(path: Path) -> Gates | None:
 
 
 def _read(folder: Path) -> Run:
-    try:
-        metrics = json.loads((folder / "metrics.json").read_text())
-        settings = dict(line.split("=", 1) for line in typed(folder) if "=" in line)
-        description_file = folder / "model.json"
-        description = json.loads(description_file.read_text()) if description_file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"sweep: {folder} is damaged ({error}). Take it out of the sweep's folder.") from error
-    gates = _gates(folder / "tables" / "gates.csv")
-    return Run(folder.name, settings, metrics, gates, description, _whole(settings.get("weights"), description))
+    run = runs_of.read_run(folder)
+    right = run.outcomes()
+    if run.unread:
+        raise UserError(f"sweep: {folder} is damaged ({run.unread[0]}). Take it out of the sweep's folder.")
+    settings = dict(line.split("=", 1) for line in run.overrides if "=" in line)
+    metrics = {name: value for name, value in run.metrics.items() if value is not None}
+    whole, images = _whole(settings.get("weights"), run.model), None if right is None else right.images
+    return Run(folder.name, settings, metrics, _gates(_table(run, "gates")), run.model, whole, images)
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
-    """The accuracy that ``weights`` report, where it is of the same images."""
-    beside = Path(weights).with_suffix(".json") if weights else None
-    if beside is None or not beside.is_file():
+    """The accuracy that ``weights`` report, where it is of the same images. A run may name any file: that is data."""
+    if not weights:
         return None
-    made = json.loads(beside.read_text()).get("made", {})
-    same = made.get("data") is not None and made["data"] == description.get("made", {}).get("data")
-    return made.get("test/accuracy") if same else None
+    beside = Path(weights).with_suffix(".json")
+    try:
+        with reading(beside.parent):
+            made = Folder(beside.parent).json(beside.name).get("made", {})
+            same = made.get("data") is not None and made["data"] == description.get("made", {}).get("data")
+            return float(made["test/accuracy"]) if same and "test/accuracy" in made else None
+    except UserError:
+        return None
 
 
-def _probed(probe: Path | None, run: Path) -> float | None:
+def _probed(probe: Path | None, run: Run) -> float | None:
     """The accuracy of the whole model in ``probe``, where it was tested on the images of ``run``."""
-    if probe is None:
-        return None
-    of_probe, of_run = outcomes.read(probe), outcomes.read(run)
-    if of_probe is None or of_run is None or of_probe.images != of_run.images:
-        return None
-    return float(of_probe.right.double().mean())
+    right = None if probe is None else runs_of.read_run(probe).outcomes()
+    return None if right is None or right.images != run.images else float(right.right.double().mean())
 
 
 def main() -> None:
