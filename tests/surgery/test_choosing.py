@@ -119,6 +119,7 @@ def test_a_point_of_a_masking_curve_names_heads(model, tmp_path):
     for row, words in [
         (("b", "test", "one", 2, "0 3", ""), "column step"),
         (("b", "t", 1, 2, "0 x", ""), "masked.*'x'"),
+        (("b", "t", 1, 3, "0 3", ""), "masked names 2 heads at this point, heads_masked says '3'"),
     ]:
         with pytest.raises(mhprobe.UserError, match=words):
             given(model, written(tmp_path / "bad.csv", CURVE[0], row), step=1)

@@ -93,6 +93,11 @@ class Given:
         check_layout(path, rows, layout, "prune.heads")
         row = self._point(path, rows)
         masked = _listed(layout, row["masked"].split(), f"prune.heads: {path}, column masked")
+        if row["heads_masked"] != str(int(masked.sum())):
+            raise UserError(
+                f"prune.heads: {path}: the column masked names {int(masked.sum())} heads at this point, heads_masked "
+                f"says {quoted(row['heads_masked'])}. Was the file edited?"
+            )
         split, images = row.get("chosen_on", ""), row.get("chosen_by", "")
         chosen_by = (f"{split}:{images}",) if split else ()
         return Choice(masked, row.get("rescale", "") in ("1", "True"), chosen_by)

@@ -212,9 +212,8 @@ def prune(
 
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
     can be promised, nothing is removed.
-    proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias.
-    mend: options of ``repair``, None for none. train: called after each round. chosen_by: the images that chose the
-    heads that ``model`` has, and those of the table that an order goes by.
+    proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias. mend: options of
+    ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before.
 
     Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
     rounding.
@@ -228,13 +227,12 @@ def prune(
     given = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())
-    now, left = model, 1.0
-    found = Pruned(model, torch.zeros(layout.num_heads, dtype=torch.bool), chosen_by=looked_at)
-    found.scored = images.scores["test"].scored
+    now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
+    found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at)
     score = functools.partial(_score, images, found)
     score("dense", 0, model)
     for number in range(1, rounds + 1):
-        fill = images.stands_in(now, fold)
+        fill, choice = images.stands_in(now, fold), given
         if isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
             batch = lambda: next(images.selection()).images  # noqa: E731
@@ -243,9 +241,7 @@ def prune(
             choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
                 return found
-        else:
-            assert given is not None
-            choice = given
+        assert choice is not None
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
         smaller = _remove(now, choice, proj_bias, images, found, number, fill)
         if mend is not None:

@@ -110,8 +110,8 @@ def registered(name: str) -> dict[str, Any]:
 
 def _refuse_no_size(settings: dict[str, Any]) -> None:
     for key in SIZES & set(settings):
-        if type(settings[key]) is int and settings[key] < 1:
-            raise UserError(f"backbone.{key}: expected at least 1, got {settings[key]}.")
+        if isinstance(value := settings[key], bool) or (type(value) is int and value < 1):  # true would be one head
+            raise UserError(f"backbone.{key}: expected at least 1, got {value}.")
 
 
 def _strange_setting(name: str, attn_head_dim: int | None, error: BaseException) -> UserError:
