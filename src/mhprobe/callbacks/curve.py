@@ -108,11 +108,11 @@ class MaskingCurve(L.Callback):
                 self._evaluator(trainer, pl_module, split, spec, identity, fills[spec.fill], scores[split])
                 for split in (self.select_on, "test")
             )
-            options = {"splits": (self.select_on, "test"), "steps": self.steps, "step": self.step, "costs": costs}
-            chosen_on = measured_on(spec.order) or self.select_on
-            options |= {"chosen_on": chosen_on, "chosen_by": data.images_of(SPLITS[chosen_on])}
+            on = measured_on(spec.order) or self.select_on
+            chosen = {"chosen_on": on, "chosen_by": data.images_of(SPLITS[on])}
+            path: dict[str, Any] = {"splits": (self.select_on, "test"), "steps": self.steps, "step": self.step}
             try:
-                curves += masking_curve(layout, spec, select, report, **options)
+                curves += masking_curve(layout, spec, select, report, costs=costs, **path, **chosen)
             except UserError as error:
                 where = f"masking.curves.{spec.name}"
                 raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error
