@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mhprobe.measures.svcca import SVCCA
+
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e .[docs]")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install -e .[docs]")
@@ -50,7 +52,8 @@ def test_it_builds_without_a_broken_link(tmp_path):
     assert not [address for address in fetched if "github.com/mhprobe" not in address]  # nothing, the search included
     assert "iframe-worker" in front and (tmp_path / "site" / "vendor" / "iframe-worker.js").is_file()
     assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
-    assert "null_draws" in (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]  # its options
+    entry = (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]
+    assert "null_draws" in entry and SVCCA.fooled_by.partition(": ")[2] in entry  # options and more, from the class
 
 
 def _environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ The navigation: pages named in ORDER come first, in this order; every other page
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -91,12 +92,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_docstrings(markdown: str) -> str:
-    """Each entry of docs/measures.md, with the options and columns of the measure behind it, from its docstring."""
+    """Each entry of docs/measures.md, followed by what its class says: what fools it, its options and columns."""
+    shown = "{show_root_heading: false, show_root_toc_entry: false, show_bases: false}"
     for path in sorted((ROOT / "conf" / "measure").glob("*.yaml")):
-        if target := re.search(r"_target_: (\S+)", path.read_text()):
-            shown = "{show_root_heading: false, show_root_toc_entry: false, show_bases: false}"
+        if target := re.search(r"_target_: (\S+)\.(\w+)", path.read_text()):
+            fooled_by = getattr(importlib.import_module(target[1]), target[2]).fooled_by
+            more = f"**Fooled by:** {fooled_by}.\n\n::: {target[1]}.{target[2]}\n    options: {shown}\n\n"
             entry = rf"(^## {path.stem}\n.*?)(?=^## |\Z)"
-            markdown = re.sub(entry, rf"\g<1>::: {target[1]}\n    options: {shown}\n\n", markdown, flags=re.M | re.S)
+            markdown = re.sub(entry, rf"\g<1>{more}", markdown, flags=re.M | re.S)
     return markdown
 
 

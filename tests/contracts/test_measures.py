@@ -243,7 +243,7 @@ def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(y
     assert {"value", "low", "high", "images"} <= set(table.columns)
 
 
-FORM = ("Value", "Larger", "Read against", "Interval", "Fooled by", "Source", "Cost")  # of an entry, in this order
+FORM = ("Value", "Larger", "Read against", "Interval", "Source", "Cost")  # of an entry, in this order
 
 
 def entry(name: str) -> dict[str, str]:
@@ -265,9 +265,8 @@ def test_every_entry_of_the_docs_has_the_same_form(yaml):
     assert tuple(entry(yaml.stem)) == FORM
 
 
-def test_docs_say_what_fools_it(yaml):
+def test_it_says_what_fools_it(yaml):
     fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
-    assert entry(yaml.stem)["Fooled by"] == fooled_by
     assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 

@@ -43,7 +43,7 @@ class Measure(Metric):
         ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``
         and ``select_needs`` may depend on the options, ``needs`` also on the selection.
     fooled_by: of which head, or which model, its number misleads, in a few words behind "seen: " (in HeadBench) or
-        "by definition: "; docs/measures.md has it.
+        "by definition: "; the page of measures has it.
     within: between what ends "value" lies, REAL, SHARE or SIZE of ``stats.intervals``: the scale of its interval.
     no_interval: why "value" has no columns "low" and "high", its 95 % interval over images; "" where it has.
     of_images: False where no image changes its numbers.
