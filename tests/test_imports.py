@@ -27,7 +27,7 @@ FLOORS = (
     "classifier",
     "api", "callbacks",
     "run",
-    "fetch", "maps", "mask", "models", "probe", "prune", "train", "studies", "study", "compare",
+    "fetch", "maps", "looking", "mask", "models", "probe", "prune", "train", "studies", "study", "compare",
     "dashboard", "__main__",
 )  # fmt: skip
 # What a room must not import although it stands higher: a library, or a room it has no business with.

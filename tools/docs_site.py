@@ -21,7 +21,7 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
         *("tutorials/notebooks.md", "others.md", "glossary.md"),
     ],
     "See": [
-        *("tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
+        *("look.md", "tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
         *("headbench.md", "results.md", "run-folder.md", "papers/"),
     ],
     "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "gates.md", "models.md"],

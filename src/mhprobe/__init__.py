@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mhprobe.backbones import attach as attach
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
+    from mhprobe.looking.page import look as look
     from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
     from mhprobe.report import plot as plot
@@ -33,6 +34,7 @@ _HOME = {
     "detach": "backbones",
     "load": "api",
     "load_pruned": "weights.pruned",
+    "look": "looking.page",
     "masking_curve": "api",
     "measure": "api",
     "photos": "api",
@@ -47,6 +49,7 @@ __all__ = [
     "detach",
     "load",
     "load_pruned",
+    "look",
     "maps",
     "masking_curve",
     "measure",

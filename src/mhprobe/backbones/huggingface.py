@@ -10,14 +10,17 @@ A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The t
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.errors import UserError, short
 from mhprobe.heads import Block, HeadSite, HeadWeights
 
 IMPLEMENTATION = "mhprobe_open"
@@ -221,3 +224,26 @@ def _open(
     scores = scores if attention_mask is None else scores + attention_mask
     weights = module.softmaxed(scores.softmax(-1))
     return (F.dropout(weights, dropout, module.training) @ value).transpose(1, 2).contiguous(), weights
+
+
+def from_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The image model in a folder that transformers saved, and its images' size, mean and std.
+
+    Nothing is downloaded, and no code in the folder is run. UserError where transformers is missing, or cannot read it.
+    """
+    try:
+        from transformers import AutoModel
+    except ImportError:
+        raise UserError(f"{folder} is of transformers: pip install 'mhprobe[transformers]'.") from None
+    try:
+        model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, trust_remote_code=False)
+    except Exception as error:  # a dozen unrelated types, from missing files to foreign classes
+        reason = short(" ".join(str(error).split()), 200)
+        raise UserError(f"{folder}: transformers cannot read it ({reason}).") from None
+    model = getattr(model, "vision_model", model)
+    spec = HuggingFace.input_spec(model)
+    processor = folder / "preprocessor_config.json"
+    if processor.is_file():
+        told = json.loads(processor.read_text(encoding="utf-8"))
+        spec |= {key: tuple(told[f"image_{key}"]) for key in ("mean", "std") if f"image_{key}" in told}
+    return model.eval(), spec

@@ -117,10 +117,7 @@ def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool
     def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:
         return [(file, decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
 
-    from PIL import Image
-
-    # refused where PIL would only warn: nothing that large is an image for a transformer, and a bomb looks like it
-    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+    refuse_bombs()
     workers = os.cpu_count() or 1
     stream = archive.read(wanted)
     pending: deque[Future[list[tuple[str, np.ndarray]]]] = deque()
@@ -134,6 +131,13 @@ def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool
             yield from pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def refuse_bombs() -> None:
+    """Refuse where PIL would only warn: nothing that large is an image for a transformer, and a bomb looks like it."""
+    from PIL import Image
+
+    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
 def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:

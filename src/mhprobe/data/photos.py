@@ -52,7 +52,7 @@ class Photos:
 
     def scan(self) -> Contents:
         archive = open_archive(self.root)
-        files = sorted(file for file in archive.names() if _is_image(file))
+        files = sorted(file for file in archive.names() if is_image(file))
         if len(files) < LEAST:
             raise UserError(
                 f"data.root: {archive.path} has {len(files)} images, expected at least {LEAST} ({', '.join(SUFFIXES)})."
@@ -70,7 +70,8 @@ class Photos:
         return Contents((), labels, (self.stored_size, self.stored_size), images)
 
 
-def _is_image(file: str) -> bool:
+def is_image(file: str) -> bool:
+    """Return True if a file is an image by its name, and not hidden."""
     hidden = any(part.startswith((".", "__MACOSX")) for part in file.split("/"))
     return not hidden and file.lower().endswith(SUFFIXES)
 
@@ -100,7 +101,7 @@ class PhotoLoader:
         if not Path(root).expanduser().exists():
             raise UserError(f"photos: {root} does not exist. Give a folder of images, or a .tar or .zip of them.")
         self.archive = open_archive(root)
-        every = sorted(file for file in self.archive.names() if _is_image(file))
+        every = sorted(file for file in self.archive.names() if is_image(file))
         if not every:
             raise UserError(f"photos: {self.archive.path} has no images ({', '.join(SUFFIXES)}).")
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]

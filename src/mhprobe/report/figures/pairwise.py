@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
+from mhprobe.io.written import rounded
 from mhprobe.report.figures import few_heads
 from mhprobe.report.figures.style import (
     NAMELESS,
@@ -129,7 +130,7 @@ def _colours(limits: Limits, values: Tensor) -> tuple[Any, Any]:
 def _with_limits(title: str, panel: Tensor) -> str:
     """The block, and between what its colours lie."""
     known = panel[panel.isfinite()]
-    return f"{title}\n{known.min():.2g} to {known.max():.2g}" if len(known) else title
+    return f"{title}\n{rounded(known.min())} to {rounded(known.max())}" if len(known) else title
 
 
 def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:

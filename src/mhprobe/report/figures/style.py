@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
+from mhprobe.io.written import rounded
 from mhprobe.report.paper import DPI, LEAST, fit
 
 if TYPE_CHECKING:
@@ -327,14 +328,14 @@ def mark_chance(axes: Axes, chance: Tensor) -> None:
     """
     low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
     if not _reaches(axes, mean):
-        _beyond(axes, f"chance\n{mean:.2g}", mean)
+        _beyond(axes, f"chance\n{rounded(mean)}", mean)
         return
     axes.axhspan(low, high, color="white", alpha=0.5, linewidth=0)
     for edge in {low, high} - {mean}:
         axes.axhline(edge, color="black", linewidth=0.4)
     axes.axhline(mean, color="white", linewidth=1.6)
     axes.axhline(mean, color="black", linewidth=0.8)
-    text = f"chance {round(mean, 12) + 0.0:.2g}"  # no "-1e-19"
+    text = f"chance {rounded(round(mean, 12) + 0.0)}"  # no "-1e-19"
     axes.annotate(text, (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7)
 
 
@@ -355,7 +356,7 @@ def mark_control(axes: Axes, control: Tensor, chance: Tensor) -> None:
     if not len(control):
         return
     mean = control.mean().item()
-    text = f"random init\n{mean:.2g}"
+    text = f"random init\n{rounded(mean)}"
     if not _reaches(axes, mean):
         _beyond(axes, text, mean)
         return

@@ -80,7 +80,8 @@ function drawGrid() {
   const marks = [];
   if (choice?.main)
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
-  byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "");
+  const alike = Object.entries(choice?.main ? choice.measure.constants : {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`);
+  byId("legend").replaceChildren(choice ? colourBar(scale, choice.main ? choice.measure.label : choice.column.replaceAll("_", " "), marks.filter(({ value }) => value != null)) : "", alike.length ? el("p", { class: "note" }, `The same for all heads: ${alike.join(", ")}.`) : "");
   const decided = choice?.values.every((value) => value === 0 || value === 1); // kept or not: no measure of a network
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`

@@ -92,7 +92,9 @@ def _page(run: Run) -> str:
     )
 
 
-def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names: Any) -> str:
+def render(
+    template: str, data: dict[str, Any], scripts: Sequence[str], styles: Sequence[str] = ("page.css",), **names: Any
+) -> str:
     """A page with its styles, scripts and data inside. What comes from data is escaped in every place."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -102,7 +104,7 @@ def render(template: str, data: dict[str, Any], scripts: Sequence[str], **names:
     return environment.get_template(template).render(
         **names,
         json=as_script(data),
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        style="".join((HERE / name).read_text(encoding="utf-8") for name in styles),
         scripts=texts,
         allowed=[_digest(text) for text in texts],
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),

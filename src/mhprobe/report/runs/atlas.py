@@ -40,7 +40,8 @@ def heads(run: Run) -> list[dict[str, Any]]:
 def measures(run: Run) -> list[dict[str, Any]]:
     """One entry per measure of single heads: its columns of (A,) numbers, "value" first, and what to hold them against.
 
-    chance, twin: (A,) numbers, or None where the table has none. low, high: the 95 % interval of "value", from as
+    constants: columns that are one number for all heads, such as the entropy of even attention: they are read beside
+    the others, and tell no head from another. chance, twin: (A,) numbers, or None where the table has none. low, high: the 95 % interval of "value", from as
     many degrees of freedom.
     """
     return [
@@ -48,7 +49,8 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "key": name,
             **_words(entry),
             "masks": entry.masks,
-            "columns": {c: short(column(table, c)) for c in values},
+            "columns": {c: short(column(table, c)) for c in values if c not in constants},
+            "constants": constants,
             "chance": _of(table, entry.chance),
             "twin": _of(table, entry.control),
             "low": _of(table, entry.interval[0] if entry.interval else ""),
@@ -57,6 +59,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
         }
         for name, entry, table in _per_head(run, "per_head")
         if (values := _values(entry, table))
+        for constants in [_constants(table, values)]
     ]
 
 
@@ -137,6 +140,12 @@ def _values(entry: Entry, table: Table) -> list[str]:
     """The columns that are values of heads, and not what these are read against."""
     others = {*NOT_A_VALUE, *entry.interval, entry.chance, entry.control}
     return [name for name in table.columns[5:] if name not in others and _is_number(table, name)]
+
+
+def _constants(table: Table, names: list[str]) -> dict[str, Any]:
+    """Columns, other than the first, that have one number for all heads of several."""
+    cells = {name: column(table, name) for name in names[1:]}
+    return {name: _short(each[0]) for name, each in cells.items() if len(each) > 1 and len(set(each)) == 1}
 
 
 def _is_number(table: Table, name: str) -> bool:

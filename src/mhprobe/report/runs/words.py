@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mhprobe.io.written import rounded
 from mhprobe.report.runs import curves
 from mhprobe.report.runs.run import Run, column
 from mhprobe.stats.intervals import p_of_interval
@@ -58,8 +59,8 @@ def value_of(measure: dict[str, Any], values: list[Any], flat: int) -> str:
     """The number with its interval where there is one."""
     low, high = measure["low"], measure["high"]
     if low is None or values is not measure["columns"].get("value") or low[flat] is None:
-        return f"{values[flat]:.2g}"
-    return f"{values[flat]:.2g} ({low[flat]:.2g} to {high[flat]:.2g})"
+        return rounded(values[flat])
+    return f"{rounded(values[flat])} ({rounded(low[flat])} to {rounded(high[flat])})"
 
 
 def percent(share: float) -> str:
@@ -282,7 +283,7 @@ def _against(measure: Mapping[str, Any], values: list[Any]) -> list[str]:
     if not known:
         return []
     levels = [measure["chance"][at] for at in known]
-    text = f"{levels[0]:.3g}" if len(set(levels)) == 1 else f"{min(levels):.3g} to {max(levels):.3g}"
+    text = rounded(levels[0], 3) if len(set(levels)) == 1 else f"{rounded(min(levels), 3)} to {rounded(max(levels), 3)}"
     if measure["freedom"] is None or values is not measure["columns"].get("value"):
         return [f"chance gives {text}"]
     tested = [at for at in known if measure["low"][at] is not None]
@@ -301,4 +302,6 @@ def _twin(values: list[Any], twin: list[Any] | None) -> list[str]:
     if not known:
         return []
     above = sum(value > max(known) for value in values if value is not None)
-    return [f"a random network's heads reach {min(known):.3g} to {max(known):.3g}; {above} heads lie above that"]
+    return [
+        f"a random network's heads reach {rounded(min(known), 3)} to {rounded(max(known), 3)}; {above} heads lie above that"
+    ]

@@ -1,0 +1,32 @@
+"""Numbers as people write them."""
+
+from __future__ import annotations
+
+from typing import SupportsFloat
+
+
+def rounded(value: SupportsFloat, digits: int = 2) -> str:
+    """Return a number with ``digits`` significant digits, without an exponent where people would write none.
+
+    >>> rounded(117.3), rounded(0.04149), rounded(3.0), rounded(1234.5, 3)
+    ('120', '0.041', '3', '1230')
+    """
+    return f"{float(f'{float(value):.{digits}g}'):g}"
+
+
+def percent(share: SupportsFloat) -> str:
+    """Return a share in per cent, with a digit behind the point below ten.
+
+    >>> percent(0.5), percent(0.0042)
+    ('50 %', '0.4 %')
+    """
+    return f"{100 * float(share):.{1 if float(share) < 0.0995 else 0}f} %"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "head"), counted(12, "head"), counted(2, "match", "matches")
+    ('1 head', '12 heads', '2 matches')
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

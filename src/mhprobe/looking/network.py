@@ -1,0 +1,173 @@
+"""The network that a command names: a run, a file of weights, a folder of transformers', or a name of timm's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from mhprobe.backbones import attach, backbone_of, build, input_spec, layout_of
+from mhprobe.backbones.huggingface import from_folder
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.weights.checkpoint import load_weights
+from mhprobe.weights.foreign import model_from
+from mhprobe.weights.hub import found
+from mhprobe.weights.twin import RandomTwin
+
+MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
+SMALL = (224, 256, 192, 128)  # pixels instead of a size that would take minutes; the first that the model takes
+COPIES = 12  # of an image's attention that measures hold for a while
+
+
+class Network(NamedTuple):
+    """A network to look at.
+
+    spec: size, mean and std of its images. recipe: what rebuilds it with other weights, as ``RandomTwin`` takes it, or
+    None where nothing does. notes: what was chosen for the user, in sentences.
+    """
+
+    model: nn.Module
+    name: str
+    spec: dict[str, Any]
+    recipe: dict[str, Any] | None
+    notes: list[str]
+
+    @property
+    def layout(self) -> HeadLayout:
+        return attach(self.model).layout
+
+    def twin(self) -> nn.Module:
+        """The same architecture without training. UserError where it cannot be rebuilt."""
+        if self.recipe is None:
+            raise UserError(f"nothing says how to build an untrained {type(self.model).__name__} of these sizes")
+        return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
+
+
+def named(name: str | Path, weights: str | Path | None = None, size: int | None = None) -> Network:
+    """Find or build a network.
+
+    name: a run's folder, a .safetensors beside its .json, a .ckpt, a folder of transformers', hf-hub:owner/name, or a
+    name of timm's, whose weights are downloaded if ``weights`` names no file. weights: a file of any training, or
+    "random" for an untrained network. size: pixels of its images' side; by default its own, or a smaller one.
+    UserError for what is none of these.
+    """
+    place = Path(name).expanduser()
+    if place.exists():
+        if weights is not None or size is not None:
+            raise UserError(f"look: {place} brings its own weights and size; leave --weights and --size out.")
+        return _saved(place)
+    if weights not in (None, "random") and not Path(weights).is_file():
+        raise UserError(f"look: weights: no file {weights}. Give weights of any training, or random for none.")
+    model, settings, notes = _at_size(lambda **sizes: _of_timm(str(name), weights, sizes), size)
+    notes += ["It is untrained: its weights are random."] if weights == "random" else []
+    recipe = {"backbone": {"name": str(name), **settings}, "class_names": ()}
+    return Network(model, str(name), input_spec(model), None if ":" in str(name) else recipe, notes)
+
+
+def given(model: nn.Module) -> Network:
+    """A network that a notebook has built. UserError for one outside the supported families."""
+    backbone = backbone_of(model)
+    spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
+    name, recipe = config.get("architecture"), None
+    if name is not None:
+        try:  # sizes that its configuration does not tell make another layout
+            rebuilt = {"name": name, "img_size": list(spec["size"])}
+            if layout_of(build(**rebuilt, num_classes=0)) == attach(model).layout:
+                recipe = {"backbone": rebuilt, "class_names": ()}
+        except UserError:
+            recipe = None
+    return Network(model, name or type(model).__name__, spec, recipe, [])
+
+
+def _of_timm(name: str, weights: str | Path | None, sizes: dict[str, Any]) -> nn.Module:
+    if weights not in (None, "random"):
+        return model_from(weights, name, num_classes=0, **sizes)
+    try:
+        return build(name, pretrained=weights is None, num_classes=0, **sizes).eval()
+    except UserError as error:
+        if "could not be fetched" not in str(error):
+            raise
+        raise UserError(
+            f"look: the weights of {name} could not be downloaded. Give a file of them (--weights FILE), or look at an "
+            f"untrained network (--weights random)."
+        ) from error
+
+
+def _at_size(make: Callable[..., nn.Module], size: int | None) -> tuple[nn.Module, dict[str, Any], list[str]]:
+    """The model, the settings that made it, and a sentence where its own images would be too large."""
+    if size is not None:
+        return make(img_size=size), {"img_size": size}, []
+    model = make()
+    attention = _attention(model)
+    if attention <= min(MOST, _memory() / (4 * COPIES)):
+        return model, {}, []
+    own = input_spec(model)["size"][0]
+    for pixels in SMALL:
+        try:
+            smaller = make(img_size=pixels)
+        except UserError:
+            continue
+        note = (
+            f"Images are {pixels} pixels wide and not {own}: at {own} a photograph has {attention / 1e6:.0f} million "
+            f"attention weights, and takes minutes (--size {own} asks for them)."
+        )
+        return smaller, {"img_size": pixels}, [note]
+    return model, {}, [f"Its images cannot be made smaller than {own} pixels: this will take a while."]
+
+
+def _attention(model: nn.Module) -> int:
+    return sum(site.attention_size for site in layout_of(model).sites)
+
+
+def _memory() -> float:
+    """Bytes that are free; endless where the system does not say."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+def _saved(place: Path) -> Network:
+    """A network from a folder or a file."""
+    config = _config(place)
+    if "model_type" in config:
+        model, spec = from_folder(place)
+        return Network(model, place.name, spec, None, [])
+    if "architecture" in config:
+        model = build(f"local-dir:{place}", pretrained=True, num_classes=0).eval()
+        return Network(model, place.name, input_spec(model), None, [])
+    file = found(place)
+    if file.suffix not in (".safetensors", ".ckpt"):
+        raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
+    model, about = load_weights(file)
+    spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
+    name = "/".join(file.parts[-2:]) if place.is_dir() else file.stem
+    return Network(model, name, spec, None if about.get("kept") else about, [])
+
+
+def _config(place: Path) -> dict[str, Any]:
+    """config.json of a folder that timm or transformers saved; empty where there is none."""
+    file = place / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"look: {file} is no JSON ({error}).") from None
+    return config if isinstance(config, dict) else {}
+
+
+def chosen(model: nn.Module | str | Path, weights: str | Path | None, size: int | None) -> Network:
+    """A network from what a user named or built. UserError for what is neither."""
+    if isinstance(model, nn.Module):
+        if weights is not None or size is not None:
+            raise UserError("look: weights and size belong to a network's name; this one is built already.")
+        return given(model)
+    if not isinstance(model, str | Path):
+        raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
+    return named(model, weights, size)

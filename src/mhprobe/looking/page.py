@@ -1,0 +1,211 @@
+"""The page of a network and photographs: one file that answers clicks, without a server and without a network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.data.augment import normalise
+from mhprobe.errors import UserError, whole_number
+from mhprobe.heads import HeadLayout
+from mhprobe.io.files import write
+from mhprobe.io.progress import progress
+from mhprobe.io.written import counted, rounded
+from mhprobe.looking.facts import TWIN, Facts, facts
+from mhprobe.looking.network import Network, chosen
+from mhprobe.looking.photographs import Photographs, masks, photographs
+from mhprobe.looking.seen import Form, all_packed, described
+from mhprobe.looking.sentences import Sentence, sentences
+from mhprobe.report.html.page import render
+
+TALL = 900  # pixels of the page in a notebook's cell
+SORTED_BY = {  # names in the page -> a measure, by which heads can be sorted
+    "entropy": "entropy (nats)",
+    "attention_distance": "distance (pixels)",
+    "position": "share at one offset",
+    "sinks": "share on one token",
+}
+
+
+class Look(NamedTuple):
+    """Photographs as a network's heads see them: a page that shows itself in a notebook, and the sentences on it.
+
+    sentences: with heads by flat index, see ``mhprobe.looking.sentences``.
+    """
+
+    page: str
+    sentences: list[Sentence]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page."""
+        return write(Path(path), self.page.encode())
+
+    def __repr__(self) -> str:
+        return "\n".join(each.text for each in self.sentences)
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe title="look" sandbox="allow-scripts" style="width:100%;height:{TALL}px;border:0" '
+            f'srcdoc="{html.escape(self.page)}"></iframe>'
+        )
+
+
+class _Shown(NamedTuple):
+    """All that a page shows. form: of the attention; None where there is none, for ``reason``. packs: an image each."""
+
+    network: Network
+    photos: Photographs
+    form: Form | None
+    packs: Sequence[str]
+    reason: str = ""
+    facts: Facts | None = None
+    told: Sequence[Sentence] = ()
+
+
+def look(
+    model: nn.Module | str | Path,
+    folder: str | Path,
+    weights: str | Path | None = None,
+    size: int | None = None,
+    limit: int = 12,
+    masks_in: str | Path | None = None,
+    untrained: bool = True,
+    first: Callable[[Look], object] = lambda page: None,
+    show_progress: bool = True,
+) -> Look:
+    """Look at what every head of a network attends to on photographs.
+
+    model: a network of a supported family; or the name of a run, a file or a folder of weights, hf-hub:owner/name, or a
+        model of timm's.
+    folder: of photographs, or a .tar or .zip of them; at most ``limit`` are taken, evenly by name.
+    weights: of any training for a model of timm's, or "random"; by default they are downloaded. size: pixels of the
+        side of its images; by default its own, or a smaller one where that would take minutes.
+    masks_in: a folder with a mask for each photograph, bright on what is salient.
+    untrained: whether an untrained network of this architecture is looked at, too.
+    first: called with the page of the first photograph, while the others are looked at.
+
+    The page has the attention of all heads from all tokens. Raises UserError for a folder without photographs, a
+    network that is not found, and masks that are missing. A network without attention weights between patches gets the
+    page without them, and the reason.
+    """
+    whole_number("look: limit", limit, least=1)
+    network = chosen(model, weights, size)
+    height, width = network.spec["size"]
+    photos = photographs(folder, max(height, width), limit)
+    objects = None if masks_in is None else masks(masks_in, photos.names, max(height, width))
+    device = next(network.model.parameters()).device
+    images = normalise(photos.pixels, (height, width), network.spec["mean"], network.spec["std"]).to(device)
+    form, packs, reason = _attention(network, photos, images, first, show_progress)
+    known = _facts(network, images, objects, untrained, show_progress)
+    told = sentences(known)
+    return _page(_Shown(network, photos, form, packs, reason, known, told))
+
+
+def _attention(
+    network: Network, photos: Photographs, images: Tensor, first: Callable[[Look], object], show: bool
+) -> tuple[Form | None, list[str], str]:
+    with progress("attention", len(images), "photographs", show) as done:
+        try:
+            form, packs = all_packed(
+                network.model,
+                images,
+                lambda form, pack: first(_page(_Shown(network, photos, form, [pack]))),
+                lambda: done(1),
+            )
+        except UserError as error:
+            return None, [], str(error)
+    return form, packs, ""
+
+
+def _facts(network: Network, images: Tensor, objects: Tensor | None, untrained: bool, show: bool) -> Facts:
+    twin = network.twin if untrained else None
+    total = len(images) + (min(TWIN, len(images)) if untrained else 0)
+    side = images.shape[2:]
+    if objects is not None and objects.shape[1:] != side:
+        resized = torch.nn.functional.interpolate(objects[:, None].float(), size=side, mode="nearest-exact")
+        objects = resized[:, 0].long()
+    with progress("measuring", total, "photographs", show) as done:
+        return facts(network.model, images, objects, twin, done)
+
+
+def _page(shown: _Shown) -> Look:
+    network, photos, form = shown.network, shown.photos, shown.form
+    layout = network.layout
+    data = {
+        "heads": _heads(layout),
+        "sites": None if form is None else described(layout, form),
+        "levels": None if form is None else form.levels,
+        "photos": [
+            {"name": name, "picture": picture} for name, picture in zip(photos.names, photos.pictures, strict=True)
+        ],
+        "measures": [] if shown.facts is None else _measures(shown.facts),
+        "sentences": [{"text": each.text, "heads": each.heads} for each in shown.told],
+    }
+    page = render(
+        "look.html.jinja",
+        data,
+        ["common.js", "look.js"],
+        styles=("page.css", "look.css"),
+        title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
+        told=shown.told,
+        packs=shown.packs,
+        reason=shown.reason,
+        waiting=shown.facts is None,
+        notes=_notes(shown),
+        facts=_small_print(network, photos),
+    )
+    return Look(page, list(shown.told))
+
+
+def _heads(layout: HeadLayout) -> list[dict[str, Any]]:
+    return [
+        {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
+        for flat, (_, index, site) in enumerate(layout)
+    ]
+
+
+def _measures(known: Facts) -> list[dict[str, Any]]:
+    """Columns that heads are sorted by; NaN is null."""
+
+    def short(column: Tensor) -> list[float | None]:
+        return [float(f"{value:.4g}") if value == value else None for value in column.tolist()]
+
+    return [
+        {"name": label, **{column: short(known.found[name][column]) for column in ("value", "low", "high")}}
+        for name, label in SORTED_BY.items()
+        if name in known.found
+    ]
+
+
+def _notes(shown: _Shown) -> list[str]:
+    """Sentences on choices, averages and photographs that were left out."""
+    photos, packs, form = shown.photos, shown.packs, shown.form
+    notes = list(shown.network.notes)
+    if photos.there > len(photos.names) + len(photos.left_out):
+        notes.append(f"{len(photos.names)} of the {photos.there} photographs in the folder are shown, evenly by name.")
+    notes += [f"Left out: {line}" for line in photos.left_out]
+    if form is not None and form.field > 1:
+        notes.append(
+            f"A click gives the mean over a field of {form.field} x {form.field} patches: all of them would make the "
+            f"page too large."
+        )
+    if form is not None and shown.facts is not None and len(packs) < len(photos.names):
+        notes.append(f"Attention is here for the first {len(packs)} photographs: there was no room for more.")
+    return notes
+
+
+def _small_print(network: Network, photos: Photographs) -> list[tuple[str, str]]:
+    layout, (height, width) = network.layout, network.spec["size"]
+    sites = len(layout.sites)
+    parameters = sum(each.numel() for each in network.model.parameters())
+    return [
+        ("Network", f"{network.name} ({type(network.model).__name__}, {rounded(parameters / 1e6, 3)} million weights)"),
+        ("Heads", f"{layout.num_heads} in {counted(sites, 'block')}"),
+        ("Images", f"{height} x {width} pixels, the square in the middle"),
+        ("Photographs", ", ".join(photos.names)),
+    ]

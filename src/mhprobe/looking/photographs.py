@@ -1,0 +1,98 @@
+"""Photographs of a folder for a page, and masks of what is salient in them. Those that cannot be read are named."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mhprobe.data.archive import open_archive
+from mhprobe.data.images import SUFFIXES, decode, refuse_bombs
+from mhprobe.data.photos import is_image
+from mhprobe.data.split import evenly
+from mhprobe.errors import UserError
+
+SHOWN = 448  # pixels of a photograph's side in a page
+QUALITY = 82  # of its JPEG
+
+
+class Photographs(NamedTuple):
+    """Squares from the middle of N photographs.
+
+    names: their files. pixels: (N, 3, side, side) uint8, for the network. pictures: the same as addresses with a JPEG
+    in them, for the page. left_out: a line for each file that could not be read. there: how many the folder has.
+    """
+
+    names: list[str]
+    pixels: Tensor
+    pictures: list[str]
+    left_out: list[str]
+    there: int
+
+
+def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
+    """Read at most ``limit`` photographs, evenly from the folder or archive by name.
+
+    side: pixels of the square that the network takes. UserError for a folder without photographs that can be read.
+    """
+    place = Path(folder).expanduser()
+    if not place.exists():
+        raise UserError(f"look: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
+    archive = open_archive(place)
+    every = sorted(file for file in archive.names() if is_image(file))
+    chosen = [every[number] for number in evenly(limit, len(every))] if every else []
+    names, pixels, pictures, left_out = [], [], [], []
+    refuse_bombs()
+    for name, data in archive.read(chosen):
+        try:
+            square = decode(data, side, True, name)
+            pictures.append(_address(decode(data, SHOWN, True, name)))
+        except UserError as error:
+            left_out.append(str(error).removeprefix("data.root: "))
+            continue
+        names.append(name)
+        pixels.append(torch.from_numpy(square.copy()).permute(2, 0, 1))
+    if not names:
+        reasons = f": {left_out[0]}" if left_out else f" ({', '.join(SUFFIXES)})."
+        raise UserError(f"look: {archive.path} has no photographs that can be read{reasons}")
+    order = sorted(range(len(names)), key=names.__getitem__)  # an archive streams in its own order
+    return Photographs(
+        [names[i] for i in order], torch.stack([pixels[i] for i in order]), [pictures[i] for i in order], left_out,
+        len(every),
+    )  # fmt: skip
+
+
+def masks(folder: str | Path, names: list[str], side: int) -> Tensor:
+    """(N, side, side) int64, 1 on what is salient: pixels of a mask at least half as bright as its maximum.
+
+    folder: has an image for each photograph, of the same name up to its ending. UserError names those without one.
+    """
+    archive = open_archive(Path(folder).expanduser())
+    by_stem = {PurePosixPath(file).stem: file for file in archive.names() if is_image(file)}
+    missing = [name for name in names if PurePosixPath(name).stem not in by_stem]
+    if missing:
+        raise UserError(
+            f"look: masks: {archive.path} has no mask for {missing[0]} (nor for {len(missing) - 1} more); expected an "
+            f"image of the same name, e.g. {PurePosixPath(missing[0]).stem}.png."
+        )
+    files = [by_stem[PurePosixPath(name).stem] for name in names]
+    decoded = {file: decode(data, side, True, file) for file, data in archive.read(set(files))}
+    return torch.stack([_salient(decoded[file]) for file in files])
+
+
+def _salient(mask: np.ndarray) -> Tensor:
+    bright = torch.from_numpy(mask.copy()).amax(-1)
+    return ((2 * bright.long() >= int(bright.max())) & (bright > 0)).long()
+
+
+def _address(pixels: np.ndarray) -> str:
+    from PIL import Image
+
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"

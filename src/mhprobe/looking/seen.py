@@ -1,0 +1,134 @@
+"""Attention of all heads from all tokens of an image, small enough for a page.
+
+A row of weights is kept as its largest weight (uint16, of 65,535) and, per key, a level: the square root of the share
+of that largest weight, in ``levels`` steps. The root keeps small weights apart; the largest error is that of the
+largest weights, 1 / levels of them. Where a page would grow too large there are fewer levels, then queries are averaged
+over fields of patches, then images are left out.
+
+Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of a window.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
+
+from mhprobe.backbones import attach
+from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.measures.parts.places import attention_of
+from mhprobe.recording.record import record
+
+ROOM = 27_000_000  # characters of a page that attention may take
+FORMS = ((63, 1), (31, 1), (15, 1), (15, 2), (15, 4), (15, 8))  # levels, and the side of a field of queries
+
+
+class Form(NamedTuple):
+    """Precision of a page's attention.
+
+    levels: steps from 0 to a row's largest weight. field: side, in patches, of the square that queries are averaged
+    over.
+    """
+
+    levels: int
+    field: int
+
+
+def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
+    """Per site (W, H, K, K) weights of one (1, 3, height, width) image. UserError where a model has none to see."""
+    layout = attach(model).layout
+    batch = record(model, image, needs={"attn"})
+    return [attention_of("look", layout, batch, number)[0].float().cpu() for number in range(len(layout.sites))]
+
+
+def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
+    """The finest form in which as many images have room, by the size of the first."""
+    forms = [Form(*form) for form in FORMS]
+    return next((form for form in forms if images * len(packed(attention, layout, form)) <= room), forms[-1])
+
+
+def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
+    """One image's attention as base64 of gzip: of every site (W, H, R) largest weights, then (W, H, R, K) levels."""
+    parts = []
+    for site, weights_WHKK in zip(layout.sites, attention, strict=True):
+        rows_WHRK = _rows(weights_WHKK, site, form.field)
+        largest = rows_WHRK.amax(-1, keepdim=True)
+        levels = (form.levels * (rows_WHRK / largest.clamp(min=1e-12)).clamp(min=0).sqrt()).round().byte()
+        parts.append((65535 * largest.clamp(0, 1)).round().numpy().astype("<u2").tobytes())
+        parts.append(levels.numpy().tobytes())
+    return base64.b64encode(gzip.compress(b"".join(parts), 6)).decode()
+
+
+def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
+    """Sites as a page has to know them to read ``packed``, and to find a token's row.
+
+    places: (W, K) tokens of windows, -1 for padding; None for global attention, whose keys are the tokens in order.
+    """
+    return [
+        {
+            "name": site.name,
+            "block": site.block,
+            "stage": site.stage,
+            "heads": site.num_heads,
+            "grid": list(site.token_grid),
+            "prefix": site.prefix_tokens,
+            "class_token": site.class_token,
+            "places": None if site.windows is None else site.places().tolist(),
+            "field": form.field if site.windows is None else 1,
+        }
+        for site in layout.sites
+    ]
+
+
+def unpacked(text: str, layout: HeadLayout, form: Form) -> list[Tensor]:
+    """Per site (W, H, R, K) weights as a page reads them from ``packed``."""
+    data, found, at = gzip.decompress(base64.b64decode(text)), [], 0
+    for site in layout.sites:
+        windows, keys = site.places().shape
+        rows = keys if site.windows is not None else len(_rows(torch.zeros(1, 1, keys, keys), site, form.field)[0, 0])
+        shape = (windows, site.num_heads, rows)
+        largest = np.frombuffer(data, "<u2", math.prod(shape), at).reshape(shape)
+        at += largest.nbytes
+        levels = np.frombuffer(data, "u1", math.prod(shape) * keys, at).reshape(*shape, keys)
+        at += levels.nbytes
+        found.append(torch.from_numpy(largest[..., None] / 65535 * (levels / form.levels) ** 2))
+    return found
+
+
+def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
+    """(W, H, R, K): prefix tokens as they are, patches averaged over fields; windows are small enough as they are."""
+    if field == 1 or site.windows is not None:
+        return weights
+    prefix, patches = weights[:, :, : site.prefix_tokens], weights[:, :, site.prefix_tokens :]
+    grids = patches.transpose(2, 3).unflatten(3, site.token_grid)  # (1, H, K, rows, columns)
+    pooled = avg_pool2d(grids.flatten(0, 1), field, ceil_mode=True).flatten(2).unflatten(0, grids.shape[:2])
+    return torch.cat([prefix, pooled.transpose(2, 3)], 2)
+
+
+def all_packed(
+    model: nn.Module, images: Tensor, first: Callable[[Form, str], object], done: Callable[[], None]
+) -> tuple[Form, list[str]]:
+    """Each image's attention, as many as there is room for. first: called with the first one, before the others.
+
+    images: (N, 3, height, width), normalised. done: called after each. UserError as ``attention_of_image``.
+    """
+    layout = attach(model).layout
+    attention = attention_of_image(model, images[:1])
+    form = fitting(attention, layout, len(images), ROOM)
+    packs = [packed(attention, layout, form)]
+    first(form, packs[0])
+    done()
+    for number in range(1, len(images)):
+        pack = packed(attention_of_image(model, images[number : number + 1]), layout, form)
+        if sum(map(len, packs)) + len(pack) > ROOM:
+            break
+        packs.append(pack)
+        done()
+    return form, packs

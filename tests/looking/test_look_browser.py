@@ -1,0 +1,101 @@
+"""The page of a network and photographs in a real browser: a click shows the model's own weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mhprobe
+from looking.conftest import HOSTILE
+from mhprobe.looking.page import look
+from models import tiny_registers, tiny_swin
+from report_html.test_browser import browser, pytestmark, visit
+
+__all__ = ["browser", "pytestmark", "visit"]  # fixtures and marks of the other pages
+READ = "([number, index, token, towards]) => [...given(number, index, token, towards)].map((w) => (isNaN(w) ? 0 : w))"
+
+
+@pytest.fixture(scope="module")
+def pages(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("look")
+    made = {}
+    for name, make in (("vit", tiny_registers), ("swin", tiny_swin)):
+        model = make()
+        path = look(model, folder, show_progress=False).save(place / f"{name}.html")
+        images = next(iter(mhprobe.photos(folder, model)))
+        made[name] = (path.as_uri(), model, images)
+    return made
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_a_page_shows_the_weights_of_the_model_from_a_patch_and_towards_it(visit, pages, name):
+    address, model, images = pages[name]
+    page = visit(f"{address}#image=1")
+    page.wait_for_selector(".tile canvas")
+    site = mhprobe.attach(model).layout.sites[0]
+    query = (2, 1)
+    token = site.prefix_tokens + query[0] * site.token_grid[1] + query[1]
+    expected = mhprobe.attention(model, images[1:2], head=[1], query=query)[0, 0].flatten()
+    seen = torch.tensor(page.evaluate(READ, [0, 1, token, False]))[site.prefix_tokens :]
+    assert (seen - expected).abs().max() <= expected.max() / 63 + 1e-4 and expected.max() > 2 * expected.mean()
+    for other in ((0, 0), (2, 3)):  # who looks at (2, 1): what each other patch gives it
+        back = mhprobe.attention(model, images[1:2], head=[1], query=other)[0, 0]
+        seen = page.evaluate(READ, [0, 1, token, True])[site.prefix_tokens + other[0] * site.token_grid[1] + other[1]]
+        assert abs(seen - back[query]) <= back.max() / 63 + 1e-4
+
+
+def test_clicks_keys_and_menus_choose_and_the_link_remembers(visit, pages):
+    address = pages["vit"][0]
+    page = visit(address)
+    page.wait_for_selector(".tile canvas")
+    assert page.locator(".tile").count() == 6 and page.locator("#strip button").count() == 5
+    page.locator("#photo").click(position={"x": 5, "y": 5})
+    assert "row 0, column 0" in page.inner_text("#asked")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert "row 1, column 1" in page.inner_text("#asked")
+    page.get_by_role("button", name="register 1").click()
+    assert "where register 1 looks" in page.inner_text("#asked")
+    page.check("#towards")
+    assert "who looks at register 1" in page.inner_text("#asked")
+    before = page.locator("#open figure").count()
+    page.locator(".tile").last.click()
+    assert page.locator("#open figure").count() in (before + 1, before - 1)
+    for sort in ("likeness", "entropy (nats)"):
+        page.select_option("#sort", sort)
+        assert " · " in page.locator(".tile b").first.inner_text()
+    page.check("#across")
+    assert page.locator(".heads-row").count() == 1
+    page.locator("#strip button").nth(3).click()
+    page.wait_for_function("() => location.hash.includes('image=3')")
+    again = visit(page.url)
+    again.wait_for_selector(".tile canvas")
+    assert again.inner_text("#asked") == page.inner_text("#asked") and again.input_value("#sort") == "entropy (nats)"
+
+
+def test_a_sentence_shows_its_heads(visit, pages):
+    page = visit(pages["swin"][0])
+    page.wait_for_selector(".tile canvas")
+    for button in page.locator("#told .link").all():
+        button.click()
+        assert page.locator("#open figure").count() >= 1
+
+
+def test_hostile_names_are_text(visit, pages):
+    page = visit(f"{pages['vit'][0]}#image=0&at=9,x&heads=4000,-1&sort=<b>")
+    page.wait_for_selector(".tile canvas")
+    names = [button.get_attribute("title") for button in page.locator("#strip button").all()]
+    assert HOSTILE in names and page.locator("img[src=x]").count() == 0 and "49" not in page.inner_text("#asked")
+    page.locator("#strip button").nth(names.index(HOSTILE)).click()
+    page.wait_for_function("() => document.getElementById('asked').textContent.includes('onerror')")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window_and_people_can_read_it(visit, pages, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    for theme in ("light", "dark"):
+        page = visit(pages["vit"][0], width=width, theme=theme)
+        page.wait_for_selector(".tile canvas")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = axe.Axe().run(page).response["violations"]
+        assert found == [], [(each["id"], each["nodes"][0]["html"]) for each in found]

@@ -1,0 +1,75 @@
+"""Attention in the page is the model's, to the precision that is promised, for every family; and it fits the page."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mhprobe
+from located import LOCATED
+from mhprobe.backbones import attach
+from mhprobe.errors import UserError
+from mhprobe.looking import seen
+from mhprobe.looking.seen import Form, all_packed, attention_of_image, fitting, packed, unpacked
+from models import tiny_registers, tiny_swin, tiny_vit
+from oracles.attention import sites_of
+
+
+@pytest.mark.parametrize("make", [tiny_vit, tiny_registers, tiny_swin])
+@pytest.mark.parametrize("levels", [15, 63])
+def test_a_page_has_every_weight_to_one_step_of_its_levels(make, levels):
+    model = make()
+    layout = attach(model).layout
+    image = torch.randn(1, 3, 18, 18)[..., : 18 if make is tiny_swin else 16, : 18 if make is tiny_swin else 16]
+    attention = attention_of_image(model, image)
+    form = Form(levels, 1)
+    read_back = unpacked(packed(attention, layout, form), layout, form)
+    for whole, read in zip(attention, read_back, strict=True):
+        largest = whole.amax(-1, keepdim=True).double()
+        # half a step of the root at its top is a step of the weight; half a step of uint16
+        assert ((whole - read).abs() <= largest / levels + 1 / 65535).all()
+        assert (whole - read).abs().max() > 0  # it is packed, and not the same
+
+
+def test_the_attention_is_that_of_hooks_by_hand():
+    model = tiny_vit()
+    image = torch.randn(1, 3, 16, 16)
+    by_hand = sites_of(model, image, [("blocks.0.attn", 1), ("blocks.1.attn", 1)])
+    for mine, theirs in zip(attention_of_image(model, image), by_hand, strict=True):
+        torch.testing.assert_close(mine[0], theirs.maps[0], rtol=0, atol=1e-6)  # another order of the same sums
+
+
+def test_queries_are_averaged_over_fields_and_prefix_tokens_are_not():
+    model = tiny_registers()
+    layout = attach(model).layout
+    attention = attention_of_image(model, torch.randn(1, 3, 16, 16))
+    (site,) = layout.sites[:1]
+    read = unpacked(packed(attention, layout, Form(63, 2)), layout, Form(63, 2))[0][0]
+    prefix, whole = site.prefix_tokens, attention[0][0].double()
+    assert read.shape[1] == prefix + 4  # a grid of 4 x 4 in fields of 2 x 2
+    corner = [prefix + token for token in (0, 1, 4, 5)]
+    assert (read[:, prefix] - whole[:, corner].mean(1)).abs().max() < whole.max() / 63
+    assert (read[:, 0] - whole[:, 0]).abs().max() < whole.max() / 63
+
+
+def test_the_finest_form_that_has_room_is_taken_then_images_are_left_out(monkeypatch):
+    model = tiny_vit()
+    layout = attach(model).layout
+    images = torch.randn(6, 3, 16, 16)
+    attention = attention_of_image(model, images[:1])
+    sizes = [len(packed(attention, layout, Form(*form))) for form in seen.FORMS]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 1.5 * sizes[2]
+    assert fitting(attention, layout, 6, 6 * sizes[0]) == seen.FORMS[0]
+    assert fitting(attention, layout, 6, 6 * sizes[2]) == seen.FORMS[2]
+    monkeypatch.setattr(seen, "ROOM", 3 * sizes[-1] + sizes[-1] // 2)
+    begun, done = [], []
+    form, packs = all_packed(model, images, lambda *each: begun.append(each), lambda: done.append(1))
+    assert len(packs) in (2, 3) and len(done) == len(packs)  # gzip does not give every image the same size
+    assert begun == [(form, packs[0])]
+
+
+def test_attention_that_is_none_between_patches_is_refused_with_the_reason():
+    model = LOCATED["xcit"]()
+    mhprobe.attach(model)
+    with pytest.raises(UserError, match="attention"):
+        attention_of_image(model, torch.randn(1, 3, 16, 16))
