@@ -521,3 +521,20 @@ def test_speed_and_faithful_maps_are_said_in_words(tmp_path):
     unsure = [row | {"speedup_low": -np.inf, "speedup_high": np.inf} for row in rows]
     add_rows(report, "speed", unsure, "speed")
     assert "dense one on a CPU" in words.result(read_run(tmp_path), [], [])[0]
+
+
+def test_references_that_are_one_number_leave_the_menu_and_stand_in_the_legend(tmp_path):
+    report = Report(tmp_path, layout())
+    columns = {"value": torch.arange(12.0), "share": torch.arange(12.0) / 12, "whole": torch.full((12,), 117.25)}
+    add_measure(report, "entropy", "per_head", columns)
+    (measure,) = atlas.measures(read_run(tmp_path))
+    assert (list(measure["columns"]), measure["constants"]) == (["value", "share"], {"whole": 117.25})
+
+
+def test_numbers_are_rounded_as_people_write_them(tmp_path):
+    report = Report(tmp_path, layout())
+    value = torch.linspace(103, 117.3, 12)
+    add_measure(report, "attention_distance", "per_head", {"value": value, "low": value - 1, "high": value + 1})
+    run = read_run(tmp_path)
+    (line,) = words.glance(atlas.heads(run), atlas.measures(run))
+    assert line["high"].endswith("120 (120 to 120)") and line["low"].endswith("100 (100 to 100)")

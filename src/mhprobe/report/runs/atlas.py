@@ -41,8 +41,8 @@ def measures(run: Run) -> list[dict[str, Any]]:
     """One entry per measure of single heads: its columns of (A,) numbers, "value" first, and what to hold them against.
 
     constants: columns that are one number for all heads, such as the entropy of even attention: they are read beside
-    the others, and tell no head from another. chance, twin: (A,) numbers, or None where the table has none. low, high: the 95 % interval of "value", from as
-    many degrees of freedom.
+    the others, and tell no head from another. chance, twin: (A,) numbers, or None where the table has none. low, high:
+    the 95 % interval of "value", from ``freedom`` degrees of freedom.
     """
     return [
         {

@@ -302,6 +302,5 @@ def _twin(values: list[Any], twin: list[Any] | None) -> list[str]:
     if not known:
         return []
     above = sum(value > max(known) for value in values if value is not None)
-    return [
-        f"a random network's heads reach {rounded(min(known), 3)} to {rounded(max(known), 3)}; {above} heads lie above that"
-    ]
+    reach = f"{rounded(min(known), 3)} to {rounded(max(known), 3)}"
+    return [f"a random network's heads reach {reach}; {above} heads lie above that"]
