@@ -1,7 +1,5 @@
 """Find the family of a model, its heads, and put gates on them. Families are found by looking through its files."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -6,8 +6,6 @@ part of an attention module.
 Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

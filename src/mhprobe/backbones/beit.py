@@ -4,8 +4,6 @@ Queries and values have biases of their own, so Beit never calls ``qkv`` and mul
 are biases per head: a table for each block, or one for all.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Its input is a line of embedded tokens. It does not know where they stand in an image, or whether there is one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Queries, keys and values come from one projection or from three. ``scale_norm`` 
 projection. Where several heads share keys and values (Sapiens2), each is still gated alone.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar

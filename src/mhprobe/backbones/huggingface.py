@@ -7,8 +7,6 @@ file. transformers is imported only then: whoever has such a model has it instal
 A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The tokens of a text stand in a line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A window that is as large as its grid is not shifted. The model takes images of 
 size in its configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """timm's networks of convolutions whose last stages, or some blocks, attend: families that are one row each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

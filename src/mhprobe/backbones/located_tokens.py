@@ -1,7 +1,5 @@
 """timm's models of tokens in a line that a ViT's own family does not claim: families that are one row each."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """timm's models of stages that attend in windows: families that are one row each."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """timm's models that are refused by name: their heads are known, and are no slices of what enters a projection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

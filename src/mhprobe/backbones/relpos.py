@@ -1,7 +1,5 @@
 """timm's VisionTransformerRelPos: a ViT with biases for relative positions, of each block or shared by all."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar

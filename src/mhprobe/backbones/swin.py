@@ -1,7 +1,5 @@
 """timm's Swin Transformer v1: windows (see windowed.py) and a table of relative position biases, a column per head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ There is no fused attention. Each part of a block is normalised behind itself, s
 enters the stream.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

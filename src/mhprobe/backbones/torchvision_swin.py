@@ -5,8 +5,6 @@ intercepted while it runs (torch.overrides); none of its code is copied. The gri
 That is taken to be ``model.image_size``, or else the size that torchvision's weights were made for.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

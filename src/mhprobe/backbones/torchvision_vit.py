@@ -1,7 +1,5 @@
 """torchvision's VisionTransformer: vit_b_16 and its like. See multihead.py for its attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

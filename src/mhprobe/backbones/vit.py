@@ -4,8 +4,6 @@ Nothing stands between heads and projection unless ``scale_norm`` is on, which m
 blocks is left alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -6,8 +6,6 @@ mhprobe.data.draws. So it is the same in any batch, on any rank, before and afte
 Shapes: B images of a batch, C classes, height x width pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ again.
 Shapes: N images of a split, height x width pixels.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -4,8 +4,6 @@ Three ways to have it: torchvision's download, the original python batches (as a
 or class folders of image files (a folder, tar or zip). Classes are numbered alike in all three.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import socket

@@ -5,8 +5,6 @@ blur, noise, contrast and JPEG at five severities with their parameters for 32 p
 An image's damage depends on the seed and its position alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The grey level 0 ... 16 becomes 0 ... 255 in three equal channels. A fixed, stratified fifth is the test split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

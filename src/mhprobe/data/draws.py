@@ -5,8 +5,6 @@ The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom
 int64 arithmetic; the same bits on CPU and CUDA.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

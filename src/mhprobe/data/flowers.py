@@ -4,8 +4,6 @@ Its train and validation images, 10 + 10 of each kind, are the train images here
 Images are centre-cropped to the short side and resized.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -6,8 +6,6 @@ Lightning asks a loader for its state after every batch it took. On resume it ha
 iter() and before it sets the epoch. So both are looked at only when the first batch is asked for.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple

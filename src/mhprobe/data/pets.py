@@ -4,8 +4,6 @@ Object 1 is the animal; the trimap's ground and its narrow unclassified border a
 by the short side and centre-cropped alike, the masks without blending.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -7,8 +7,6 @@ command line; ``PhotoLoader`` yields batches, for a notebook.
 Shapes: B images of a batch, height x width pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

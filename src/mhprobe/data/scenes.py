@@ -6,8 +6,6 @@ train on a CPU. A scene depends on (seed, split, its number) alone.
 Shapes: S pixels of a side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

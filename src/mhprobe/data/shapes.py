@@ -6,8 +6,6 @@ dicts after its files' endings, with labels as numpy arrays or lists.
 Shapes: B images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

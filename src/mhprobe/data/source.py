@@ -3,8 +3,6 @@
 A new data set is one class with this protocol in its own file, and one yaml in conf/data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol

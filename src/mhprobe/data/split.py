@@ -3,8 +3,6 @@
 Images are ranked within their class by a hash of (seed, position), so no library's generator can change the split.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

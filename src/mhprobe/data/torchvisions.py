@@ -1,7 +1,5 @@
 """Data sets that torchvision downloads and reads: how they are asked for, and how their pictures become squares."""
 
-from __future__ import annotations
-
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -9,8 +9,6 @@ gates along. A gate of one leaves every bit as it was.
 Shapes: B images (or windows), T tokens, H heads of one site, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

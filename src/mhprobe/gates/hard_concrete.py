@@ -14,8 +14,6 @@ less noisy gradient, and log_alpha stays the same on all of them.
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

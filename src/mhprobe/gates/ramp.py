@@ -1,7 +1,5 @@
 """Ramp of a penalty: not at all, then linearly, then in full."""
 
-from __future__ import annotations
-
 from mhprobe.errors import UserError
 
 

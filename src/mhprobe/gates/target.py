@@ -10,8 +10,6 @@ mean the same in every model. t moves from 1 to its final value while the penalt
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

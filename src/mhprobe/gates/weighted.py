@@ -7,8 +7,6 @@ averages over layers, so that its lambda is ours times the number of layers.
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

@@ -9,8 +9,6 @@ A detector without a number for a planted head, or for any other head, has not f
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

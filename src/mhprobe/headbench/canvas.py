@@ -8,8 +8,6 @@ divides them by one number and does no more.
 Shapes: C channels of the stream, D head width, T tokens, B images, K classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The measures that take part: all that conf/measure has, or some, and those that a user enters."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ that training made, and becomes more of what it shall be with every grade. The g
 says how much of it the measure needs.
 """
 
-from __future__ import annotations
-
 import abc
 import sys
 from collections.abc import Iterator, Mapping, Sequence

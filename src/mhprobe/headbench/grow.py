@@ -1,7 +1,5 @@
 """One model with every plant in it, at random places among heads that do nothing in particular."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A plant: a head, or a pair of heads, whose function is known because its weights were written for it."""
 
-from __future__ import annotations
-
 import abc
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plants: heads of known function, a class each. What it is called is its name: SinkNoOp is the plant sink_no_op."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ resampled for the intervals: the grafts of one network share its other heads.
 Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

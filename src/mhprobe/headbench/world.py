@@ -7,8 +7,6 @@ bright: the landmark that Swin's sinks look at, for there is no class token.
 Shapes: B images, F pixel features, K classes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

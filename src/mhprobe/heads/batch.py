@@ -4,8 +4,6 @@ Shapes: B images, T tokens (prefix tokens first, then the grid in raster order),
 C classes, M masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, overload

@@ -9,8 +9,6 @@ Shapes: T tokens (prefix tokens first, then the grid in raster order), K places 
 A heads of all sites.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Code of ours is named by our version, installed packages by theirs.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -7,8 +7,6 @@ refused. Every complaint is one line with the file, the row (1 is the first belo
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path

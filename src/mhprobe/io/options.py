@@ -3,8 +3,6 @@
 ``True`` is a 1, 1.5 steps may be sliced, NaN fails every comparison with a limit and so passes it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -5,8 +5,6 @@ A file that cannot be read, that is not as it was written, or that says nothing 
 Shapes: N test images.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The handler says the line and raises. Every file is written whole or not at all,
 training waits: it finishes its step and saves it (callbacks.checkpoints).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Standard output that goes away does not take a run along: what is printed after ``| head`` has left is dropped."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import IO, Any

@@ -1,7 +1,5 @@
 """Tensors in a file with a digest of all that it says: a damaged or edited one is not taken for what was written."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Words of the command line: the overrides of the command that made a run, as Hydra keeps them in the run's folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import OmegaConf

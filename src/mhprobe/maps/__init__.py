@@ -7,8 +7,6 @@
 python -m mhprobe.maps weights=FILE images=[0,5,9] draws them for images of the test split.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """python -m mhprobe.maps: where attention, its rollouts and relevance point in single images (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Windowed sites: a token is attended from its own window only, so the mean over a
 Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ Windowed sites: a token sees its own window only; outside it the map is 0.
 Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ Shapes: B images, W windows (1 for global attention), H heads, K places of a win
 h x w token grid.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal

@@ -9,8 +9,6 @@ Of a model without a classifier the cosine of its features to those of the whole
 Shapes: B images, h x w map, P = h w patches, N steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

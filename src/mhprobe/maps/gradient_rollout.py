@@ -5,8 +5,6 @@ As in the vit-explain package's gradient rollout (its fusion, the mean, may be c
 Shapes: B images, W windows, H heads, K places of a window.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout, usual_target

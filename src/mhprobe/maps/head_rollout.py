@@ -3,8 +3,6 @@
 Shapes: B images, W windows, H heads, K places of a window, T tokens, D head width, C channels of the stream.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ Windows are put back to where they are in the image.
 Shapes: B images, W windows, K places of a window, H heads asked for, T tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

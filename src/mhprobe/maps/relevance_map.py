@@ -1,7 +1,5 @@
 """Relevance of patches for the explained logit, by layer-wise relevance propagation (see recording/lrp.py)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError

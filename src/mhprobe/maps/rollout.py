@@ -12,8 +12,6 @@ map is always over the first stage's grid.
 Shapes: B images, W windows, H heads, K places of a window, T tokens of a block, S tokens of the first block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -8,8 +8,6 @@ images of the average precision of the pixels in the map's order, which knows no
 Shapes: B images, h x w patches, H x W pixels, P = H W.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

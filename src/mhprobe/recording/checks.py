@@ -1,7 +1,5 @@
 """Input that ``record`` refuses before it runs anything. torch's own errors would come from deep inside the network."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Cost of a recorded pass: floating-point operations, in units of one plain forward pass of the same images."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any

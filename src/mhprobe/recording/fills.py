@@ -14,8 +14,6 @@ Heads are looked at in front of their gates, in the whole model. Every rank find
 Shapes: B images, W windows, T tokens, H heads of one site, D head width, A heads of all sites, R masks side by side.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@
 Shapes: B images, W windows, H heads of a site, K places of a window, T tokens.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

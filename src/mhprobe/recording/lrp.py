@@ -18,8 +18,6 @@ code: gamma is one number for all linear layers, and the patch embedding is not 
 Shapes: B images, T tokens, I inputs and O outputs of a linear layer, C classes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Shapes: B images, C classes.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 Shapes: B images, C classes or features, T tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

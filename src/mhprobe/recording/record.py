@@ -6,8 +6,6 @@ silently ignored), in eval mode, with the weights frozen: the backward pass then
 Shapes: B images, T tokens, H heads of one site, D head width, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 

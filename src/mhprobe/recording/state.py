@@ -1,7 +1,5 @@
 """The state a model is in while someone looks inside: eager, eval mode, weights frozen; all put back afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

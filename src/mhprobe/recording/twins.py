@@ -5,8 +5,6 @@ Who gets which donor, and which noise, depends on the image alone (and a seed), 
 Shapes: B images, N donors.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Cosine distance of an image's output, logits or features, to the unmasked model's."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -6,8 +6,6 @@ nonzero on one of them only. All ranks get the same numbers, so that a search de
 Shapes: M masks, A heads, N images of the split, n of them asked for, B images of a batch, C classes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

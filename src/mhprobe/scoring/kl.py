@@ -1,7 +1,5 @@
 """Kullback-Leibler divergence of the distribution over classes from the unmasked model's."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mhprobe.masking.base import Scored

@@ -1,7 +1,5 @@
 """Nearest neighbours: does an output still lie among the unmasked outputs of its class?"""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The labels of the data set: accuracy and cross-entropy."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

@@ -5,8 +5,6 @@ Every number is per image, so that curves, searches and tests take any score as 
 Shapes: M masks, B images of a batch, N of the split, C classes or features.
 """
 
-from __future__ import annotations
-
 import abc
 import importlib
 import inspect

@@ -5,8 +5,6 @@ Sums over valid images, in integers and float64, so the answer does not depend o
 Shapes: B images of a batch, C classes, N images of the split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

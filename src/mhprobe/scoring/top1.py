@@ -1,7 +1,5 @@
 """Agreement with the unmasked model about the class, where nobody has labels."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mhprobe.masking.base import Scored

@@ -3,8 +3,6 @@
 Shapes: A heads, M measures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Hanley & McNeil, 1982, Radiology 143:29. Half of it for ties, so that a number that is the same for all gives 0.5.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

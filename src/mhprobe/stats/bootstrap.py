@@ -5,8 +5,6 @@ All rows see the same resamples, so differences of paired rows are resampled as 
 Shapes: K rows, N images, R resamples.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

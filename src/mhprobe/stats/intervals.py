@@ -5,8 +5,6 @@ number that cannot leave a range has its interval on a scale without ends (logit
 that low and high stay inside, and the side towards the end of the range is the shorter one.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

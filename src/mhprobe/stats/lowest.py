@@ -3,8 +3,6 @@
 Shapes: A scores.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -17,8 +17,6 @@ The images must have chosen neither the weights nor the path.
 Shapes: S steps, n images.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ method 10, built from Wilson's intervals of the two shares; it stays in [-1, 1] 
 Shapes: A tests, all arguments broadcast; N images.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

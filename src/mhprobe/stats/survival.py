@@ -18,8 +18,6 @@ measures on the whole model. A head has every function whose rule holds; where i
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """python -m mhprobe.weights FILE.json ...: check what each describes, and add the digest that older ones lack."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card: what the network is, what was measured of it, and how to load it, with mhprobe and without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

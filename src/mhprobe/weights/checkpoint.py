@@ -7,8 +7,6 @@ mhprobe.weights.pruned), ``made`` (how the weights came to be), ``sha256`` (of t
 description itself). What it may hold is in mhprobe.weights.description.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -6,8 +6,6 @@ class takes it, if timm's loading code does not, and if its value is a number, a
 timm's own words.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib

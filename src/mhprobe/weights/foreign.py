@@ -6,8 +6,6 @@ refused, and no code runs. What timm knows of other people's names (``checkpoint
 EVA ...) it translates.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -4,8 +4,6 @@ Nothing is uploaded but by ``push_to_hub``. What comes from the Hub is loaded as
 never executed.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

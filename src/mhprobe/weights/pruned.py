@@ -9,8 +9,6 @@ The JSON is a description as in ``mhprobe.weights.checkpoint``, and besides:
 docs/pruning.md rebuilds it in plain timm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ only freshly initialised is then the identity. Its heads have an importance of 1
 and the comparison says nothing. So the twin takes these scales, and nothing else, from the network itself.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

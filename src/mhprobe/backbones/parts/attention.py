@@ -1,7 +1,5 @@
 """Parts of attention modules that several families share: what timm calls them, and how they lose heads."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

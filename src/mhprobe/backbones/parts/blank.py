@@ -5,8 +5,6 @@ Norms only normalise; heads, MLPs and the classifier write nothing; tokens and p
 Shapes: C channels of the stream, T tokens, K classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import timm

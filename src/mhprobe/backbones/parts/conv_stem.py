@@ -4,8 +4,6 @@ Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.1
 HybridEmbed. It changes nothing about heads: the tokens are as many, and stand for the same pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

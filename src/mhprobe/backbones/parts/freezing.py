@@ -5,8 +5,6 @@ what blocks hold beside their attention. Voita et al., 2019, let all parts move;
 is seen when it may not.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args

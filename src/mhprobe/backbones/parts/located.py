@@ -10,8 +10,6 @@ They can be gated, measured and masked. The residual stream is not read: convolu
 Shapes: H heads, D head width, N tokens of a row (an image or a window), C channels.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

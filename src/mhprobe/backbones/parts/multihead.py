@@ -7,8 +7,6 @@ copies and pickles stay what they were. torch's inference kernels, which compute
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: C channels of the stream, D head width, H heads of a site, T tokens, B images, K classes.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The patch embedding of a timm model, where it can be run by itself."""
 
-from __future__ import annotations
-
 from timm.models.vision_transformer_hybrid import HybridEmbed
 from torch import nn
 

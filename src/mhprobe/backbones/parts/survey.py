@@ -4,8 +4,6 @@ Every name is asked for without weights or memory (torch's meta device). Of a cl
 first model is built: the others get the same answer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Create timm models, and read the input that they expect."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Attention concatenates its heads, head 0 first, and projects. Prefix tokens stand before the grid.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ block by the number of heads. With a width of its own a head does not shrink whe
 and values have num_heads times that width, and the output projection brings them back to the block's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from timm.layers import Attention

@@ -4,8 +4,6 @@ WindowAttention concatenates its heads like a ViT, over rows that are image-majo
 how to put them back in raster order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

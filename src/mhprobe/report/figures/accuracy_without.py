@@ -1,7 +1,5 @@
 """Accuracy without each head as a number in a grid of layers by heads, framed where the change is significant."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Agreement of measures on heads: rank correlation and top-k overlap of every two, as matrices."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Attention masks of single images, block by block, and the images seen through them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

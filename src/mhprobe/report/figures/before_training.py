@@ -1,7 +1,5 @@
 """Similarity of heads in a trained and in an untrained network, block by block, a panel per measure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

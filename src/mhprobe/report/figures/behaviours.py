@@ -1,7 +1,5 @@
 """Heads as points whose distances are those of their attention: coloured by what they do, clusters by shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

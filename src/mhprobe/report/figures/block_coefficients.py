@@ -1,7 +1,5 @@
 """Canonical correlations between blocks against their index: a panel per stage, and one across stages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Pairs of heads summed up per block: the mean with the range, and chance."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

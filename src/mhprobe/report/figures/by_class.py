@@ -1,7 +1,5 @@
 """Accuracy that every class loses without every head: heads down, classes across."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A value of every head against depth: a dot per head, the mean of each layer, and the level to read it against."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The class of every head, and the gates under a price and under a reward that decide it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Heads down, classes across: the matrix that every figure of a number per head and class is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

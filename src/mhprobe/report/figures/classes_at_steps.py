@@ -1,7 +1,5 @@
 """Cost of a masking curve for each class: steps down, classes across."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Canonical correlations against their index: how many directions two heads share, and how well."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

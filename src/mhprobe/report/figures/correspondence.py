@@ -1,7 +1,5 @@
 """Heads on two views of an image: each head's likeness to itself, and to the most alike other head of its block."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

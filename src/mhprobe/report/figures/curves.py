@@ -1,7 +1,5 @@
 """Accuracy against the number of heads masked, every curve of a run with its band."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

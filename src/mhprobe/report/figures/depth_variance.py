@@ -1,7 +1,5 @@
 """Variance and share of high frequency of feature maps, before and after attention and MLPs of each block."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

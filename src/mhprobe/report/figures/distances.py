@@ -1,7 +1,5 @@
 """Distance of masked models from the unmasked one, in the unit of their score: KL divergence, cosine and the like."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mhprobe.masking.parts.trace import Curve

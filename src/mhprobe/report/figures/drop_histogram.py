@@ -1,7 +1,5 @@
 """Histogram over heads of the accuracy lost when one head is switched off."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Heads as points whose distances resemble those between them, coloured by block."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A value of pairs among a few heads out of many: one matrix of those heads only, named by block and head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

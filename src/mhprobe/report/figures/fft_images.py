@@ -1,7 +1,5 @@
 """Feature maps and their Fourier images before and after each block's attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

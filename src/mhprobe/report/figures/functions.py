@@ -1,7 +1,5 @@
 """Functions of heads, as a grid of layers by heads: a mark per function that a head has."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Hard-concrete gates: how likely each value is, and what the learned gates are (Voita et al. 2019, Figure 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

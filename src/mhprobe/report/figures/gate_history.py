@@ -1,7 +1,5 @@
 """Gates while they were learned: heads by steps, layer by layer, and the number of open heads."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

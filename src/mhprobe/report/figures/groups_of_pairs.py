@@ -3,8 +3,6 @@
 A panel per curve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

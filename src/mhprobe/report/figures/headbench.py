@@ -1,7 +1,5 @@
 """HeadBench: measures that find planted heads: detectors down, plants across, one panel per family."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Concentration of the maps of rightly and of wrongly classified images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mhprobe.report.figures.style import COLOURS, Figure, canvas, place

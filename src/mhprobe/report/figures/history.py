@@ -1,7 +1,5 @@
 """Every head's value during training: a line per head, coloured by its block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The pixel patterns that heads of the first block read most: a row per head."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from mhprobe.report.figures.style import Figure, canvas, place

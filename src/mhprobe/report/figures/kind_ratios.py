@@ -1,7 +1,5 @@
 """Attention to each kind of key, relative to even attention: kinds by heads, heads in the order of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

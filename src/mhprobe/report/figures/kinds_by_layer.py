@@ -1,7 +1,5 @@
 """Attention to each kind of key over depth, in per cent: a panel per kind, a dot per head, and even attention."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

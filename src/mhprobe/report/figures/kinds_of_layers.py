@@ -1,7 +1,5 @@
 """Accuracy against the share of heads masked within one kind of layer, a line per kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loss over two directions in the space of weights: contours, a panel per pair of directions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes of every head into every class's logit, on the images of that class: heads down, classes across."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

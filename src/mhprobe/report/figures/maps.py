@@ -1,7 +1,5 @@
 """Maps of single images laid over them, each with its own colour scale and its areas under deletion and insertion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Heads that can go: likeness to a kept head (redundant?) against how much they write (inert?)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

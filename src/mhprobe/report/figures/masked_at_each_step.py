@@ -1,7 +1,5 @@
 """Heads that are off at each step of masking curves: a row of small grids per curve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Singular modes of the heads' circuits: how strong each is, and whether it ties like to like."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

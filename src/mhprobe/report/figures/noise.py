@@ -1,7 +1,5 @@
 """Accuracy under noise of one band of frequencies, over the bands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Offsets of heads from the query: a small map of argmax offsets per head, positional heads framed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A value of every pair of heads: a matrix per layer, or one over all heads."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

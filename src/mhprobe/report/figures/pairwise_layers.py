@@ -1,7 +1,5 @@
 """A value of every pair of layers, as one matrix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

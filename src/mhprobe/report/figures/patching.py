@@ -1,7 +1,5 @@
 """Activation patching against its estimates from slopes: every head a point."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """A value of every head: a matrix of layers by heads, or one per stage where widths differ: no empty cells."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Accuracy without the phases, or without the amplitudes, of one band of frequencies at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mass of attention around the argmax key: one panel per layer, one curve per head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

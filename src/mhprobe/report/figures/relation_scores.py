@@ -1,7 +1,5 @@
 """Hit rates by relation: heads or probes beside baselines that need neither."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hit rates of heads on relations between patches: every head, the best fixed offset, an even draw."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Accuracy against the number of heads kept: the runs of a sweep over learned gates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Do runs rank the heads alike? Rank correlations between every two runs, a row per measure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Masking curves of several runs: the mean of each group with its band, a panel per curve."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

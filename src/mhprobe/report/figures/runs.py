@@ -1,7 +1,5 @@
 """Accuracy of several runs: a dot per run with its interval over images, and per group the mean with its spread."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The same measures on two data sets: every head a point, one panel per measure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

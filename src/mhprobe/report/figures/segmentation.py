@@ -1,7 +1,5 @@
 """Agreement of maps with masks of objects, by three scores, beside maps that have seen no image."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

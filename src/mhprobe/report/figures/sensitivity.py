@@ -1,7 +1,5 @@
 """Sensitivity of measures: the share of grafts that they find, grade by grade, a panel per kind of graft."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

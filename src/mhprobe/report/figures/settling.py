@@ -1,7 +1,5 @@
 """When does importance settle? Accuracy after one-shot removal at each epoch, and how the scores' order changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

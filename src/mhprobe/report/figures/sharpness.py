@@ -1,7 +1,5 @@
 """The largest eigenvalues of the loss's Hessian, for the whole network and block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

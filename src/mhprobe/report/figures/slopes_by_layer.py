@@ -1,7 +1,5 @@
 """Slope of the loss along attention to each kind of key, block by block: a line per kind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

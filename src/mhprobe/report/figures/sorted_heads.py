@@ -1,7 +1,5 @@
 """Heads of every layer sorted by one value, and another value of the same heads beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The no-op test: how much heads look at special keys, against how much that matters. A dot per head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

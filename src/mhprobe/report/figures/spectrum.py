@@ -1,7 +1,5 @@
 """Spectra along the diagonal: of the residual stream behind every block, and of what every head writes into it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

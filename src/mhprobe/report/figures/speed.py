@@ -1,7 +1,5 @@
 """Speed-up of a pruned network, by batch size, beside the prediction from FLOPs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Accuracy of every layer with one head left in it: all heads, the one that was chosen, the one the test would pick."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A map over space, and channels over blocks, each as a surface in three dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Heads that a pruning keeps: by stage, block or function, against the number of heads kept."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Pruned from a trained model, or the same heads from scratch: accuracy at each number of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Accuracies of runs that were tested on the same images are compared image by ima
 interval that takes the runs as independent: on the same images it is too wide where images move both runs alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """report.html: one file that shows a run. It contains everything it needs and fetches nothing."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """Figures inside a page: smaller by lossless WebP, as many as there is room for."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A sweep's own page: all of its finished runs side by side."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -5,8 +5,6 @@ What is shown of a table follows from its entry in the run's ledger: a new measu
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mhprobe.errors import UserError

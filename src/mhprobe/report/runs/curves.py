@@ -1,7 +1,5 @@
 """Masking curves for the page: every line's points, and every mask whose accuracy is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mhprobe.report.runs.atlas import short

@@ -1,7 +1,5 @@
 """Facts of a run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """The jobs of a sweep: which folders inside a folder are finished runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

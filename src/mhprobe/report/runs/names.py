@@ -3,8 +3,6 @@
 A choice like ``prune=order`` changes forty settings of the configuration. Who compares runs thinks of the one word.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

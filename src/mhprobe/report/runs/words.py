@@ -1,7 +1,5 @@
 """The result in words: short sentences with their intervals, what chance would give, and which images chose what."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
