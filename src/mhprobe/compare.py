@@ -28,7 +28,7 @@ def main() -> int:
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
     from mhprobe.report.runs.folder import reading
-    from mhprobe.report.runs.jobs import expand
+    from mhprobe.report.runs.run import expand
     from mhprobe.report.several import about, inert, lines, several
 
     try:

@@ -29,8 +29,7 @@ from mhprobe.report.html import write_comparison, write_report
 from mhprobe.report.html.page import _digest
 from mhprobe.report.report import Report
 from mhprobe.report.runs.folder import plain_yaml
-from mhprobe.report.runs.jobs import expand
-from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.run import expand, read_run
 from report_html.conftest import layout, make_run
 from report_html.test_page import Page
 

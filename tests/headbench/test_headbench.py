@@ -10,7 +10,7 @@ import torch
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
-from mhprobe.backbones.parts.blank import Blank
+from mhprobe.backbones.parts.opened import Blank
 from mhprobe.errors import UserError
 from mhprobe.headbench import __main__ as command
 from mhprobe.headbench import bench as bench_module

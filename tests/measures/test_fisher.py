@@ -10,7 +10,7 @@ import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.measures.fisher import Fisher
 from mhprobe.measures.gate_importance import GateImportance
-from mhprobe.measures.parts.slopes import gate_slopes
+from mhprobe.measures.parts.losses import gate_slopes
 from models import BUILDERS, images_for, labels_for
 
 families = pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
@@ -40,7 +40,7 @@ def test_it_is_gate_importance_with_a_square(build):
 
 
 def test_slopes_are_computed_once_for_all_measures_of_a_batch(monkeypatch):
-    import mhprobe.measures.parts.slopes as slopes
+    import mhprobe.measures.parts.losses as slopes
 
     layout, batch = recorded(BUILDERS["vit"])
     calls, whole = [], slopes.token_slopes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mhprobe.errors import UserError
-from mhprobe.report import lightning
+from mhprobe.report import loggers
 from mhprobe.report.report import Report
 
 
@@ -13,7 +13,7 @@ def test_tensorboard_holds_the_numbers_of_a_run(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = lightning.tensorboard_logger(tmp_path)
+    logger = loggers.tensorboard_logger(tmp_path)
     logger.log_hyperparams({"seed": 3})
     logger.log_metrics({"train/loss": 0.5}, step=7)
     report = Report(tmp_path, loggers=[logger])
@@ -29,6 +29,6 @@ def test_a_logger_that_is_not_installed_is_named(tmp_path, monkeypatch, package)
     def missing(**_):
         raise ModuleNotFoundError(package)
 
-    monkeypatch.setattr(lightning, {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[package], missing)
+    monkeypatch.setattr(loggers, {"tensorboard": "TensorBoardLogger", "mlflow": "MLFlowLogger"}[package], missing)
     with pytest.raises(UserError, match=f"{package} is not installed; pip install {package}"):
-        getattr(lightning, f"{package}_logger")(tmp_path)
+        getattr(loggers, f"{package}_logger")(tmp_path)

@@ -25,8 +25,7 @@ from mhprobe.report.html.page import as_script, prune_command
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result
 from mhprobe.report.runs import atlas, curves, words
-from mhprobe.report.runs.jobs import expand
-from mhprobe.report.runs.run import read_run
+from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
 from mhprobe.scoring.score import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row

@@ -106,7 +106,7 @@ def test_a_plain_model_is_tallied_as_it_is(labels):
 
 def test_the_same_logits_give_the_same_numbers_whoever_asks(logits, labels):
     from mhprobe.heads import HeadBatch
-    from mhprobe.measures.parts.outcomes import outcomes, outcomes_of
+    from mhprobe.measures.parts.losses import outcomes, outcomes_of
 
     right, loss = outcomes(logits.bfloat16(), labels)
     expected_right, expected_loss = zip(

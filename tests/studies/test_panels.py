@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
-from mhprobe.backbones.parts.conv_stem import conv_stem
-from mhprobe.backbones.parts.patches import patch_embedding
+from mhprobe.backbones.parts.timm_models import patch_embedding, stem_of
 from mhprobe.data.batch import Batch
 from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
@@ -553,7 +552,7 @@ def test_a_convolution_reads_by_its_weights_and_a_stem_by_the_mean_of_its_slopes
 def test_what_embeds_patches_is_a_convolution_or_a_stem():
     with pytest.raises(UserError, match="nor by a stem"):
         patch_embedding(nn.Conv2d(3, 8, 3))
-    for swin in (tiny_swin(), tiny_swin(embed_layer=conv_stem([8]))):
+    for swin in (tiny_swin(), tiny_swin(embed_layer=stem_of([8]))):
         assert patch_embedding(swin)(torch.zeros(1, 3, 18, 18)).shape[2:] == swin.patch_embed.grid_size
 
 

@@ -1,4 +1,4 @@
-"""A blank ViT or Swin (backbones/parts/blank.py), and the means to write heads into it, block by block.
+"""A blank ViT or Swin (backbones/parts/opened.py), and the means to write heads into it, block by block.
 
 The residual stream is given a random orthonormal basis. Each of its directions stands for one feature: a texture, a
 mark, a row of the grid, evidence for a class. A head that shall read a feature gets that direction in its W_Q, W_K or
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach
-from mhprobe.backbones.parts.blank import Blank
+from mhprobe.backbones.parts.opened import Blank
 from mhprobe.headbench import world
 from mhprobe.headbench.world import CLASSES, FEATURES, GRID, NOISE, PATCH, World
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 
 NAMES = (
     *(f"texture{k}" for k in range(CLASSES)),

@@ -21,7 +21,7 @@ from mhprobe.backbones import attach
 from mhprobe.backbones.parts.opened import Opened
 from mhprobe.data.batch import Batch
 from mhprobe.data.digits import Digits
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.objective import objective
 
 SIZES: dict[str, Any] = dict(img_size=8, patch_size=2, embed_dim=48, depth=4, num_heads=6, mlp_ratio=2.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.errors import one_of
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import mean_of
-from mhprobe.measures.parts.outcomes import labels_of, outcomes_of
+from mhprobe.measures.parts.losses import labels_of, outcomes_of
 from mhprobe.measures.parts.per_class import PerClass
 from mhprobe.measures.parts.resampling import add_resamples, declare_resamples, resampled_interval
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error

@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.slopes import gate_slopes, token_slopes
+from mhprobe.measures.parts.losses import gate_slopes, token_slopes
 from mhprobe.stats.intervals import SIZE, interval
 from mhprobe.stats.significance import standard_error
 

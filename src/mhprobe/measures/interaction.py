@@ -22,8 +22,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
 from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.outcomes import outcomes_of
-from mhprobe.measures.parts.slopes import gate_slopes
+from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
 from mhprobe.stats.significance import holm, standard_error, t_quantile, two_sided
 
 Which = Literal["most", "least"]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import mean_of
-from mhprobe.measures.parts.outcomes import labels_of
+from mhprobe.measures.parts.losses import labels_of
 from mhprobe.measures.parts.per_class import PerClass
 from mhprobe.stats.intervals import interval
 from mhprobe.stats.significance import holm, standard_error, two_sided

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.parts.outcomes import outcomes_of
+from mhprobe.measures.parts.losses import outcomes_of
 from mhprobe.measures.parts.resampling import add_resamples, declare_resamples, resampled_interval
 from mhprobe.stats.significance import mcnemar, paired_difference, standard_error, wilson
 

@@ -30,7 +30,7 @@ from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.hashing import image_numbers, mixed
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import in_raster_order
 from mhprobe.recording.state import inspecting, usable

@@ -37,5 +37,5 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
     labels = usable(labels)
     if of == "label":
         return logits.gather(1, labels[:, None]).squeeze(1)
-    # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/outcomes.py
+    # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/losses.py
     return nn.functional.cross_entropy(wide(logits), labels, reduction="none")

@@ -12,7 +12,7 @@ from pathlib import Path
 from mhprobe.errors import UserError
 from mhprobe.io.streams import outlive_readers
 from mhprobe.report.html import write_comparison, write_report
-from mhprobe.report.runs.jobs import expand
+from mhprobe.report.runs.run import expand
 
 
 def main() -> int:

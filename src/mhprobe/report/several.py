@@ -23,9 +23,8 @@ from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
 from mhprobe.report.report import Result, Sample, counted
 from mhprobe.report.runs import atlas, curves, words
-from mhprobe.report.runs.jobs import expand
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
-from mhprobe.report.runs.run import Run, read_run, settings
+from mhprobe.report.runs.run import Run, expand, read_run, settings
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import t_interval

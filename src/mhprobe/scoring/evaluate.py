@@ -22,7 +22,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.progress import Advance, progress
 from mhprobe.masking.base import Evaluate, Scores
 from mhprobe.masking.parts.cache import MaskCache, describe
-from mhprobe.measures.parts.slopes import gate_slopes
+from mhprobe.measures.parts.losses import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
 from mhprobe.recording.objective import Of

@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mhprobe.masking.base import LABELS
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.scoring.score import Score
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from mhprobe.masking.base import Scored
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.scoring.score import Score
 
 

@@ -20,7 +20,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.head_tables import DIGEST, read_column, read_heads, read_kept, read_rows
 from mhprobe.report.runs import run as runs_of
 from mhprobe.report.runs.folder import MB, Folder, reading
-from mhprobe.report.runs.jobs import jobs
+from mhprobe.report.runs.run import jobs
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.survival import USED, Survivors, functions, survivors
 

@@ -39,7 +39,7 @@ class Input(BaseModel):
 
 
 class Stem(BaseModel):
-    """Settings of a backbone that timm's models do not take: mhprobe.backbones.parts.conv_stem and wide_heads."""
+    """Settings of a backbone that timm's models do not take: those of mhprobe.backbones.parts.timm_models."""
 
     model_config = ConfigDict(strict=True)
     conv_stem: Annotated[list[Size], Field(min_length=1, max_length=16)] | None = None

@@ -1,14 +1,14 @@
-"""Create timm models, and read the input that they expect."""
+"""Create timm models, with stems of convolutions or wide heads where asked for, and read the input that they expect."""
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from timm.layers import Attention, to_2tuple
+from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
 from torch import nn
 
-from mhprobe.backbones.parts.conv_stem import conv_stem as stem_of
-from mhprobe.backbones.parts.wide_heads import attention_of_width
 from mhprobe.errors import UserError, quoted
 
 SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_heads", "window_size"}
@@ -27,12 +27,11 @@ def build(
 
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
-    conv_stem: channels of convolutions that take the place of the patch projection (mhprobe.backbones.parts.conv_stem).
-    attn_head_dim: width of a head of a VisionTransformer (mhprobe.backbones.parts.wide_heads); None: width / heads.
+    conv_stem: channels of convolutions that take the place of the patch projection, see ``stem_of``.
+    attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None: embed_dim / num_heads.
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm
-    from timm.layers import to_2tuple
 
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
@@ -149,8 +148,6 @@ def _not_there(name: str, error: BaseException) -> str:
 
 def _refuse_cut_images(name: str, model: Any) -> None:
     """Patches that do not tile the image would leave its last rows and columns unseen, without a word."""
-    from timm.layers import to_2tuple
-
     embed = getattr(model, "patch_embed", None)
     image, patch = getattr(embed, "img_size", None), getattr(embed, "patch_size", None)
     if image is None or patch is None or getattr(embed, "dynamic_img_pad", False):
@@ -184,8 +181,6 @@ def input_spec(model: Any) -> dict[str, Any]:
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:
     """(height, width) that the model, or the first of its parts that knows, was built for."""
-    from timm.layers import to_2tuple
-
     for part in model.modules():  # the model itself is first: parts may be built for smaller copies of the image
         if (size := getattr(part, "img_size", None)) is not None:
             return to_2tuple(size)
@@ -206,3 +201,66 @@ def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # "Error(s) in loading ...:" says nothing yet
     return text if text.endswith(".") else text + "."
+
+
+def stem_of(channels: Sequence[int]) -> Callable[..., HybridEmbed]:
+    """Return a stem of 3 x 3 convolutions for timm's ``embed_layer``: a small network from scratch learns faster.
+
+    Xiao et al., Early Convolutions Help Transformers See Better, 2021, arXiv 2106.14881. Built of timm's ConvStem and
+    HybridEmbed. It changes nothing about heads: the tokens are as many, and stand for the same pixels.
+
+    channels: of the convolutions before the last, which gives the tokens' width. Batch norm and ReLU stand behind each
+        but the last. The later ones halve the image, until a token stands for ``patch_size`` pixels.
+    """
+
+    def embed(*, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **options: Any) -> HybridEmbed:
+        image, patch = to_2tuple(img_size), to_2tuple(patch_size)
+        halvings = patch[0].bit_length() - 1
+        if patch != (2**halvings, 2**halvings) or halvings > len(channels) + 1:
+            raise ValueError(
+                f"conv_stem: {len(channels) + 1} convolutions, of which some halve the image, cannot make patches of "
+                f"{patch[0]} x {patch[1]} pixels."
+            )
+        if any(pixels % patch[0] for pixels in image):
+            raise ValueError(f"conv_stem: patches of {patch[0]} pixels do not tile {image[0]} x {image[1]} pixels.")
+        strides = (1,) * (len(channels) + 1 - halvings) + (2,) * halvings
+        stem = ConvStem(in_chans, len(strides), (*channels, embed_dim), kernel_size=3, stride=strides)
+        for unused in ("norm_layer", "bias"):  # the stem has its own
+            options.pop(unused, None)
+        return HybridEmbed(
+            stem, img_size=image, patch_size=1, in_chans=in_chans, embed_dim=embed_dim, proj=False, **options
+        )
+
+    return embed
+
+
+def attention_of_width(width: int) -> type[Attention]:
+    """Return the ``attn_layer`` of a VisionTransformer with heads of ``width`` channels each, however many there are.
+
+    timm's Attention takes the width of a head, its VisionTransformer does not pass one on and divides the width of the
+    block by the number of heads. With a width of its own a head does not shrink where there are more of them.
+    """
+
+    class Wide(Attention):
+        # timm wants a class; families know attention by its type, so what is made is timm's own
+        def __new__(cls, *given: Any, **options: Any) -> Any:
+            return Attention(*given, **{**options, "attn_head_dim": width})
+
+    return Wide
+
+
+def patch_embedding(model: nn.Module) -> nn.Module:
+    """Return the module that embeds the patches of a timm model: images (B, 3, height, width) to maps (B, C, h, w).
+
+    One convolution without overlap, or a stem of several. UserError for another.
+    """
+    embed = getattr(model, "patch_embed", None)
+    if isinstance(embed, HybridEmbed) and isinstance(embed.proj, nn.Identity):
+        return embed.backbone
+    convolution = getattr(embed, "proj", None)
+    if not isinstance(convolution, nn.Conv2d) or convolution.stride != convolution.kernel_size:
+        raise UserError(
+            f"kernels: {type(model).__name__} does not embed patches by one convolution without overlap nor by a stem "
+            f"of convolutions, expected one of these in patch_embed. Leave the figure out, by figures=[...]."
+        )
+    return convolution

@@ -1,7 +1,6 @@
 """report.html: a run's folder as one page that needs nothing else. ``write_report`` makes it, at any time."""
 
-from mhprobe.report.html.compare import write_comparison
+from mhprobe.report.html.compare import finish_sweep, write_comparison
 from mhprobe.report.html.page import finish_report, write_report
-from mhprobe.report.html.sweep import finish_sweep
 
 __all__ = ["finish_report", "finish_sweep", "write_comparison", "write_report"]

@@ -4,6 +4,7 @@ Accuracies of runs that were tested on the same images are compared image by ima
 interval that takes the runs as independent: on the same images it is too wide where images move both runs alike.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,11 @@ from mhprobe.report.html.page import facts, render
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.names import names as names_of
-from mhprobe.report.runs.run import Run, column, read_run, settings
+from mhprobe.report.runs.run import Run, column, jobs, read_run, settings
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
+
+log = logging.getLogger(__name__)
 
 Estimate = tuple[float, float, float]  # a value and its interval
 
@@ -31,6 +34,21 @@ def write_comparison(folders: Sequence[Path], to: Path) -> Path:
         raise UserError("report: a comparison needs two or more runs.")
     with reading(Path(", ".join(map(str, folders)))):
         return write(Path(to), _page([read_run(folder) for folder in folders]).encode())
+
+
+def finish_sweep(folder: Path) -> Path | None:
+    """Write ``folder/report.html`` at the end of a sweep, its jobs side by side. Never fails the sweep.
+
+    None where fewer than two jobs have results, or after a line in the log.
+    """
+    runs = jobs(folder)
+    if len(runs) < 2:
+        return None
+    try:
+        return write_comparison(runs, folder / "report.html")
+    except Exception as error:  # the jobs' results are there
+        log.warning("report.html: %s. Try again with: python -m mhprobe.report %s", error, folder)
+        return None
 
 
 def _page(runs: Sequence[Run]) -> str:

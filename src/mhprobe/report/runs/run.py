@@ -1,6 +1,6 @@
 """A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,3 +244,20 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
 def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
+
+
+def jobs(folder: Path) -> list[Path]:
+    """The finished runs in the folder of a sweep or a study, in the order of their numbers; no links."""
+    inside = [path.parent for path in Path(folder).glob("*/metrics.json") if not path.parent.is_symlink()]
+    return sorted(inside, key=lambda run: (len(run.name), run.name))
+
+
+def expand(folders: Iterable[Path]) -> list[Path]:
+    """Folders of runs; one of a sweep or a study stands for its jobs."""
+    return [run for folder in folders for run in ([folder] if _is_run(Path(folder)) else jobs(folder) or [folder])]
+
+
+def _is_run(folder: Path) -> bool:
+    """A sweeper may leave a table beside its jobs."""
+    results = any((folder / name).exists() for name in ("metrics.json", ledger.FILE))
+    return results and not (folder / "multirun.yaml").exists()

@@ -21,7 +21,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.rollout import Rollout
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.report import tables
 from mhprobe.report.figures import heat as figure
 from mhprobe.report.report import Result

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones.parts.patches import patch_embedding
+from mhprobe.backbones.parts.timm_models import patch_embedding
 from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report import tables

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import landscape as figure
 from mhprobe.report.report import Result

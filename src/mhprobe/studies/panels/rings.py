@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
 from mhprobe.studies.panels.material import Material
 

@@ -1,13 +1,19 @@
-"""Lightning's own loggers, writing into the run's folder: they get numbers and settings, no tables and figures."""
+"""Lightning's own loggers, writing into the run's folder: they get numbers and settings, no tables and figures.
 
-from __future__ import annotations
+The CSV file is always there: losses and learning rates of training, as ``logs/version_<n>/metrics.csv``.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 
 from mhprobe.errors import UserError
+
+
+def csv_logger(folder: Path) -> CSVLogger:
+    """Lightning's CSVLogger; a run that goes on in the same folder gets the next version."""
+    return CSVLogger(save_dir=folder, name="logs")
 
 
 def tensorboard_logger(folder: Path) -> TensorBoardLogger:

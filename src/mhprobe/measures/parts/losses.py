@@ -1,0 +1,49 @@
+"""Loss of each image, by one function for all, and its slope along each head's gate.
+
+Equal logits give equal losses. The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over
+tokens and width of z * dL/dz; a windowed site's windows belong to one image and are summed.
+
+Shapes: B images, V valid images, C classes, T tokens, H heads of one site, D head width, A heads of all sites; leading
+axes are masks.
+"""
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadBatch, wide
+
+
+def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., B, C) logits and (B,) labels -> right (..., B) bool, and loss (..., B) float64, cross-entropy in nats."""
+    # float64, because differences between masks are small against the loss itself
+    exact = logits.double()
+    at_label = exact.gather(-1, labels.expand(exact.shape[:-1])[..., None]).squeeze(-1)
+    # argmax would call NaN the largest; a loss that is NaN says so in the sums
+    return logits.argmax(-1) == labels, exact.logsumexp(-1) - at_label
+
+
+def labels_of(batch: HeadBatch) -> Tensor:
+    """(V,) labels of the valid images."""
+    return batch.need("labels", "ablation")[batch.valid]
+
+
+def outcomes_of(batch: HeadBatch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., B, C) logits of a batch -> right and loss, (..., V), of its valid images."""
+    return outcomes(logits[..., batch.valid, :], labels_of(batch))
+
+
+def gate_slopes(batch: HeadBatch, name: str) -> Tensor:
+    """(B, A) float64, once per batch for all measures. name: of the measure that asks, for its error."""
+    batch.need("grad", name)
+    return batch.derive(_gate_slopes)
+
+
+def _gate_slopes(batch: HeadBatch) -> Tensor:
+    return torch.cat([t.sum(1) for t in token_slopes(batch, "gate slopes")], 1)
+
+
+def token_slopes(batch: HeadBatch, name: str) -> list[Tensor]:
+    """Per site (B, T, H) float64: the slope along a gate on this token's head alone."""
+    # products of narrow types are exact in float32, their sums are not
+    pairs = zip(batch.z, batch.need("grad", name), strict=True)
+    return [(wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs]
