@@ -383,17 +383,14 @@ def shares(simulation: Simulation, draws: int, first: int = 0) -> list[Share]:
 
 PAGE = """# How often chance is called something
 
-Every p value of the tables, and the laws that their intervals come from, simulated under their own null.
-In every draw all that a number stands on is drawn anew: images, donors, folds, null images and heads. A p at 5 %
-rejects in 5 % of the draws. Tests of counts, and those that guard against any false entry of a list, reject in at most
-5 %. A 95 % interval holds the truth in 95 %. `make levels` makes this page. `tests/contracts/test_levels.py` runs the
-same with fewer draws, and fails for a new p that no simulation draws.
+Every p value of the tables, and the laws behind their intervals, simulated under their own null. Every draw takes new
+images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts, and those
+that guard a whole list, in at most 5 %. `make levels` makes this page; `tests/contracts/test_levels.py` runs the same
+with fewer draws, and fails for a new p that no simulation draws.
 
 `p_svcca` and its like are of a head's largest similarity to the kept heads ([the join](masking.md#redundant-or-inert)),
-between five heads that share nothing, on 150 images. Five heads with ten draws each have a p in steps of 1/51, so that
-p < .05 is 2/51, 3.9 %. "Of a list" is the share of networks in which any of the five heads is named. With js_distance
-it is far below its level: its null knows eight images, and the largest of several uncertain levels is too high.
-These rows were called "at most 5 %" after the run had shown the steps; before, they were expected at 5 %.
+between five heads that share nothing, on 150 images. With ten draws their p has steps of 1/51. "Of a list" is the share
+of networks in which any of the five heads is named. js_distance lies far below its level: its null knows eight images.
 
 The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
 
