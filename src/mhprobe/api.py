@@ -29,7 +29,7 @@ from mhprobe.masking.base import Evaluate
 from mhprobe.masking.parts.curve import CurveSpec, order_named
 from mhprobe.masking.parts.curve import masking_curve as trace_curve
 from mhprobe.masking.parts.trace import Curve
-from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.base import Measure, MeasureWarning, fitted
 from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.recording.checks import check_batch, sized
 from mhprobe.recording.fills import find_fill
@@ -103,7 +103,9 @@ def measure(
         raise UserError(NO_IMAGES)
     _say(found, refused)
     labels = {n: label_of(named[n], of) for n in found}
-    return Found({n: Values.of(n, labels[n], named[n].kind, layout, each) for n, each in found.items()}, refused)
+    return Found(
+        {n: Values.of(n, labels[n], named[n].kind, named[n].layout, each) for n, each in found.items()}, refused
+    )
 
 
 def _length(loader: Iterable[Any]) -> int:
@@ -353,7 +355,7 @@ def _listed(measures: Any) -> Sequence[Any]:
 def _built(item: Any, layout: HeadLayout) -> Measure:
     """A measure from what stands in the list. UserError for anything else."""
     makes = callable(item) and not isinstance(item, nn.Module) and (_is_measure(item) or not isinstance(item, type))
-    made = item(layout) if makes else item
+    made = fitted(item, layout) if makes else item
     if not isinstance(made, Measure):
         known = [name for name in dir(all_measures) if isinstance(item, str) and name.lower() == item.replace("_", "")]
         example = known[0] if known else "GateImportance"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import lightning as L
@@ -16,7 +16,7 @@ from mhprobe.backbones.parts.freezing import Frozen, freeze
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, Kind
 from mhprobe.scoring.tally import Tally
 from mhprobe.weights.teacher import Recalled, distillation
 
@@ -30,9 +30,9 @@ class GatedClassifier(L.LightningModule):
         the same learning rate (Jordan et al., 2024; Liu et al., 2025, arXiv 2502.16982).
     lr, weight_decay: of the optimizer. layer_decay: factor on the learning rate per layer below the head (fine-tuning),
         None for the same rate everywhere. warmup_epochs: linear from 0; then a cosine down to ``min_lr`` * lr.
-    make_gates: makes the gates from (model, layout); fixed ones by default. Those that are learned are trained at
-        ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run done) -> () in nats; parameters of
-        its own are multipliers, which are maximised.
+    units: what has gates, as for ``attach``. make_gates: makes the gates from (model, layout); fixed ones by default.
+        Those that are learned are trained at ``gate_lr``. penalty: what open heads cost, (amount (A,), share of the run
+        done) -> () in nats; parameters of its own are multipliers, which are maximised.
     teacher: batch -> (B, C) logits to learn from, see mhprobe.weights.teacher; the loss is then teacher_weight of the
         distance to them at ``temperature``, and the rest of it that to the labels.
     frozen: what is not trained: "nothing", the "backbone" (all but its classifier and the gates), all "weights", or
@@ -55,13 +55,14 @@ class GatedClassifier(L.LightningModule):
         teacher_weight: float = 0.5,
         temperature: float = 2.0,
         make_gates: Callable[[nn.Module, HeadLayout], HeadGates] = HeadGates,
+        units: Collection[Kind] | None = None,
         penalty: nn.Module | None = None,
         gate_lr: float = 1e-2,
         frozen: Frozen = "nothing",
     ) -> None:
         super().__init__()
         self.backbone = backbone.train()  # loaded weights come in eval mode, and Lightning leaves that as it finds it
-        self.gates = attach(backbone, make=make_gates)
+        self.gates = attach(backbone, make=make_gates, units=units)
         self.penalty = penalty
         freeze(backbone, frozen)
         if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):

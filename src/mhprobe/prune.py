@@ -41,9 +41,9 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     )
     if found.scored == LABELS and not found.optimistic:  # two runs are compared on images that neither has looked at
         builders.keep_outcomes(folder, found.right[-1], data)
-    attach(found.model)  # what looks at heads finds them by their gates
+    attach(found.model, units={"head"})  # what looks at heads finds them by their gates
     keep_attention(folder, found.model, data)
-    finish_report(folder, cfg["command"], model.gates.layout, model.description)
+    finish_report(folder, cfg["command"], model.gates.layout.of("head"), model.description)
     report.close()
     show(folder)
     if found.promise is not None and not found.promise.steps:

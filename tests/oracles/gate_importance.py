@@ -38,7 +38,9 @@ def _slope(model, images, labels, n, sites, gates):
         def multiply(_module, args, heads=heads, gate=gate):
             return (args[0] * gate.repeat_interleave(args[0].shape[-1] // heads, dim=-1),)
 
-        handles.append(model.get_submodule(name).proj.register_forward_pre_hook(multiply))
+        module = model.get_submodule(name)  # of an MLP the units are its neurons
+        enters = module.fc2 if hasattr(module, "fc2") else module.proj
+        handles.append(enters.register_forward_pre_hook(multiply))
     loss = nn.functional.cross_entropy(model(images[n : n + 1]), labels[n : n + 1])
     for handle in handles:
         handle.remove()

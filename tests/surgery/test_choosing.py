@@ -248,7 +248,7 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
 )
 def test_what_cannot_be_is_refused_in_a_line(model, evaluate, options, words):
     with pytest.raises(mhprobe.UserError, match=words) as error:
-        OnPath(ORDERS["importance"], **options).check(6, 1)
+        OnPath(ORDERS["importance"], **options).check(layout_of(model), 1)
         chosen(model, evaluate, ORDERS["importance"], **options)
     assert "\n" not in str(error.value)
 

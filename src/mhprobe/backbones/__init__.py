@@ -4,16 +4,17 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from mhprobe.backbones.base import Family, Seam
+from mhprobe.backbones.parts.mlp import keep_neurons
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import KINDS, HeadLayout, Kind
 
 __all__ = [
     "Family",
@@ -26,6 +27,7 @@ __all__ = [
     "family_of",
     "gives_features",
     "input_spec",
+    "kinds_of",
     "layout_of",
     "puts_out_features",
     "slice_sites",
@@ -134,18 +136,36 @@ def _inside(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def layout_of(model: nn.Module) -> HeadLayout:
-    """The heads of a model. A model outside the supported families is refused by name and reason."""
-    family = family_of(model)
-    return HeadLayout(sites=tuple(family.sites(model)), blocks=tuple(family.blocks(model)))
+def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:
+    """The heads of a model, or its heads and neurons. A model of no supported family is refused by name and reason.
+
+    units: which; None for those that have gates on ``model``, and for heads where it has none. Heads come first.
+    UserError for other units, and where the family does not know them.
+    """
+    family, kinds = family_of(model), kinds_of(model, units)
+    sites = [*(family.sites(model) if "head" in kinds else ()), *(family.neurons(model) if "neuron" in kinds else ())]
+    return HeadLayout(sites=tuple(sites), blocks=tuple(family.blocks(model)))
+
+
+def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozenset[Kind]:
+    """The kinds of units that are meant by ``units``, as for ``layout_of``. UserError for others than KINDS."""
+    if units is None:
+        gates = find_gates(model)
+        return frozenset({"head"}) if gates is None else gates.layout.kinds
+    if isinstance(units, str) or not isinstance(units, Collection) or not units or not set(units) <= set(KINDS):
+        raise UserError(f"units: expected some of {', '.join(KINDS)}, as in units={{'head', 'neuron'}}, got {units!r}.")
+    return frozenset(units)
 
 
 def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequence[int]]) -> None:
-    """Remove, in place, the heads that ``kept`` does not name; sites that keep all are not touched."""
+    """Remove, in place, the units that ``kept`` does not name; sites that keep all are not touched."""
     family = family_of(model)
     for site in layout.sites:
         if len(kept[site.name]) < site.num_heads:
-            family.slice_heads(model, site, kept[site.name])
+            if site.kind == "neuron":
+                keep_neurons(model.get_submodule(site.name), kept[site.name])
+            else:
+                family.slice_heads(model, site, kept[site.name])
 
 
 def build(
@@ -170,7 +190,10 @@ def input_spec(model: nn.Module) -> dict[str, Any]:
 
 
 def attach(
-    model: nn.Module, learnable: bool = False, make: Callable[[nn.Module, HeadLayout], HeadGates] | None = None
+    model: nn.Module,
+    learnable: bool = False,
+    make: Callable[[nn.Module, HeadLayout], HeadGates] | None = None,
+    units: Collection[Kind] | None = None,
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
 
@@ -180,6 +203,8 @@ def attach(
     learnable: whether an optimizer may train the gates' values.
     make: makes the gates from (model, layout), e.g. ``HardConcreteGates``. It replaces gates that are there already.
         Their values are kept: a head that was off stays off.
+    units: {"head", "neuron"} also puts gates on the neurons of every MLP, in front of its last linear layer. None
+        leaves the units as they are: heads, if there are no gates yet.
 
     Returns HeadGates: ``.layout``, ``.values`` (A,) all ones, which leave the model's output bit-identical.
     Raises UserError for an unsupported model, with the reason.
@@ -198,20 +223,23 @@ def attach(
     True
     """
     refuse_no_model("attach", model)
-    gates = find_gates(model)
-    if gates is not None and make is None and not gates.missing(model):
+    gates, kinds = find_gates(model), kinds_of(model, units)
+    if gates is not None and make is None and gates.layout.kinds == kinds and not gates.missing(model):
         gates.values.requires_grad_(learnable)
         gates.check(model)
         return gates
+    backbone = backbone_of(model)
+    family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    model = backbone_of(model)
-    family, layout = family_of(model), layout_of(model)
+    model = backbone
     made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
     family.prepare(model)
     put_on(model, made, [family.seam(model, site).point for site in layout.sites])
-    if gates is not None and gates.layout == layout:
+    if gates is not None and gates.layout.of("head") == layout.of("head"):
+        before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True))
         with torch.no_grad():
-            made.values.copy_(gates.effective())
+            for site, values in zip(layout.sites, layout.split(made.values), strict=True):
+                values.copy_(before.get(site, values))
     made.check(model)
     return made
 

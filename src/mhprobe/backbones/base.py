@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
 from mhprobe.backbones.parts.attention import layer_scale, unfused
+from mhprobe.backbones.parts.mlp import rows_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
 
@@ -49,7 +50,7 @@ class DirectPath(NamedTuple):
 
 @dataclass(frozen=True)
 class Seam:
-    """One attention site as its family sees it.
+    """One site as its family sees it: its attention, or the MLP whose neurons are its units.
 
     attention: from the block's tokens to what the attention gives back.
     point: its first input is the heads' outputs side by side, (rows, tokens, H * D), head 0 first. Gates and taps are
@@ -106,6 +107,13 @@ class Family(ABC):
     def sites(model: Any) -> Iterator[HeadSite]:
         """The model's sites from input to output; UserError with module and reason where a head is not private."""
 
+    @classmethod
+    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+        """The model's MLPs from input to output, as sites of neurons; UserError where a neuron is not private."""
+        raise UserError(
+            f"units: mhprobe does not know where the neurons of a {cls.title} are, expected units={{'head'}}."
+        )
+
     @staticmethod
     @abstractmethod
     def blocks(model: Any) -> Iterator[Block]:
@@ -136,6 +144,9 @@ class Family(ABC):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
+        if site.kind == "neuron":
+            hidden = f"{site.name} is an MLP: a neuron attends to nothing."
+            return Seam(attention=attention, point=attention.fc2, output=attention.fc2, hidden=hidden)
         seen = hasattr(attention, "fused_attn")
         return Seam(
             attention=attention,
@@ -148,9 +159,13 @@ class Family(ABC):
 
     @classmethod
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
-        """Each head's own weights, detached, with the layer scale in ``output``."""
+        """Each head's own weights, detached, with the layer scale in ``output``; or each neuron's."""
         attention: Any = submodule(model, site)
-        query, key, value = cls.query_key_value(attention, site)
+        if site.kind == "neuron":
+            value = rows_of(attention)
+            query = key = value[:, :0]
+        else:
+            query, key, value = cls.query_key_value(attention, site)
         output = cls.seam(model, site).output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
         scale = cls.layer_scale(model, site)
         return HeadWeights(query, key, value, output if scale is None else output * scale)
@@ -163,8 +178,8 @@ class Family(ABC):
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
-        """(C,) what the block multiplies the attention's output with; None where it does not."""
-        return layer_scale(model.get_submodule(site.name.rpartition(".")[0]))
+        """(C,) what the block multiplies the attention's (or the MLP's) output with; None where it does not."""
+        return layer_scale(model.get_submodule(site.name.rpartition(".")[0]), site.kind)
 
     @classmethod
     def materialised(cls, model: Any) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from typing import Any
 from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Stage, WindowAttention
 from torch import nn
 
-from mhprobe.backbones.base import Seam, submodule
+from mhprobe.backbones.base import Seam
 from mhprobe.backbones.parts.attention import of_fixed_width
 from mhprobe.backbones.parts.windowed import Windowed
 from mhprobe.heads import HeadSite
@@ -26,8 +26,9 @@ class SwinV2(Windowed):
 
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
-        attention: Any = submodule(model, site)
-        return dataclasses.replace(super().seam(model, site), weights=attention.attn_drop)
+        seam: Seam = super().seam(model, site)
+        attention: Any = seam.attention
+        return seam if site.kind == "neuron" else dataclasses.replace(seam, weights=attention.attn_drop)
 
     @classmethod
     def unprunable(cls, model: Any) -> str:

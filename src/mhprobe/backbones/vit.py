@@ -35,6 +35,10 @@ class ViT(Tokens):
         return [f"attns.{i}.attn" for i in range(len(block.attns))] if hasattr(block, "attns") else ["attn"]
 
     @classmethod
+    def mlps(cls, block: Any) -> Sequence[str]:
+        return [f"ffns.{i}.mlp" for i in range(len(block.ffns))] if hasattr(block, "ffns") else ["mlp"]
+
+    @classmethod
     def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
         if attention is block:
             return HeadsMixed(

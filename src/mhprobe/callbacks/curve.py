@@ -178,11 +178,11 @@ class MaskingCurve(L.Callback):
         return functools.partial(_data(trainer).batches, SPLITS[split], module.device)
 
     def _costs(self, module: L.LightningModule, data: ImageData) -> dict[str, Cost]:
-        """Costs that masks leave of the dense model's FLOPs and time, for the targets that ask."""
+        """Costs that masks leave of the dense model's FLOPs, parameters and time, for the targets that ask."""
         from mhprobe.surgery.costs import costs, head_shares
 
         asked = {unit for spec in self.specs for unit in spec.target or {}}
-        if not asked & {"flops", "latency"}:
+        if not asked & {"flops", "params", "latency"}:
             return {}
         images = next(iter(data.batches("val", module.device))).images
         shares = head_shares(cast(torch.nn.Module, module.backbone), gates_of(module).layout, images, asked)

@@ -70,7 +70,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
     ]
     arrays = {"pictures": _small(data.stored("test", chosen).images)}
     asked: dict[str, list[str]] = {}  # by query, the tensors of the sites
-    for number, site in enumerate(gates_of(model).layout.sites):
+    for number, site in enumerate(gates_of(model).layout.of("head").sites):
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
             asked.setdefault(name, []).append(site.name)

@@ -215,8 +215,9 @@ class Probe(L.Callback):
     ) -> None:
         about = self.measures[name]
         label = label_of(about, self.used)
-        results = of_measure(name, about, self.report.layout, columns, control, label, end, during)
+        results = of_measure(name, about, about.layout, columns, control, label, end, during)
         self.report.add_all({key: each._replace(of=each.of or of) for key, each in results.items()})
 
     def _per_head(self, results: Results) -> dict[str, Tensor]:
-        return {n: columns["value"] for n, columns in results.items() if self.measures[n].kind == "per_head"}
+        heads = self.report.layout.of("head").num_heads
+        return {n: columns["value"][:heads] for n, columns in results.items() if self.measures[n].kind == "per_head"}

@@ -278,8 +278,7 @@ class HeadGates(nn.Module):
 
     def __repr__(self) -> str:
         closed = int((self.effective() == 0).sum())
-        heads, sites = self.layout.num_heads, len(self.layout.sites)
-        return f"{type(self).__name__}({heads} heads in {sites} sites, {closed} closed)"
+        return f"{type(self).__name__}({self.layout.counted} in {len(self.layout.sites)} sites, {closed} closed)"
 
     def get_extra_state(self) -> dict[str, list]:
         """The layout in plain words, so that gates are never loaded into another model's heads."""

@@ -11,10 +11,13 @@ from mhprobe.heads.batch import Patched as Patched
 from mhprobe.heads.batch import Patching as Patching
 from mhprobe.heads.batch import Relevance as Relevance
 from mhprobe.heads.batch import Stream as Stream
+from mhprobe.heads.batch import first_sites as first_sites
 from mhprobe.heads.batch import wide as wide
+from mhprobe.heads.layout import KINDS as KINDS
 from mhprobe.heads.layout import Block as Block
 from mhprobe.heads.layout import HeadLayout as HeadLayout
 from mhprobe.heads.layout import HeadSite as HeadSite
+from mhprobe.heads.layout import Kind as Kind
 from mhprobe.heads.layout import Part as Part
 from mhprobe.heads.layout import Scope as Scope
 from mhprobe.heads.layout import Windows as Windows

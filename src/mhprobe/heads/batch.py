@@ -5,7 +5,7 @@ C classes, M masks.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
@@ -119,7 +119,8 @@ class HeadWeights(NamedTuple):
     """The weights that belong to each head of one site.
 
     query, key, value: (H, D, C in). output: (H, D, C out), with the block's layer scale in it where it has one:
-    head h writes z_h @ output[h] (and a share of the bias) into the residual stream.
+    head h writes z_h @ output[h] (and a share of the bias) into the residual stream. A neuron has neither query nor
+    key (D = 0); its value is its row of the first linear layer (of a gated MLP its two rows: D = 2).
     """
 
     query: Tensor
@@ -201,6 +202,17 @@ class HeadBatch:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
         there = [k for k, v in values.items() if v is not None and not (isinstance(v, Mapping) and not v)]
         return f"HeadBatch({len(self.logits)} images, {len(self.z)} sites; {', '.join(there)})"
+
+
+def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
+    """The batch with its first so many sites alone: where neurons were recorded too, what its heads did."""
+    return replace(
+        batch,
+        z=batch.z[:sites],
+        grad=None if batch.grad is None else batch.grad[:sites],
+        weights=None if batch.weights is None else batch.weights[:sites],
+        relevance={need: values[:sites] for need, values in batch.relevance.items()},
+    )
 
 
 _RECORDED = {  # what a need is called, and how to get it

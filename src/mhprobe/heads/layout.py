@@ -5,9 +5,14 @@ A head is a declared set of input channels of its block's output projection: hea
 flat index that gates, masks, measures and tables share. Layouts are ragged: Swin-T has 3, 6, 12, 24 heads in its
 stages, 138 in all.
 
+A neuron of an MLP is the same noun: a slice of width 1 of what enters the MLP's last linear layer. A site says by its
+``kind`` which of the two its units are. In a layout with both the heads come first, so they keep their numbers.
+
 Shapes: T tokens (prefix tokens first, then the grid in raster order), K places of a window, H heads of one site,
 A heads of all sites.
 """
+
+from __future__ import annotations
 
 import functools
 import hashlib
@@ -25,6 +30,8 @@ from mhprobe.errors import UserError
 
 Part = Literal["attention", "mlp", "embedding", "classifier"]  # of a network; what a head stands in is the first
 Scope = Literal["nothing", "backbone", "weights"]  # of what is not trained; a backbone is without its classifier
+Kind = Literal["head", "neuron"]  # of the units of a site
+KINDS: tuple[Kind, ...] = ("head", "neuron")  # in the order of a layout
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,10 @@ class Windows:
 
 @dataclass(frozen=True)
 class HeadSite:
-    """The heads of one attention module.
+    """The heads of one attention module, or the neurons of one MLP.
 
-    name: the attention module's name in the model, e.g. ``blocks.0.attn``.
+    name: the module's name in the model, e.g. ``blocks.0.attn``.
+    num_heads, head_dim: how many units of which width; a neuron is 1 wide.
     stage, block: position in the network; ``block`` counts from 0 through all stages.
     windows: None for global attention.
     prefix_tokens: class, distillation and register tokens that stand before the grid.
@@ -109,6 +117,7 @@ class HeadSite:
     class_token: whether the first prefix token is a class token (the others are registers or distillation tokens).
     pooled: whether the logits are made from the other tokens: then a class token that there may be is not read.
     line: whether its tokens stand in a line, as those of a text do, and not in a grid.
+    kind: what its units are.
     """
 
     name: str
@@ -123,6 +132,7 @@ class HeadSite:
     class_token: bool = False
     pooled: bool = False
     line: bool = False
+    kind: Kind = "head"
 
     def places(self) -> Tensor:
         """(windows, K) which token (index into T: prefix first, then raster) stands at each row and column of attn.
@@ -170,8 +180,8 @@ class HeadSite:
 
     @property
     def attention_size(self) -> int:
-        """Number of attention weights of an image; 0 where that depends on the image."""
-        if self.line or self.grid is None:
+        """Number of attention weights of an image; 0 where that depends on the image, and of neurons."""
+        if self.line or self.grid is None or self.kind == "neuron":
             return 0
         if self.windows is None:
             return self.num_heads * (self.prefix_tokens + math.prod(self.grid)) ** 2
@@ -228,6 +238,23 @@ class HeadLayout:
     def num_heads(self) -> int:
         """A, the number of heads of all sites."""
         return self.offsets[-1]
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of its units: heads, neurons, or both."""
+        return frozenset(site.kind for site in self.sites)
+
+    @property
+    def counted(self) -> str:
+        """Its units in words, e.g. "72 heads and 18432 neurons"."""
+        counts = {kind: self.of(kind).num_heads for kind in KINDS if kind in self.kinds}
+        return " and ".join(f"{count} {kind}s" for kind, count in counts.items()) or "0 heads"
+
+    def of(self, kind: Kind) -> HeadLayout:
+        """The layout of the units of one kind alone. Heads have the same numbers in both."""
+        if self.kinds <= {kind}:
+            return self
+        return HeadLayout(tuple(site for site in self.sites if site.kind == kind), self.blocks)
 
     @property
     def num_stages(self) -> int:

@@ -186,9 +186,11 @@ class Order(abc.ABC):
     """Decides which unit is masked next. A subclass is a frozen dataclass: its fields are its options.
 
     searches: whether the order looks at scores. If so it is chosen on one split and reported on another.
+    of_neurons: whether it can choose among the thousands of units of a layout with neurons.
     """
 
     searches: ClassVar[bool] = True
+    of_neurons: ClassVar[bool] = False
 
     def length(self, units: Units, layout: HeadLayout) -> int:
         """Steps of a complete path."""

@@ -73,17 +73,21 @@ class ByScore(Order):
 
     def _scores(self, units: Units, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
         """(U,) with the heads of the (A,) mask off."""
+        score_A = self._of_heads(units.masks.any(0), layout, evaluate, off)
+        return units.masks.double() @ score_A.double().nan_to_num()
+
+    def _of_heads(self, drawable: Tensor, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
+        """(A,) the scores, which are finite where ``drawable`` (A,) says that they count."""
         if self.table is not None:
             score_A = read_column(self.table, self.column, layout, "masking order by_score")
         else:
             assert self.measure is not None
             score_A = evaluate.measure(self.measure, off, self.column)
-        in_units = units.masks.any(0)
-        for flat, (_, head, site) in enumerate(layout):
-            if in_units[flat] and not score_A[flat].isfinite():
-                raise UserError(
-                    f"masking order by_score: the score of {site.name} head {head} is {float(score_A[flat])}, expected "
-                    f"a number for every head. Choose another measure or column, or leave its layer out "
-                    f"(exclude_layers)."
-                )
-        return units.masks.double() @ score_A.double().nan_to_num()
+        if bad := (drawable & ~score_A.isfinite()).nonzero().flatten().tolist():
+            _, head, site = list(layout)[bad[0]]
+            raise UserError(
+                f"masking order by_score: the score of {site.name} {site.kind} {head} is {float(score_A[bad[0]])}, "
+                f"expected a number for every {site.kind}. Choose another measure or column, or leave its layer out "
+                f"(exclude_layers)."
+            )
+        return score_A.double()

@@ -16,6 +16,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
+from mhprobe.masking.parts.budget import bundled, savings, shares_below, until
 from mhprobe.masking.parts.limits import Limits
 
 
@@ -25,7 +26,8 @@ class Random(Order):
 
     repeats: independent paths, seeded ``seed``, ``seed + 1``, ... heads_per_step: k, with ``per_layer`` only.
 
-    With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out.
+    With ``per_layer`` the units only say which heads may be drawn, so that excluded layers stay out. Of heads and
+    neurons every kind loses the same share.
     """
 
     repeats: int = 10
@@ -33,6 +35,7 @@ class Random(Order):
     per_layer: bool = False
     heads_per_step: int = 1
     searches: ClassVar[bool] = False
+    of_neurons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.repeats < 1 or self.heads_per_step < 1:
@@ -52,6 +55,8 @@ class Random(Order):
         self, units: Units, layout: HeadLayout, evaluate: Evaluate | None = None, steps: int | None = None
     ) -> list[Path]:
         """One path per repeat. Nothing is searched: evaluate is not used."""
+        if "neuron" in layout.kinds:
+            return [self._mixed(units, layout, self.seed + repeat) for repeat in range(self.repeats)]
         length = self.length(units, layout)
         length = length if steps is None else min(steps, length)
         draw = self._heads if self.per_layer else self._units
@@ -63,6 +68,14 @@ class Random(Order):
             if len(order) < length and unit in units.candidates(order):
                 order.append(unit)
         return Path(seed, units.masks[order], tuple(units.names[unit] for unit in order))
+
+    def _mixed(self, units: Units, layout: HeadLayout, seed: int) -> Path:
+        sets = list(units.masks.any(0).nonzero())
+        drawn = torch.rand(len(sets), generator=torch.Generator().manual_seed(seed)).tolist()
+        shares = shares_below(sets, drawn, layout, "group")
+        ascending = sorted(range(len(sets)), key=shares.__getitem__)
+        order = until(sets, ascending, layout, savings(units.limits, layout), units.limits)
+        return bundled([sets[number] for number in order], layout, seed)
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
         generator = torch.Generator().manual_seed(seed)

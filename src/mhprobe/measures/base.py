@@ -13,7 +13,7 @@ import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,12 +21,18 @@ from torchmetrics import Metric
 
 from mhprobe import ranks
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, Need
+from mhprobe.heads import HeadBatch, HeadLayout, Kind, Need
 from mhprobe.stats.intervals import REAL, Range
+
+T = TypeVar("T")
 
 
 class MeasureWarning(UserWarning):
     """A number was given, but should be read with care; the message says which and why."""
+
+
+class NotOfNeurons(UserError):
+    """A measure of heads was made for neurons."""
 
 
 class Measure(Metric):
@@ -47,6 +53,7 @@ class Measure(Metric):
     within: between what ends "value" lies, REAL, SHARE or SIZE of ``stats.intervals``: the scale of its interval.
     no_interval: why "value" has no columns "low" and "high", its 95 % interval over images; "" where it has.
     of_images: False where no image changes its numbers.
+    of_units: what it can look at: heads, and of some measures neurons too.
     class_names: what the classes are called, if whoever feeds the measure says so.
 
     ``finish`` gives columns, the first of them called "value"; () images, how many were seen, is added to those of a
@@ -72,13 +79,19 @@ class Measure(Metric):
     within: Range = REAL
     no_interval: ClassVar[str] = ""
     of_images: ClassVar[bool] = True
+    of_units: ClassVar[frozenset[Kind]] = frozenset({"head"})
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 
     images: Tensor  # () number of valid images; update() adds to it
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        """kwargs go to torchmetrics.Metric, e.g. ``process_group``."""
+        """kwargs go to torchmetrics.Metric, e.g. ``process_group``. NotOfNeurons where ``layout`` has units of others.
+
+        ``fitted`` makes a measure of what it can look at.
+        """
+        if not layout.kinds <= self.of_units:
+            raise NotOfNeurons(f"{self.name}: is of heads, a neuron has none of it; expected layout.of('head').")
         # torchmetrics would gather every rank's sums: world_size times their memory for what one all_reduce does
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.layout = layout
@@ -188,6 +201,16 @@ class Measure(Metric):
         # torchmetrics ignores .half() and .float(), but .to(torch.bfloat16) gets through: follow devices only
         with torch.inference_mode(False):
             return super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), *args)
+
+
+def fitted(make: Callable[[HeadLayout], T], layout: HeadLayout) -> T:
+    """Make a measure of a layout by ``make``; one of heads alone is made for its heads. UserError without any."""
+    try:
+        return make(layout)
+    except NotOfNeurons:
+        if "head" not in layout.kinds:
+            raise
+        return make(layout.of("head"))
 
 
 def mean_of(total: Tensor, count: Tensor) -> Tensor:

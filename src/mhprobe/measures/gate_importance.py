@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, one_of, quoted
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.losses import gate_slopes, token_slopes
 from mhprobe.stats.intervals import SIZE, interval
@@ -62,6 +62,7 @@ class GateImportance(Measure):
         "seen: a head that hurts looks as important as one that helps; two heads that stand in for each other look weak"
     )
     needs = frozenset({"grad"})
+    of_units = frozenset(KINDS)
     kind = "per_head"
     within = SIZE
     label = "gate importance: mean |dL/dξ| (nats)"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.heads import KINDS, HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
 from mhprobe.stats.intervals import SIZE
@@ -21,6 +21,8 @@ from mhprobe.stats.intervals import SIZE
 
 class WriteNorm(Measure):
     """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block||, all tokens alike.
+
+    Of a neuron it is the stream before the MLP.
 
     Columns, (A,), larger writes more: value, with low and high; norm: mean of ||z_h W_O,h|| alone, in the units of the
     stream.
@@ -30,6 +32,7 @@ class WriteNorm(Measure):
         "by definition: a large write that nobody reads, that others cancel, or that is the same for every image"
     )
     needs = frozenset({"stream", "weights"})
+    of_units = frozenset(KINDS)
     kind = "per_head"
     within = SIZE
     label = "write norm / stream norm"
@@ -51,7 +54,8 @@ class WriteNorm(Measure):
             gram_HDD = output_HDC @ output_HDC.mT
             square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
             norm_BTH = square_BTH.clamp(min=0).sqrt()
-            stream_BT = streams[site.block].before[batch.valid].double().norm(dim=-1)
+            stream = streams[site.block].before if site.kind == "head" else streams[site.block].middle
+            stream_BT = stream[batch.valid].double().norm(dim=-1)
             add_image_sums(self, span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
             self.length[span] += norm_BTH.sum((0, 1))
         self.images += batch.valid.sum()

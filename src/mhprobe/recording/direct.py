@@ -38,12 +38,12 @@ def direct_logits(model: nn.Module, z: Sequence[Tensor], stream: Sequence[Stream
     UserError for a model whose path is not known, or is not linear.
     """
     backbone, gates = backbone_of(model), gates_of(model)
-    family, layout = family_of(backbone), gates.layout
+    family, layout = family_of(backbone), gates.layout.of("head")
     with inspecting(model, gradients=False):
         path = _Path(family.direct_path(backbone), stream, {site.block: site.token_grid for site in layout.sites})
         heads: list[list[Tensor]] = [[] for _ in stream]  # per block (H, B, Q, C) of its sites
         biases = [logits.new_zeros(()) for _ in stream]  # (C,)
-        for number, (site, gate_H) in enumerate(zip(layout.sites, layout.split(gates.effective()), strict=True)):
+        for number, (site, gate_H) in enumerate(zip(layout.sites, gates.layout.split(gates.effective()), strict=False)):
             output_HDC = wide(family.head_weights(backbone, site).output * gate_H.to(z[number])[:, None, None])
             folded_BQHD = path.folded(z[number].flatten(2), site.block).unflatten(2, z[number].shape[2:])
             heads[site.block].append(torch.einsum("bqhd,hdc->hbqc", folded_BQHD, output_HDC))

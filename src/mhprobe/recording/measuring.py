@@ -6,6 +6,7 @@ passes.
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import HeadGates, gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need
-from mhprobe.measures.base import Measure
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
+from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.record import record
@@ -79,7 +80,13 @@ def feed(
 
     Arguments, and what is raised, are those of ``measure``. A collective.
     """
-    device = next(model.parameters()).device
+    device, layout = next(model.parameters()).device, gates_of(model).layout
+    if of_heads := [key for key, each in measures.items() if each.layout.kinds < layout.kinds]:
+        warnings.warn(
+            f"{', '.join(of_heads)}: of heads alone, the model's {layout.of('neuron').num_heads} neurons are left out",
+            MeasureWarning,
+            stacklevel=3,
+        )
     for each in measures.values():
         each.reset()
         each.to(device)
@@ -165,12 +172,13 @@ def _feed(
 ) -> dict[str, UserError]:
     """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
+    layout = gates_of(model).layout
     try:
         for batch in batches:
             if not (active := {key: each for key, each in measures.items() if key not in refused}):
                 break
             needs = needs_of(active.values(), selecting)
-            for piece in _pieces(batch, gates_of(model).layout, needs):
+            for piece in _pieces(batch, layout, needs):
                 look = functools.partial(_look, model, piece, of=of, fills=fills)
                 try:
                     heads = look(needs=needs)
@@ -184,8 +192,9 @@ def _feed(
                 for key, each in active.items():
                     if key in refused:
                         continue
+                    shown = heads if each.layout == layout else heads.derive(first_sites, len(each.layout.sites))
                     try:
-                        (each.select if selecting else each.update)(heads)
+                        (each.select if selecting else each.update)(shown)
                     except UserError as error:
                         refused[key] = error
                 del heads  # or the next pass would begin beside it
@@ -223,7 +232,7 @@ def pieces(count: int, layout: HeadLayout) -> list[slice]:
 
     That much the model's own forward needs, too. But not fewer than ``LEAST`` at a time.
     """
-    sizes = [site.attention_size for site in layout.sites]
+    sizes = [site.attention_size for site in layout.of("head").sites]
     images = max(LEAST, count * max(sizes) // sum(sizes)) if all(sizes) else count
     return [slice(start, start + images) for start in range(0, max(1, count), max(1, images))]
 

@@ -76,7 +76,8 @@ def patched(model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor
         effect |= _from_slopes(gates_of(model), ran, source, metric, sign, "graddrop" in need.estimates)
     del ran  # its graph
     if "exact" in need.estimates:
-        one_by_one = torch.eye(gates_of(model).layout.num_heads, dtype=torch.bool)
+        layout = gates_of(model).layout
+        one_by_one = torch.eye(layout.of("head").num_heads, layout.num_heads, dtype=torch.bool)
         logits_ABC = patched_logits(model, base.images, one_by_one, source.heads)
         effect["exact"] = sign * (metric(logits_ABC) - metric(base.logits)).mT
     found = {name: effect[name] for name in need.estimates}
@@ -127,10 +128,11 @@ def _from_slopes(
     gates: HeadGates, base: _Ran, source: Run, metric: _Metric, sign: int, graddrop: bool
 ) -> dict[str, Tensor]:
     """(B, A) each: "atp", and "graddrop" where it is asked for."""
-    layout, shares, images = gates.layout, gates.layout.split(gates.effective()), len(base.logits)
+    layout, images = gates.layout.of("head"), len(base.logits)
+    shares, heads = layout.split(gates.effective()[: layout.num_heads]), base.run.heads[: len(layout.sites)]
     change = [
         sign * (theirs - own) * share.to(own).repeat_interleave(site.head_dim)
-        for site, theirs, own, share in zip(layout.sites, source.heads, base.run.heads, shares, strict=True)
+        for site, theirs, own, share in zip(layout.sites, source.heads, heads, shares, strict=False)
     ]
     with torch.enable_grad():
         score = metric(base.logits).sum()
@@ -149,7 +151,7 @@ def _along(images: int, change: Sequence[Tensor], slopes: Sequence[Tensor], layo
         [
             (wide(slope) * wide(each)).unflatten(0, (images, -1)).unflatten(-1, (site.num_heads, site.head_dim))
             .sum((1, 2, 4), dtype=torch.float64)
-            for site, each, slope in zip(layout.sites, change, slopes, strict=True)
+            for site, each, slope in zip(layout.sites, change, slopes, strict=False)  # neurons have slopes, too
         ],
         1,
     )  # fmt: skip

@@ -183,8 +183,8 @@ def forwards(layout: HeadLayout, values: Tensor) -> float:
     """
     if not (blocks := len(layout.blocks)):  # its family does not take it apart
         return float(len(torch.unique(values, dim=0)))
-    ends = [_heads_up_to(layout, block).stop for block in range(blocks)]
-    return sum(len(torch.unique(values[:, :end], dim=0)) if end else 1 for end in ends) / blocks
+    ends = [torch.cat([_units_of(layout, block) for block in range(last + 1)]) for last in range(blocks)]
+    return sum(len(torch.unique(values[:, end], dim=0)) if len(end) else 1 for end in ends) / blocks
 
 
 def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
@@ -194,7 +194,7 @@ def _without(backbone: nn.Module, off_A: Tensor) -> nn.Module:
     remove_gates(smaller)
     kept = [torch.nonzero(~off_H).flatten().tolist() for off_H in layout.split(off_A)]
     slice_sites(smaller, layout, {site.name: heads for site, heads in zip(layout.sites, kept, strict=True)})
-    attach(smaller)
+    attach(smaller, units=layout.kinds)
     return smaller.eval()
 
 
@@ -259,14 +259,14 @@ class _Tree:
 
     def __init__(self, backbone: nn.Module, gates: HeadGates, segments: Segments, versions: _Versions) -> None:
         self.gates, self.segments, self.versions = gates, segments, versions
-        self.spans = [_heads_up_to(gates.layout, block) for block in range(len(segments.blocks))]
-        family = family_of(backbone)
+        units = [_units_of(gates.layout, block) for block in range(len(segments.blocks))]
+        family, heads = family_of(backbone), gates.layout.of("head")
         self.seams = [
-            [family.seam(backbone, site) for site in gates.layout.sites if site.block == block]
+            [family.seam(backbone, site) for site in heads.sites if site.block == block]
             for block in range(len(segments.blocks))
         ]
         marks = versions.marks.cpu()
-        self.keys = [[bytes(row[span].view(torch.uint8).tolist()) for span in self.spans] for row in marks]
+        self.keys = [[bytes(row[each].view(torch.uint8).tolist()) for each in units] for row in marks]
 
     def logits(self, images: Tensor) -> list[Tensor]:
         """Per mask, (B, C)."""
@@ -302,7 +302,7 @@ class _Tree:
         tokens = x[..., 0].numel()
         counts = [
             site.num_heads * (math.prod(site.windows.size) if site.windows else tokens // len(x))
-            for site in self.gates.layout.sites
+            for site in self.gates.layout.of("head").sites
             if site.block >= block
         ]
         return tokens * max(counts, default=0)
@@ -388,7 +388,7 @@ def _instead(module: nn.Module, forward: Any) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _heads_up_to(layout: HeadLayout, block: int) -> slice:
-    """The flat indices of the heads of ``block``; ``stop`` counts those of all blocks up to it."""
-    first = sum(site.num_heads for site in layout.sites if site.block < block)
-    return slice(first, first + sum(site.num_heads for site in layout.sites if site.block == block))
+def _units_of(layout: HeadLayout, block: int) -> Tensor:
+    """The flat indices of the units of ``block``."""
+    spans = [layout.span(number) for number, site in enumerate(layout.sites) if site.block == block]
+    return torch.cat([torch.arange(0), *(torch.arange(span.start, span.stop) for span in spans)])

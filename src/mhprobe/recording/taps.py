@@ -43,7 +43,8 @@ class Taps(contextlib.ExitStack):
             )
         self.heads: list[Tensor] = [torch.empty(0)] * len(layout.sites)
         self._gated = list(self.heads)
-        self.attn: list[Tensor] = list(self.heads) if self.needs & {"attn", "attn_grad"} else []
+        attending = self.heads[: len(layout.of("head").sites)]
+        self.attn: list[Tensor] = attending if self.needs & {"attn", "attn_grad"} else []
         self._stream: list[dict[str, Tensor]] = [{} for _ in layout.blocks] if "stream" in self.needs else []
 
     def __enter__(self) -> Taps:
@@ -75,7 +76,7 @@ class Taps(contextlib.ExitStack):
             seam, bind = family.seam(self.backbone, site), functools.partial
             self._until_exit(seam.point.register_forward_pre_hook(bind(self._before_gate, number), prepend=True))
             self._until_exit(seam.point.register_forward_pre_hook(bind(self._after_gate, number)))
-            if self.attn:
+            if self.attn and site.kind == "head":
                 self.enter_context(seam.watched(bind(self._weights, number)))
 
     def _tap_blocks(self) -> None:

@@ -72,8 +72,10 @@ def of_measure(
         f"{name}{part}{end}": _described(measure, label, Result(table, part_of=name if part else "", during=during))
         for part, table in tables.of_measure(layout, measure.kind, shown, measure.axes).items()
     }
+    # figures are of heads; of neurons there are hundreds for each
+    heads, of_heads, of_twin = layout.of("head"), _of_heads(shown, layout), control and _of_heads(control, layout)
     for part, kind in ({"": measure.kind, **{f"_{k}": k for k in measure.also}} if drawn is None else drawn).items():
-        figure = twins.draw(kind, layout, shown, label, measure.axes, control, **(options or {}).get(kind, {}))
+        figure = twins.draw(kind, heads, of_heads, label, measure.axes, of_twin, **(options or {}).get(kind, {}))
         key = f"{name}{part}{end}"
         # a column may be called as its figure is
         table = results.get(key) or _described(measure, label, Result(part_of=name if part else "", during=during))
@@ -83,6 +85,14 @@ def of_measure(
             twin = Result(table_of_twin, part_of=name, during=during, control_of=f"{name}{part}{end}")
             results[f"{name}{part}_{TWIN}{end}"] = _described(measure, label, twin)
     return results
+
+
+def _of_heads(columns: Mapping[str, Tensor], layout: HeadLayout) -> Mapping[str, Tensor]:
+    """The columns without the numbers of neurons."""
+    if layout.kinds <= {"head"}:
+        return columns
+    count, heads = layout.num_heads, layout.of("head").num_heads
+    return {name: each[:heads] if each.shape[:1] == (count,) else each for name, each in columns.items()}
 
 
 def _described(measure: Described, label: str, result: Result) -> Result:

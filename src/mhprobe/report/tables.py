@@ -62,16 +62,20 @@ class Table(NamedTuple):
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head (flat index), site, stage, block, index (within the site), then the columns of shape (A,) or (), and layout.
 
+    Where there are neurons, ``head`` numbers all units, and behind ``index`` stands their ``kind``.
+
     layout names the heads (``HeadLayout.digest``), so that a table is not taken for that of another model. A () column
     is a fact about the whole set and repeats in every row. Other shapes belong to no table.
     """
     facts = {name: values for name, values in columns.items() if values.shape in ((), (layout.num_heads,))}
     lists = [values.expand(layout.num_heads).tolist() for values in facts.values()]
+    lists = lists if layout.kinds <= {"head"} else [[site.kind for _, _, site in layout], *lists]
+    kind = [] if layout.kinds <= {"head"} else ["kind"]
     rows = [
         [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists), layout.digest]
         for flat, (_, head, site) in enumerate(layout)
     ]
-    return Table(["head", "site", "stage", "block", "index", *facts, DIGEST], rows, "per_head")
+    return Table(["head", "site", "stage", "block", "index", *kind, *facts, DIGEST], rows, "per_head")
 
 
 def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:

@@ -37,7 +37,7 @@ from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, fitted
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, counted
 from mhprobe.report.runs.facts import origin
@@ -103,6 +103,7 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         backbone,
         description,
         make_gates=explained(construct(gates["relaxation"], "gates.relaxation"), "gates.relaxation"),
+        units=gates["units"],
         penalty=construct(gates["penalty"], "gates.penalty") if gates["penalty"] else None,
         gate_lr=gates["lr"],
         frozen=gates["frozen"],
@@ -297,7 +298,7 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
-    finish_report(report.folder, cfg["command"], model.gates.layout, model.description)
+    finish_report(report.folder, cfg["command"], model.gates.layout.of("head"), model.description)
     report.close()  # dashboards take the page along
     show(report.folder)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -436,7 +437,7 @@ def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure
     built: dict[str, Measure | UserError] = {}
     for name, part in parts.items():
         try:
-            built[name] = explained(construct(part, f"{where}.{name}"), f"{where}.{name}")(layout)
+            built[name] = fitted(explained(construct(part, f"{where}.{name}"), f"{where}.{name}"), layout)
         except UserError as error:
             built[name] = error
     return built

@@ -214,6 +214,8 @@ def run_pruning(
     speeds = _speed(report, model, found, settings["speed_rounds"]) if settings["speed"] else []
     for line in lines(found, speeds):
         print(line)
+    if emptied := [site.name for site in layout_of(model).of("neuron").sites if not gone[site.name]]:
+        print(f"{', '.join(emptied)}: no neuron is left, so a bias alone")
     print(f"saved: {', '.join(path.name for path in saved)}")
     return found
 
@@ -229,7 +231,7 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     first, last = found.stages[0], found.stages[-1]
     what, lost = found.scored.right, found.scored.lost
     said = [
-        f"round {row.round} {row.stage:>8}: {row.heads} heads, {what} {_accuracy(row)}"
+        f"round {row.round} {row.stage:>8}: {row.counted}, {what} {_accuracy(row)}"
         + (f", {lost} {row.loss:.3g}" if lost else "")
         for row in found.stages
     ]
@@ -245,7 +247,7 @@ def lines(found: Pruned, speeds: Sequence[Row]) -> list[str]:
     ]
     tested = f"p = {last.p:.2g} (McNemar)"
     said.append(
-        f"dense {first.heads} heads {_accuracy(first)} -> {last.stage} {last.heads} heads {_accuracy(last)}, of "
+        f"dense {first.counted} {_accuracy(first)} -> {last.stage} {last.counted} {_accuracy(last)}, of "
         f"{last.images} test images: {100 * last.difference:+.2f} points (95 % interval "
         f"{100 * last.difference_low:+.2f} to {100 * last.difference_high:+.2f}), "
         f"{'too good: test images chose the heads' if found.optimistic else tested}"
@@ -306,11 +308,14 @@ def nothing_promised(promise: Promise) -> UserError:
 
 
 def _report(report: Report, found: Pruned) -> None:
-    stages = Table(list(Stage._fields), [list(row) for row in found.stages], "stages")
+    names = list(Stage._fields) if "neuron" in found.kinds else list(Stage._fields)[:-1]
+    stages = Table(names, [list(row[: len(names)]) for row in found.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if found.optimistic else ""
     report.add("pruning", Result(stages, label=found.scored.right, about=seen))
     columns, label = dict.fromkeys(("value", "kept"), (~found.gone).long()), "kept (1), removed (0)"
-    kept, figure = tables.per_head(report.layout, columns), per_head.draw(report.layout, columns, label)
+    heads = report.layout.of("head")
+    of_heads = {name: values[: heads.num_heads] for name, values in columns.items()}
+    kept, figure = tables.per_head(report.layout, columns), per_head.draw(heads, of_heads, label)
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
     report.add("kept_heads", Result(kept, figure, label=label, decides="removed", drawn="per_head"))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import FillName, Part, Scope
+from mhprobe.heads import FillName, Kind, Part, Scope
 from mhprobe.recording.objective import Of
 from mhprobe.run.sections import settings
 
@@ -66,6 +66,7 @@ def _parts(frozen: Any) -> Any:
 
 
 class Gates(_Section):
+    units: list[Kind] | None
     relaxation: dict[str, Any]
     penalty: dict[str, Any] | None
     lr: Annotated[float, Field(gt=0)]

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of
+from mhprobe.backbones import family_of, slice_sites
+from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.recording.cost import operations
 from mhprobe.surgery.removal import prune_heads
@@ -41,15 +42,28 @@ def head_flops(model: nn.Module, layout: HeadLayout) -> Tensor:
     """(A,) int64, what a forward pass of one image is spared when this head is removed.
 
     Rows of q, k and v, the products of queries and keys and of weights and values, and the columns of the projection;
-    windows are counted with their padding, which is computed too.
+    windows are counted with their padding, which is computed too. Of a neuron its rows and its column.
     """
     flops = []
     for site in layout.sites:
         windows, tokens = site.places().shape
         dim = family_of(model).seam(model, site).output.out_features
-        per_token = 3 * dim + 2 * tokens + dim
+        rows = family_of(model).head_weights(model, site).value.shape[1] if site.kind == "neuron" else 3
+        per_token = rows * dim + dim + (0 if site.kind == "neuron" else 2 * tokens)
         flops += [2 * windows * tokens * site.head_dim * per_token] * site.num_heads
     return torch.tensor(flops)
+
+
+def head_parameters(model: nn.Module, layout: HeadLayout) -> Tensor:
+    """(A,) int64, the parameters that go when this head is removed: seen at a copy without the first of each site."""
+    smaller = copy.deepcopy(model)
+    remove_gates(smaller)
+    slice_sites(smaller, layout, {site.name: range(1, site.num_heads) for site in layout.sites})
+    gone = []
+    for site in layout.sites:
+        before, after = (count_parameters(part.get_submodule(site.name)) for part in (model, smaller))
+        gone += [before - after] * site.num_heads
+    return torch.tensor(gone)
 
 
 def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: int = 15) -> Tensor:
@@ -74,13 +88,15 @@ def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: 
 
 
 def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Tensor]:
-    """(A,) float64 for each of ``units`` ("flops", "latency"): the share of the dense forward pass a head costs.
+    """(A,) float64 for each of ``units`` ("flops", "params", "latency"): the share of the whole that a head costs.
 
     images: (B, 3, height, width), as many as the time is asked for.
     """
     shares = {}
     if "flops" in units:
         shares["flops"] = head_flops(model, layout).double() / count_flops(model, images[:1])
+    if "params" in units:
+        shares["params"] = head_parameters(model, layout).double() / count_parameters(model)
     if "latency" in units:
         shares["latency"] = head_latency(model, layout, images)
     return shares

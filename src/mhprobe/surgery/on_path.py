@@ -7,6 +7,7 @@ Shapes: A heads of all sites of the present network.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.constraints import check_reached, constrain, target_of
+from mhprobe.masking.parts.constraints import check_reached, constrain, refuse_neurons, target_of
 from mhprobe.masking.parts.limits import Cost, Limits
 from mhprobe.masking.parts.units import make_units
 from mhprobe.surgery.costs import costs, head_shares
@@ -33,7 +34,8 @@ class OnPath:
     order: of the path. units: head, index, layer or stage, the heads of one step.
 
     remove: how many heads go in all. target: or, instead, what shall be left of the loaded network: {heads: how many} |
-        {flops: share} | {latency: share}.
+        {flops: share} | {params: share} | {latency: share}; where the model has gates on neurons, too, one of the last
+        three, with an order of neurons (knapsack).
     exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
         keeps are multiplied by H / kept, while the path is searched and in what is left.
     """
@@ -50,11 +52,17 @@ class OnPath:
         if (self.remove is None) == (self.target is None):
             raise UserError(
                 "prune: say how far to go with prune.remove=<how many heads>, or with prune.target={heads: <left>}, "
-                "{flops: <share left>} or {latency: <share left>}."
+                "{flops: <share left>}, {params: <share left>} or {latency: <share left>}."
             )
 
-    def check(self, num_heads: int, rounds: int) -> None:
+    def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
+        if "neuron" in layout.kinds:
+            if not self.order.of_neurons or self.units != "head":
+                refuse_neurons(layout, "prune.order" if self.units == "head" else "prune.units")
+            if self.remove is not None or "heads" in (self.target or {}):
+                raise UserError("prune.remove: counts heads alone; of a mix give prune.target={flops: <share left>}.")
+        num_heads = layout.num_heads
         remove = self._in_all(num_heads)
         if remove is None:
             return
@@ -113,11 +121,14 @@ class OnPath:
     def _units(
         self, layout: HeadLayout, loaded: HeadLayout, goal: Mapping[str, float], costs_left: Mapping[str, Cost]
     ) -> Units:
-        make_units(self.units, loaded, self.exclude_layers)  # refuses layers that there are not
+        mixed = "neuron" in layout.kinds
+        # of thousands of neurons the order makes the units itself: it is told the layers
+        make_units(name := "layer" if mixed else self.units, loaded, self.exclude_layers)  # refuses unknown layers
         excluded = {loaded.sites[number].name for number in self.exclude_layers}
         there = [number for number, site in enumerate(layout.sites) if site.name in excluded]  # without emptied ones
         limits = Limits(layout, self.min_heads_per_layer, target_of(goal, layout, costs_left))
-        return constrain(make_units(self.units, layout, there), limits, WHERE)
+        units = make_units(name, layout, there)
+        return dataclasses.replace(units, limits=limits) if mixed else constrain(units, limits, WHERE)
 
 
 def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:

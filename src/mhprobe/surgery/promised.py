@@ -19,7 +19,7 @@ from mhprobe.backbones import layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Order, Path
-from mhprobe.masking.parts.constraints import constrain
+from mhprobe.masking.parts.constraints import constrain, refuse_neurons
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import make_units
@@ -70,6 +70,7 @@ class Promised:
         """
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
+        refuse_neurons(layout, "prune.guarantee")
         units = make_units(self.units, layout, self.exclude_layers)
         units = constrain(units, Limits(layout, self.min_heads_per_layer), WHERE)
         steps = self.remove if self.units == "head" else None

@@ -23,7 +23,7 @@ from mhprobe.data.split import stratified
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import HeadSite
+from mhprobe.heads import HeadSite, Kind
 from mhprobe.io.progress import progress
 from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.recording.fills import find_fill
@@ -77,6 +77,12 @@ class Stage(NamedTuple):
     parameters: int
     flops: int  # per image
     score: str  # what accuracy and loss are: labels, or agreement with the dense network (mhprobe.scoring)
+    neurons: int | None = None  # where they can go, too
+
+    @property
+    def counted(self) -> str:
+        """Its units in words."""
+        return f"{self.heads} heads" + ("" if self.neurons is None else f" and {self.neurons} neurons")
 
 
 @dataclass
@@ -88,6 +94,7 @@ class Pruned:
     rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
     promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
     chosen_by: the images that chose which heads are left, "split:digest" each, as far as anybody knows.
+    kinds: of its units.
     """
 
     model: nn.Module
@@ -99,6 +106,7 @@ class Pruned:
     scored: Scored = LABELS
     promise: Promise | None = None
     chosen_by: tuple[str, ...] = ()
+    kinds: frozenset[Kind] = frozenset({"head"})
 
     @property
     def optimistic(self) -> bool:
@@ -221,14 +229,15 @@ def prune(
     refuse_unprunable(model)  # before anything is evaluated
     layout = layout_of(model)
     if isinstance(source, OnPath):
-        source.check(layout.num_heads, rounds)
+        source.check(layout, rounds)
     elif rounds > 1:
         raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
     given = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
-    found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at)
+    scored = images.scores["test"].scored
+    found = Pruned(model, nothing, scored=scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, images, found)
     score("dense", 0, model)
     for number in range(1, rounds + 1):
@@ -250,7 +259,7 @@ def prune(
         if train is not None:
             smaller = train(smaller, kept_heads(layout, found.gone), number)
             score("tuned", number, smaller)
-        attach(smaller)
+        attach(smaller, units=layout.kinds)
         now = smaller
     remove_gates(now)
     found.model = now.eval()
@@ -294,7 +303,8 @@ def _remove(
 ) -> nn.Module:
     """The smaller network, whose logits were seen to be those of the masked one."""
     layout = layout_of(model)
-    emptied = [name for name, heads in kept_heads(layout, choice.mask).items() if not heads]
+    kept = kept_heads(layout, choice.mask)
+    emptied = [site for site in layout.sites if not kept[site.name]]
     values = gate_values(gates_of(model), choice.mask[None], choice.rescale)[0]
     pruned = None if fill is None else prune_heads(model, choice.mask, fold=fill)  # under the present gates
     with gates_of(model).filled(fill, values[None]), gates_of(model).fixed(values):
@@ -305,10 +315,10 @@ def _remove(
             drop_bias(reference, emptied)
         with gates_of(reference).fixed(values):
             found.difference = max(found.difference, _check(images, reference, pruned))
-            _score(images, found, "masked", number, reference, heads=int((~choice.mask).sum()))
+            _score(images, found, "masked", number, reference, choice.mask)
     _score(images, found, "pruned", number, pruned)
     if proj_bias == "drop":
-        _freeze_bias(pruned, [site for site in layout.sites if site.name in emptied])
+        _freeze_bias(pruned, emptied)
     return pruned
 
 
@@ -331,8 +341,10 @@ def _check(images: Images, masked: nn.Module, pruned: nn.Module) -> float:
 
 
 @torch.inference_mode()
-def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Module, heads: int | None = None) -> None:
-    """Another row of ``found``: ``model`` on the test images. heads: that are not masked."""
+def _score(
+    images: Images, found: Pruned, stage: str, number: int, model: nn.Module, mask: Tensor | None = None
+) -> None:
+    """Another row of ``found``: ``model`` on the test images. mask: (A,) bool, its units that are off."""
     model = moved(model, images.device).eval()
     count = images.data.sizes["test"]
     with progress(f"{stage} on test", count) as done:
@@ -341,11 +353,14 @@ def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Mod
     low, high = (float(bound) for bound in wilson(result["correct"].cpu(), torch.tensor(count)))
     found.right.append(result["right"].cpu().reshape(-1))  # of one image torchmetrics makes a number
     change = paired(found.right[0], found.right[-1])
+    layout = layout_of(model, found.kinds)
+    left_A = torch.ones(layout.num_heads, dtype=torch.bool) if mask is None else ~mask
+    heads = layout.of("head").num_heads
     found.stages.append(
         Stage(
             number,
             stage,
-            layout_of(model).num_heads if heads is None else heads,
+            int(left_A[:heads].sum()),
             float(result["accuracy"]),
             low,
             high,
@@ -358,5 +373,6 @@ def _score(images: Images, found: Pruned, stage: str, number: int, model: nn.Mod
             count_parameters(model),
             count_flops(model, torch.zeros(1, 3, *input_spec(model)["size"], device=images.device)),
             score.scored.name,
+            int(left_A[heads:].sum()) if "neuron" in found.kinds else None,
         )
     )

@@ -2,11 +2,12 @@
 
 A head's rows of W_Q, W_K, W_V and its columns of W_O go (Swin: and its column of relative position biases). timm's own
 forward runs on what is left: it reshapes to ``num_heads`` (ViT: and ``attn_dim``), which are edited too. Norms of
-queries and keys are per channel of a head and stay.
+queries and keys are per channel of a head and stay. Of a neuron go its rows of the MLP's first linear layer (of a gated
+MLP one in each half) and its column of the last.
 
 A layer may lose all its heads. The masked model still adds that layer's ``proj.bias`` to every token, so it is kept
 unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero heads; a Swin's is
-``backbones.parts.NoHeads``.
+``backbones.parts.NoHeads``. An MLP without neurons is timm's with a width of zero: it gives its last bias.
 
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
@@ -15,17 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import backbone_of, family_of, layout_of, refuse_no_model, slice_sites
+from mhprobe.backbones import backbone_of, family_of, kinds_of, layout_of, refuse_no_model, slice_sites
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.gates import find_gates, remove_gates
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, HeadSite, Kind
 from mhprobe.recording.outputs import broken, refuse_broken
 
 ProjBias = Literal["keep", "drop"]
@@ -36,6 +37,7 @@ def prune_heads(
     mask: Tensor | Sequence[int] | Sequence[tuple[int, int]],
     proj_bias: ProjBias = "keep",
     fold: Fill | None = None,
+    units: Collection[Kind] | None = None,
 ) -> nn.Module:
     """A smaller copy of ``model`` without the heads in ``mask``; its logits are the masked model's.
 
@@ -45,6 +47,7 @@ def prune_heads(
         sets it to zero, which changes the logits.
     fold: a constant per head (``recording.fills``: mean, optimal) that stands in for each head that goes: it moves into
         the projection's bias. Logits are those of the mask with that fill.
+    units: what the mask counts, e.g. {"head", "neuron"}; None for what has gates on ``model``, heads without.
 
     The copy carries no gates: those of kept heads are multiplied into W_O. ``attach`` works on it as on any model.
     Raises UserError for an unsupported family, a mask of another shape, or one that leaves no head at all, and where
@@ -69,43 +72,44 @@ def prune_heads(
     refuse_no_model("prune_heads", model)
     if not (fold is None or isinstance(fold, Fill)):
         raise UserError(f"prune_heads: fold: expected a fill (recording.fills.find_fill) or None, got {quoted(fold)}.")
-    refuse_unprunable(model)
-    layout = layout_of(model)
+    refuse_unprunable(model, units)
+    layout = layout_of(model, units)
     mask = layout.mask(mask.cpu() if isinstance(mask, Tensor) else mask)
     if mask.all():
-        raise UserError(
-            f"prune_heads: the mask empties the model: all {layout.num_heads} heads would go. Keep at least one."
-        )
+        raise UserError(f"prune_heads: the mask empties the model: all {layout.counted} would go. Keep at least one.")
     gates = find_gates(model)
     pruned = copy.deepcopy(model)
     remove_gates(pruned)
     if gates is not None:
-        _fold(pruned, layout, gates.effective())
+        _fold(pruned, gates.layout, gates.effective())
     if fold is not None:
         _fold_constants(pruned, layout, mask, fold)
     kept = kept_heads(layout, mask)
     if proj_bias == "drop":
-        drop_bias(pruned, [name for name, heads in kept.items() if not heads])
+        drop_bias(pruned, [site for site in layout.sites if not kept[site.name]])
     slice_sites(pruned, layout, kept)
     first = getattr(model, "kept_heads", {})  # of a model that was pruned before: its heads' numbers in the dense one
     numbers = {name: [first[name][head] if name in first else head for head in heads] for name, heads in kept.items()}
-    pruned.kept_heads = numbers  # type: ignore[assignment]
+    pruned.kept_heads = {**first, **numbers}  # type: ignore[assignment]
     return pruned
 
 
-def refuse_unprunable(model: nn.Module) -> None:
-    """UserError with the reason if heads cannot be removed from ``model``: it costs nothing to ask first."""
+def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -> None:
+    """UserError with the reason if ``units`` cannot be removed from ``model``: it costs nothing to ask first.
+
+    units: as for ``prune_heads``. Neurons alone can be removed wherever mhprobe knows them.
+    """
     try:
         family = family_of(model)
     except UserError as error:
         if (inside := _held(model)) is not None:
-            refuse_unprunable(inside)
+            refuse_unprunable(inside, units)
             raise UserError(f"prune_heads: {error}") from None
         raise UserError(
             f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
             f"removing them also takes its slice_heads."
         ) from None
-    if (reason := family.unprunable(model)) is not None:
+    if "head" in kinds_of(model, units) and (reason := family.unprunable(model)) is not None:
         try:
             layout_of(model)
         except UserError as error:  # "can still be gated" would be wrong
@@ -142,12 +146,11 @@ def refuse_unfoldable(model: nn.Module) -> None:
             )
 
 
-def drop_bias(model: Any, sites: Iterable[str]) -> None:
-    """Set the output projection's bias to zero, in place, at the named sites."""
-    family, names = family_of(model), set(sites)
+def drop_bias(model: Any, sites: Iterable[HeadSite]) -> None:
+    """Set the output projection's bias to zero, in place, at these sites."""
     with torch.no_grad():
-        for site in layout_of(model).sites:
-            if site.name in names and (bias := family.seam(model, site).output.bias) is not None:
+        for site in sites:
+            if (bias := family_of(model).seam(model, site).output.bias) is not None:
                 bias.zero_()
 
 

@@ -51,8 +51,10 @@ def repair(
     one_of("repair", "per", per, Per)
     if not ridge >= 0:
         raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
-    left = {site.name: site.num_heads for site in layout_of(pruned).sites}
-    for site in layout_of(dense).sites:
+    whole = layout_of(dense)
+    left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
+    # an MLP stands behind the attention of its block
+    for site in sorted(whole.sites, key=lambda site: site.block):
         heads = left.get(site.name, 0)
         if heads < site.num_heads and (heads or proj_bias == "keep"):
             projection = family_of(pruned).seam(pruned, site).output

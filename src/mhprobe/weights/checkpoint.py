@@ -21,6 +21,7 @@ from torch import nn
 from mhprobe.backbones import attach, build, layout_of, slice_sites
 from mhprobe.errors import UserError
 from mhprobe.gates import find_gates
+from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, write_all
 from mhprobe.weights.description import checked, digest
 
@@ -80,6 +81,8 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
     if gate_values is not None and not bool((gate_values == 1).all()):
         gates = attach(model)
+        if gate_values.numel() > gates.layout.num_heads:  # neurons have some, too
+            gates = attach(model, units=KINDS)
         if gate_values.shape != gates.values.shape:
             raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {gates.layout.num_heads}.")
         with torch.no_grad():
@@ -116,6 +119,9 @@ def _built(description: dict[str, Any], path: Path) -> nn.Module:
 def _prune_again(model: nn.Module, kept: dict[str, list[int]], path: Path) -> None:
     """Give a freshly built model the shape of the pruned one whose heads ``kept`` names."""
     layout = layout_of(model)
+    if not set(kept) <= {site.name for site in layout.sites}:
+        whole = layout_of(model, KINDS)
+        layout = layout_of(model, {site.kind for site in whole.sites if site.name in kept} or {"head"})
     shape = {site.name: site.num_heads for site in layout.sites}
     if set(kept) != set(shape):
         raise UserError(f"weights: the JSON of {path} says which heads are `kept`, but not of the sites it has.")

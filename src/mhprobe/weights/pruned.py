@@ -2,7 +2,8 @@
 
 The JSON is a description as in ``mhprobe.weights.checkpoint``, and besides:
     timm: what ``timm.create_model`` takes to build the model before pruning;
-    kept: site name -> the heads that stayed, by their number in that model; an empty list is an emptied layer;
+    kept: site name -> the heads (of an MLP the neurons) that stayed, by their number in that model; an empty list is an
+        emptied layer;
     chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
     proj_bias: whether an emptied layer still adds its projection's bias, "keep" or "drop";
     gates: absent: they are multiplied into the weights (``gates_folded`` lists what they were).
@@ -28,11 +29,11 @@ def pruned_description(
     kept: by site of the loaded model, heads numbered within it. If that model was pruned before, its own ``kept`` says
     which heads those are in the first one.
     """
-    before = description.get("kept", {site: range(max(heads, default=0) + 1) for site, heads in kept.items()})
+    before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
     described = {
         **description,
         "timm": for_timm(description),
-        "kept": {site: [heads[head] for head in kept.get(site, ())] for site, heads in before.items()},
+        "kept": {site: [heads[n] for n in kept.get(site, range(len(heads)))] for site, heads in before.items()},
         "proj_bias": proj_bias,
     }
     if gates is not None:

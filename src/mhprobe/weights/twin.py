@@ -38,7 +38,7 @@ class RandomTwin:
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
             torch.manual_seed(seed + 1)
             twin = build(**{**settings, "pretrained": False}, num_classes=len(description["class_names"]))
-        if attach(twin).layout != layout:
+        if attach(twin, units=layout.kinds).layout != layout:
             raise UserError(
                 "control: expected weights whose heads are those of their architecture, got pruned ones, which have "
                 "no random twin. Leave it out (probe.control=null, of a study control=null), or take the weights "

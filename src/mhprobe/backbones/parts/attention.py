@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.errors import HeadsMixed, UserError, quoted
-from mhprobe.heads import HeadSite
+from mhprobe.heads import HeadSite, Kind
 
-_LAYER_SCALES = ("ls1", "ls", "gamma_1", "gamma1")  # what timm's blocks call the one behind attention
+_LAYER_SCALES = {  # what timm's blocks call the one behind attention, and the one behind the MLP
+    "head": ("ls1", "ls", "gamma_1", "gamma1"),
+    "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
+}
 
 
 class NoHeads(nn.Module):
@@ -28,14 +31,14 @@ class NoHeads(nn.Module):
         return self.proj(x[..., :0])
 
 
-def token_site(model: Any, block: int, name: str, attention: Any) -> HeadSite:
-    """The site of global attention in one of timm's models of tokens: prefix tokens first, then the grid."""
+def token_site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
+    """A site of ``count`` heads in one of timm's models of tokens: prefix tokens first, then the grid."""
     return HeadSite(
         name=name,
         stage=0,
         block=block,
-        num_heads=attention.num_heads,
-        head_dim=attention.proj.in_features // attention.num_heads,
+        num_heads=count,
+        head_dim=width,
         prefix_tokens=model.num_prefix_tokens,
         grid=model.patch_embed.grid_size,
         pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
@@ -114,9 +117,9 @@ def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().index_select(axis, index), requires_grad=parameter.requires_grad)
 
 
-def layer_scale(block: nn.Module) -> Tensor | None:
-    """(C,) what a block multiplies its attention's output with; None where it does not."""
-    for name in _LAYER_SCALES:
+def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
+    """(C,) what a block multiplies the output of its attention, or of its MLP, with; None where it does not."""
+    for name in _LAYER_SCALES[kind]:
         scale = getattr(block, name, None)
         scale = getattr(scale, "gamma", scale)
         if isinstance(scale, Tensor):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Segments
 from mhprobe.backbones.parts.attention import NoHeads, no_norm_between, other_forward, token_site
+from mhprobe.backbones.parts.mlp import neurons
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -37,12 +38,25 @@ class Tokens(Family):
                     raise cls.strange(name, attention, block)
                 if getattr(attention, "num_heads", 0) > 0:  # else all were removed
                     no_norm_between(name, attention)
-                    yield token_site(model, number, name, attention)
+                    heads = attention.num_heads
+                    yield token_site(model, number, name, heads, attention.proj.in_features // heads)
+
+    @classmethod
+    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+        for number, block in enumerate(model.blocks):
+            for inside in cls.mlps(block):
+                name = f"blocks.{number}.{inside}"
+                yield from neurons(block.get_submodule(inside), token_site(model, number, name, 0, 1))
 
     @classmethod
     def inside(cls, block: Any) -> Sequence[str]:
         """The names of a block's attention modules."""
         return ("attn",)
+
+    @classmethod
+    def mlps(cls, block: Any) -> Sequence[str]:
+        """The names of a block's MLPs."""
+        return ("mlp",)
 
     @classmethod
     def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:

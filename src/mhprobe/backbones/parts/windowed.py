@@ -4,6 +4,7 @@ WindowAttention concatenates its heads like a ViT, over rows that are image-majo
 how to put them back in raster order.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from mhprobe.backbones.base import Family, Segments
 from mhprobe.backbones.parts.attention import NoHeads, other_forward, pixels
+from mhprobe.backbones.parts.mlp import neurons
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -28,27 +30,45 @@ class Windowed(Family):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        number, patch = -1, pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
-        for stage, layer in enumerate(model.layers):
-            for i, block in enumerate(layer.blocks):
-                name = f"layers.{stage}.blocks.{i}.attn"
-                number, attn = number + 1, block.attn
-                if type(attn) is NoHeads:
-                    continue
-                if type(attn) is not cls.attention:
-                    raise UserError(f"{name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
-                yield HeadSite(
-                    name=name,
-                    stage=stage,
+        for site, block in cls._places(model):
+            name, attn = f"{site.name}.attn", block.attn
+            if type(attn) is NoHeads:
+                continue
+            if type(attn) is not cls.attention:
+                raise UserError(f"{name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
+            yield dataclasses.replace(
+                site,
+                name=name,
+                num_heads=attn.num_heads,
+                head_dim=attn.proj.in_features // attn.num_heads,
+                windows=Windows(
+                    grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
+                ),
+            )
+
+    @classmethod
+    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+        for site, block in cls._places(model):  # an MLP sees its tokens in raster order
+            yield from neurons(block.mlp, dataclasses.replace(site, name=f"{site.name}.mlp"))
+
+    @classmethod
+    def _places(cls, model: Any) -> Iterator[tuple[HeadSite, Any]]:
+        """Each block with a site that says where it stands, without units."""
+        patch, blocks = pixels(model.patch_embed.img_size, model.patch_embed.grid_size), list(cls.blocks(model))
+        for number, about in enumerate(blocks):
+            block = model.get_submodule(about.name)
+            yield (
+                HeadSite(
+                    name=about.name,
+                    stage=about.stage,
                     block=number,
-                    num_heads=attn.num_heads,
-                    head_dim=attn.proj.in_features // attn.num_heads,
-                    windows=Windows(
-                        grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
-                    ),
+                    num_heads=0,
+                    head_dim=1,
                     grid=tuple(block.input_resolution),
-                    pixels=(patch[0] * 2.0**stage, patch[1] * 2.0**stage),  # merging halves the grid, rounding up
-                )
+                    pixels=(patch[0] * 2.0**about.stage, patch[1] * 2.0**about.stage),  # merging halves, rounding up
+                ),
+                block,
+            )
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:

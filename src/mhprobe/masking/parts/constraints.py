@@ -26,9 +26,13 @@ from mhprobe.masking.parts.limits import ROUNDING, Cost, Limits, Target
 def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[str, Cost]) -> Target:
     """The target that ``{heads: 36}``, ``{flops: 0.8}`` or ``{latency: 0.8}`` asks for.
 
+    A number of heads says nothing of neurons: a mix of both is asked for by what it costs.
+
     costs: what is left by masks, by unit; the number of heads is known here.
     """
-    known: dict[str, Cost] = {"heads": lambda masks: (~masks).sum(-1).double(), **costs}
+    known: dict[str, Cost] = {**costs}
+    if layout.kinds <= {"head"}:
+        known = {"heads": lambda masks: (~masks).sum(-1).double(), **costs}
     if len(setting) != 1 or not set(setting) <= set(known):
         raise UserError(
             f"masking target: expected one of {', '.join(known)} with its value, got {quoted(dict(setting))}."
@@ -38,6 +42,15 @@ def target_of(setting: Mapping[str, float], layout: HeadLayout, costs: Mapping[s
     if not fits(value, float) or not 0 <= value <= most:
         raise UserError(f"masking target: {unit} is what shall be left, from 0 to {most}, got {quoted(value)}.")
     return Target(unit, float(value), known[unit])
+
+
+def refuse_neurons(layout: HeadLayout, where: str) -> None:
+    """UserError for units that are too many to be tried one after the other. where: the options, for the message."""
+    if "neuron" in layout.kinds:
+        raise UserError(
+            f"{where}: looks at one unit after the other, and the model has {layout.counted}; expected gates on heads "
+            f"alone. A mix of both is pruned by prune/order=knapsack with prune.target={{flops: <share left>}}."
+        )
 
 
 def constrain(units: Units, limits: Limits, where: str) -> Units:

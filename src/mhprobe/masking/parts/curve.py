@@ -21,7 +21,7 @@ from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.constraints import check_reached, constrain, target_of
+from mhprobe.masking.parts.constraints import check_reached, constrain, refuse_neurons, target_of
 from mhprobe.masking.parts.limits import Cost, Limits
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.masking.parts.units import make_units
@@ -34,8 +34,8 @@ class CurveSpec:
     name: of the curve. units: index, layer, head or stage. order: which goes next. exclude_layers: never masked.
     min_heads_per_layer: of every layer so many heads stay. rescale: whether the heads that a layer keeps are
     multiplied by H / kept. target: where to stop: {heads: at most so many are left} | {flops: share of the dense
-    model's} | {latency: share}. fill: what stands in the place of masked heads, for what is told about the curve; the
-    evaluate functions know it.
+    model's} | {params: share} | {latency: share}. fill: what stands in the place of masked heads, for what is told
+    about the curve; the evaluate functions know it.
     """
 
     name: str
@@ -48,15 +48,16 @@ class CurveSpec:
     fill: FillName = "zero"
 
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
-        """The units, which know how far the curve may go. costs: what masks leave of flops and latency."""
+        """The units, which know how far the curve may go. costs: what masks leave of flops, parameters and latency."""
+        refuse_neurons(layout, f"masking.curves.{self.name}")
         target = None if self.target is None else target_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
         return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"masking.curves.{self.name}")
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
-        unknown = dict.fromkeys(("flops", "latency"), lambda masks: torch.zeros(len(masks), dtype=torch.float64))
-        self.limited_units(layout, unknown)
+        nothing: Cost = lambda masks: torch.zeros(len(masks), dtype=torch.float64)  # noqa: E731
+        self.limited_units(layout, dict.fromkeys(("flops", "params", "latency"), nothing))
 
 
 def order_named(name: str, **options: Any) -> Order:
@@ -101,7 +102,7 @@ def masking_curve(
         same images, as papers do that did not separate them, and ``evaluate_select`` is used for both.
     steps: the path stops there. step: only this point of the curve is scored, and the search goes no further than
         it has to; no curve if the path is shorter.
-    costs: what masks leave of "flops" and "latency", as shares; for targets in these units.
+    costs: what masks leave of "flops", "params" and "latency", as shares; for targets in these units.
     chosen_on: the split that the order's scores were measured on before; by default it is chosen here, on splits[0].
     chosen_by: digest of these images.
     """

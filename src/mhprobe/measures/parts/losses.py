@@ -7,6 +7,8 @@ Shapes: B images, V valid images, C classes, T tokens, H heads of one site, D he
 axes are masks.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -42,8 +44,8 @@ def _gate_slopes(batch: HeadBatch) -> Tensor:
     return torch.cat([t.sum(1) for t in token_slopes(batch, "gate slopes")], 1)
 
 
-def token_slopes(batch: HeadBatch, name: str) -> list[Tensor]:
-    """Per site (B, T, H) float64: the slope along a gate on this token's head alone."""
+def token_slopes(batch: HeadBatch, name: str) -> Iterator[Tensor]:
+    """Per site (B, T, H) float64: the slope along a gate on this token's head alone. One site at a time is kept."""
     # products of narrow types are exact in float32, their sums are not
     pairs = zip(batch.z, batch.need("grad", name), strict=True)
-    return [(wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs]
+    return ((wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs)

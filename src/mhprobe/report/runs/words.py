@@ -213,7 +213,8 @@ def _kept(run: Run) -> list[str]:
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides and "kept" in table.columns:
             kept = column(table, "kept")
-            said.append(f"{sum(map(bool, kept))} of {len(kept)} heads are those that {KEEPS[entry.decides]}.")
+            units = "heads and neurons" if "kind" in table.columns else "heads"
+            said.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
         first, last = stages[0], stages[-1]
         said.append(

@@ -1,0 +1,88 @@
+"""Under a budget: the units go that a measure calls least important for what they cost, heads and neurons in one list.
+
+A budget is a knapsack (Shen et al. 2022, "Structural Pruning via Latency-Saliency Knapsack", arXiv 2110.10811): of all
+sets that leave no more than the target, keep the one of the largest total score. All units of a site cost the same, so
+the greedy order by score per cost solves it up to the last unit: it goes on until the target is met, and then gives
+back what need not have gone. Fang et al. 2024 ("Isomorphic Pruning", ECCV, arXiv 2407.04616) do not compare scores of
+unlike structures: units go by their rank among their own, so that every group loses the same share.
+
+Scores are taken once, with everything on; a set of units scores the sum of its own.
+
+Shapes: A units of all sites, G sets that go together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.by_score import ByScore
+from mhprobe.masking.parts.budget import bundled, savings, shares_below, until
+
+
+@dataclass(frozen=True)
+class Knapsack(ByScore):
+    """The lowest score per cost of a target goes first; without a target every unit costs the same.
+
+    measure, table, column, first: as for ByScore.
+    compete: "all" units by score per cost; by rank, those of a "group" that are alike (heads of one width and stage,
+        neurons of one stage), or those of one "layer".
+    normalize: "layer" divides every score by the mean size of its layer's. multiple: so many neurons of a layer go
+        together, so that the widths that are left are multiples of it.
+    """
+
+    compete: Literal["all", "group", "layer"] = "all"
+    normalize: Literal["none", "layer"] = "none"
+    multiple: int = 1
+    of_neurons: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rescore_every is not None:
+            raise UserError("masking order knapsack: scores once, expected rescore_every=null.")
+        if self.multiple < 1:
+            raise UserError(f"masking order knapsack: multiple is a number of neurons from 1, got {self.multiple}.")
+
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.
+
+        A layout with neurons has thousands of units: ``units`` then only says which may go, and a step takes many.
+        """
+        drawable = units.masks.any(0)
+        score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
+        score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
+        if self.normalize == "layer":
+            score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
+        mixed = "neuron" in layout.kinds
+        sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
+        saving_A = savings(units.limits, layout)
+        price_G = self._prices(sets, layout, score_A, saving_A)
+        ascending = sorted(range(len(sets)), key=price_G.__getitem__)
+        order = until(sets, ascending, layout, saving_A, units.limits, steps)
+        return [bundled([sets[number] for number in order], layout) if mixed else units.path(order)]
+
+    def _sets(self, drawable: Tensor, layout: HeadLayout, score_A: Tensor) -> list[Tensor]:
+        """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""
+        sets: list[Tensor] = []
+        for number, site in enumerate(layout.sites):
+            there = drawable[layout.span(number)].nonzero().flatten() + layout.offsets[number]
+            size = self.multiple if site.kind == "neuron" else 1
+            if site.num_heads % size:
+                raise UserError(
+                    f"masking order knapsack: {site.name} has {site.num_heads} neurons, which is no multiple of "
+                    f"{size}; choose a divisor of it, or multiple=1."
+                )
+            sets += there[score_A[there].argsort(stable=True)].split(size)
+        return [each for each in sets if len(each)]
+
+    def _prices(self, sets: Sequence[Tensor], layout: HeadLayout, score_A: Tensor, saving_A: Tensor) -> Sequence[float]:
+        """By which sets are sorted: score per cost, or the share of their like that scores lower."""
+        score_G = [float(score_A[each].sum()) for each in sets]
+        if self.compete == "all":
+            return [score / max(float(saving_A[each].sum()), 1e-12) for score, each in zip(score_G, sets, strict=True)]
+        return shares_below(sets, score_G, layout, self.compete)

@@ -1,0 +1,44 @@
+"""Magnitude: how large the weights are that go with a head or a neuron.
+
+The oldest score of pruning, and the one that no image is needed for (Li et al., 2017, "Pruning Filters for Efficient
+ConvNets", arXiv 1608.08710, by the L1 norm of a filter). Here it is the L2 norm of everything that a removal takes: a
+head's rows of W_Q, W_K and W_V and its columns of W_O, a neuron's rows and its column, as the groups of Fang et al.,
+2023, "DepGraph", arXiv 2301.12900. Layer scale is in the columns; biases are left out.
+
+Shapes: H units of one site, A units of all sites.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import KINDS, HeadLayout, HeadWeights
+from mhprobe.measures.parts.of_weights import OfWeights
+
+
+class Magnitude(OfWeights):
+    """L2 norm of the weights of a head or a neuron; no image changes it.
+
+    Columns, (A,): value, larger weights are larger.
+    """
+
+    fooled_by = "by definition: large weights whose input is small, or whose output others cancel"
+    of_units = frozenset(KINDS)
+    kind = "per_head"
+    label = "magnitude: L2 norm of the weights"
+    larger = "the head's weights are larger"
+
+    square: Tensor  # (A,) sum of squares
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        self.add_state("square", torch.zeros(layout.num_heads, dtype=torch.float64))
+
+    def look(self, weights: Sequence[HeadWeights]) -> None:
+        for number, parts in enumerate(weights):
+            self.square[self.layout.span(number)] += sum(part.double().square().sum((1, 2)) for part in parts)
+
+    def finish(self) -> dict[str, Tensor]:
+        return {"value": (self.square / self.models).sqrt()}

@@ -1,0 +1,182 @@
+"""A budget of heads and neurons: what goes is the least score that the budget allows, up to the last unit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import mhprobe
+from layouts import layout_of as heads_layout
+from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS, HeadLayout
+from mhprobe.masking.base import Evaluate, Units
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.knapsack import Knapsack
+from mhprobe.masking.parts.budget import STEPS, savings
+from mhprobe.masking.parts.limits import Limits, Target
+from mhprobe.masking.random import Random
+from mhprobe.measures import Entropy, Fisher
+from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters, head_shares
+from mhprobe.surgery.on_path import OnPath
+from models import images_for, tiny_eva, tiny_swin, tiny_vit
+
+
+class Scores(Evaluate):
+    """Any numbers as scores."""
+
+    def __init__(self, score_A):
+        self.score_A = score_A
+
+    def measure(self, make, mask, column="value"):
+        return self.score_A
+
+
+def mixed(*neurons: int) -> HeadLayout:
+    heads = heads_layout(3, 3)
+    mlps = [
+        dataclasses.replace(site, name=f"mlp{n}", num_heads=count, head_dim=1, kind="neuron")
+        for n, (site, count) in enumerate(zip(heads.sites, neurons, strict=True))
+    ]
+    return HeadLayout((*heads.sites, *mlps))
+
+
+def limited(layout, share, head=10.0, neuron=1.0, floor=0):
+    """Units under a target in a made-up cost: a head costs ten neurons; what is left is a share of all units' cost."""
+    cost_A = torch.tensor([head if site.kind == "head" else neuron for _, _, site in layout], dtype=torch.float64)
+    target = Target("flops", share, lambda masks: 1 - masks.double() @ cost_A / cost_A.sum())
+    everything = torch.ones(1, layout.num_heads, dtype=torch.bool)
+    return Units(("all",), everything, limits=Limits(layout, floor, target)), cost_A
+
+
+def chosen(layout, units, score_A, **options):
+    path = Knapsack(measure=Fisher, **options).paths(units, layout, Scores(score_A))[0]
+    assert len(path.added) <= STEPS and (path.added.sum(0) <= 1).all()
+    return path.masks()[-1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_no_set_that_meets_the_budget_loses_less_but_by_the_last_unit(seed, share):
+    """Against every set of 6 heads and 8 neurons. Greedy by score per cost is optimal but for the unit it ends in."""
+    layout = mixed(4, 4)
+    units, cost_A = limited(layout, share)
+    score_A = torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A.sqrt()
+    mask = chosen(layout, units, score_A)
+    every = torch.tensor(list(itertools.product([False, True], repeat=14)))
+    fits = 1 - every.double() @ cost_A / cost_A.sum() <= share + 1e-9
+    best = float((every[fits].double() @ score_A).min())
+    lost = float(mask.double() @ score_A)
+    assert units.limits.target.left(mask) <= share + 1e-9
+    assert best <= lost + 1e-12 and lost - best <= float(score_A.max())
+    # nothing that went need not have gone
+    for unit in mask.nonzero().flatten().tolist():
+        assert units.limits.target.left(mask & (torch.arange(14) != unit)) > share + 1e-9
+    worst = float((every[fits].double() @ score_A).max())
+    assert lost < 0.5 * (best + worst)  # a random set of the budget would not do
+
+
+def test_ranks_among_their_like_take_the_same_share_of_each():
+    layout = mixed(40, 40)
+    score_A = torch.rand(86, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    score_A[:6] += 100  # by score no head would go
+    units, _ = limited(layout, 0.5)
+    assert not chosen(layout, units, score_A)[:6].any()
+    groups = chosen(layout, units, score_A, compete="group")
+    assert groups[:6].sum() == 3 and abs(int(groups[6:].sum()) - 40) <= 5
+    layers = chosen(layout, units, score_A, compete="layer")
+    assert {int(part.sum()) for part in layout.split(layers)[:2]} <= {1, 2}
+    assert abs(int(layers[6:46].sum()) - int(layers[46:].sum())) <= 1
+
+
+def test_chance_takes_the_same_share_of_heads_and_of_neurons():
+    layout = mixed(40, 40)
+    units, _ = limited(layout, 0.5)
+    paths = Random(repeats=3).paths(units, layout)
+    masks = [path.masks()[-1] for path in paths]
+    assert [path.seed for path in paths] == [0, 1, 2] and not torch.equal(masks[0], masks[1])
+    assert all(int(mask[:6].sum()) == 3 and 35 <= int(mask[6:].sum()) <= 45 for mask in masks)
+    assert all(units.limits.target.left(mask) <= 0.5 for mask in masks)
+
+
+def test_layers_of_large_scores_count_no_more_than_others_once_they_are_normalised():
+    layout = mixed(40, 40)
+    score_A = torch.rand(86, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    score_A[46:] *= 1000
+    units, _ = limited(layout, 0.35)
+    raw, even = chosen(layout, units, score_A), chosen(layout, units, score_A, normalize="layer")
+    assert raw[46:].sum() == 0 and even[46:].sum() > 5
+
+
+def test_widths_are_multiples_and_layers_keep_their_least():
+    layout = mixed(40, 64)
+    score_A = torch.rand(110, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units, _ = limited(layout, 0.4, floor=1)
+    mask = chosen(layout, units, score_A, multiple=8)
+    left = [int((~part).sum()) for part in layout.split(mask)]
+    assert left[2] % 8 == left[3] % 8 == 0 and min(left) >= 1 and left[2] < 40
+    with pytest.raises(mhprobe.UserError, match=r"mlp0 has 40 neurons, which is no multiple of 16"):
+        chosen(layout, units, score_A, multiple=16)
+    with pytest.raises(mhprobe.UserError, match="multiple is a number of neurons from 1, got 0"):
+        Knapsack(measure=Fisher, multiple=0)
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_swin, lambda: tiny_eva(name="eva02_tiny_patch14_224")])
+def test_costs_of_neurons_are_what_their_removal_spares(build):
+    model = build()
+    units = KINDS if build in (tiny_vit, tiny_swin) else {"neuron"}
+    layout, image = layout_of(model, units), images_for(model, 1)
+    mask = torch.rand(layout.num_heads, generator=torch.Generator().manual_seed(0)) < 0.4
+    small = mhprobe.prune_heads(model, mask, units=units)
+    assert count_flops(model, image) - count_flops(small, image) == int(head_flops(model, layout)[mask].sum())
+    spared = count_parameters(model) - count_parameters(small)
+    assert spared == int(head_parameters(model, layout)[mask].sum()) > 0
+    left = costs(head_shares(model, layout, image, {"params"}))["params"](mask[None])
+    assert float(left) == pytest.approx(count_parameters(small) / count_parameters(model))
+    target = Target("params", 0.5, costs(head_shares(model, layout, image, {"params"}))["params"])
+    expected = head_parameters(model, layout).double() / count_parameters(model)
+    torch.testing.assert_close(savings(Limits(layout, 0, target), layout), expected)
+
+
+@pytest.mark.parametrize(
+    ("order", "options", "words"),
+    [
+        (KeepBest(), {"target": {"flops": 0.5}}, "prune.order: looks at one unit after the other, .* 192 neurons"),
+        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "units": "layer"}, "prune.units: looks at one"),
+        (Knapsack(measure=Fisher), {"remove": 3}, "counts heads alone; of a mix"),
+        (Knapsack(measure=Fisher), {"target": {"heads": 3}}, "counts heads alone; of a mix"),
+        (Knapsack(measure=Fisher), {"target": {"flops": 0.01}}, r"flops=0.01 can't be met: .* 0\.\d+ is left"),
+        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "exclude_layers": [4]}, "-4 to 3, got 4"),
+        (Knapsack(measure=Entropy), {"target": {"flops": 0.5}}, "entropy: is of heads"),
+    ],
+)
+def test_what_a_mix_cannot_be_asked_is_refused_in_a_line(order, options, words):
+    model = tiny_vit()
+    layout = mhprobe.attach(model, units=KINDS).layout
+
+    class Table(Scores):
+        def measure(self, make, mask, column="value"):
+            make(layout)
+            return self.score_A
+
+    source = OnPath(order, **options)
+    with pytest.raises(mhprobe.UserError, match=words) as error:
+        source.check(layout, 1)
+        source.choose(model, Table(torch.arange(198.0)), lambda: images_for(model, 1), layout, 1.0, 1.0)
+    assert "\n" not in str(error.value)
+
+
+def test_a_budget_is_met_in_rounds():
+    model = tiny_vit()
+    layout = mhprobe.attach(model, units=KINDS).layout
+    source = OnPath(Knapsack(measure=Fisher), target={"params": 0.6})
+    image = images_for(model, 1)
+    first, left = source.choose(model, Scores(torch.arange(198.0)), lambda: image, layout, 1.0, 0.5)
+    smaller = mhprobe.prune_heads(model, first.mask)
+    mhprobe.attach(smaller, units=KINDS)
+    last, left = source.choose(smaller, Scores(torch.arange(198.0)[~first.mask]), lambda: image, layout, left, 1.0)
+    whole, half, end = map(count_parameters, (model, smaller, mhprobe.prune_heads(smaller, last.mask)))
+    assert 0.75 < half / whole <= 0.8 and 0.55 < end / whole <= 0.6  # a head is a twentieth of this model
+    assert left == pytest.approx(end / whole)
