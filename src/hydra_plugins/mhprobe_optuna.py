@@ -7,8 +7,6 @@ metrics.json, so any launcher will do. At the end ``tables/trials.csv`` has ever
 Hydra imports every plugin at each start, so nothing heavy is imported here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

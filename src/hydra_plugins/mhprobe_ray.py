@@ -6,8 +6,6 @@ share what machines share: folders. So images, orders and scores in ``cache_dir`
 Hydra imports every plugin at each start, so nothing heavy is imported here.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A backbone with a gate on every head, trained to classify. It does not know that it is being watched."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from typing import Any, Literal

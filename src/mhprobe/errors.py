@@ -4,8 +4,6 @@ Entry points print its text on one line and exit with code 2; everything else ke
 Write it as: what, where, expected, got, next step.
 """
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 

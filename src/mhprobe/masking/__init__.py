@@ -1,3 +1,1 @@
 """Masking curves: sets of heads, orders in which they go, and the accuracy that is left."""
-
-from __future__ import annotations

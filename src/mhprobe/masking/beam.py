@@ -7,8 +7,6 @@ The path returned is the one to the set that is best at the last step. With more
 path may differ from the start.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

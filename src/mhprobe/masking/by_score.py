@@ -9,8 +9,6 @@ L0 gate survived. The control, an order by random numbers, is masking/random.py.
 Shapes: A heads, U units.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as File

@@ -19,8 +19,6 @@ paper goes through the masked heads once); MLP neurons are left alone.
 Shapes: A heads of all sites, H heads of one site, U units.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

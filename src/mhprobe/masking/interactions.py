@@ -12,8 +12,6 @@ only the m least harmful units are taken. Other pairs are taken not to interact.
 Shapes: U units.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

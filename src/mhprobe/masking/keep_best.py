@@ -3,8 +3,6 @@
 Byun & Kim, "What does the multi-head do?": with units=index this is their head_max, with units=layer their layer_max.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from mhprobe.masking.parts.greedy import GreedySearch

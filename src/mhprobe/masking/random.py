@@ -5,8 +5,6 @@ layer is emptied early. Layers may differ in width. After step s a layer of H he
 of them, halves rounded up. So all layers thin out evenly and are empty together.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

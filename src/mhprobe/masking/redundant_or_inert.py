@@ -30,8 +30,6 @@ compared, no head is called redundant. ``control`` tests the phases against each
 Shapes: A heads, S steps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

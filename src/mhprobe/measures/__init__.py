@@ -3,8 +3,6 @@
 A measure is found by looking through the modules of this package, so a new one is one new file (and its yaml).
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

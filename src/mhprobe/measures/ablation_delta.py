@@ -7,8 +7,6 @@ interval, and a bootstrap over the same images for the loss.
 Shapes: B images, A heads of all sites, C classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -18,8 +18,6 @@ Analysis 23:564).
 Shapes: B images, A heads of all sites, E estimates, N donors, P pairs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -8,8 +8,6 @@ at the class token counts as looking near; here the rest is renormalised.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

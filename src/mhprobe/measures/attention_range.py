@@ -10,8 +10,6 @@ Shapes: J folds of images, R distinct distances of the site that has most, A hea
 places.py.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Nanda, 2023 (attribution patching); Kramar, Lieberum, Shah & Nanda, 2024, arXiv 
 here). What is estimated, and how: activation_patching.py, recording/patching.py.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from mhprobe.measures.activation_patching import ActivationPatching

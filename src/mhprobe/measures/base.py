@@ -6,8 +6,6 @@ order nor on how the images were spread over ranks. A measure works on a plain H
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

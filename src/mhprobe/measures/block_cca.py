@@ -8,8 +8,6 @@ cells of the coarsest grid, so that every row has a partner at its place.
 Shapes: B images, C channels of the stream, L blocks, G blocks of a group, R correlations.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ Its ``mean`` runs over the leading correlations only, up to 98 % of their sum; t
 Shapes: H heads of a group, D head width, A heads of all sites, R the largest head width.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from torch import Tensor

@@ -16,8 +16,6 @@ left out.
 Shapes: H heads of one site, D head width, C channels of the residual stream, A heads of all sites, K modes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 

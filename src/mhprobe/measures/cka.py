@@ -15,8 +15,6 @@ float64's 16: 4 where a head's mean is 10 times its spread, 12 where it is 1,000
 Shapes: V valid images, N rows, C channels of a group, H heads of a group, D head width, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ nothing tells their special tokens, so none is left out but the padding.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ texts the mean is over all words, and the padding is neither query nor key.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

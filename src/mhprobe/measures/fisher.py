@@ -5,8 +5,6 @@ half of it is their estimate of the loss that masking costs at a converged model
 gate importance with a square where that has an absolute value, so images that the head decides count more.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mhprobe.heads import HeadLayout

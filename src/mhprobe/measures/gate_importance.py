@@ -7,8 +7,6 @@ absolute value is taken per image; a windowed site's windows belong to one image
 Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

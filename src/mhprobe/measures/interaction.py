@@ -8,8 +8,6 @@ less.
 Shapes: B images, K heads looked at, P pairs of them, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

@@ -20,8 +20,6 @@ Shapes: b images, W windows, H heads of one site, G heads of a group, Q queries,
 sites.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -8,8 +8,6 @@ where they have equally many: in Swin within a stage.
 Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@ It is the direct path only: a head that works through later blocks writes nothin
 Shapes: B images, A heads of all sites, C classes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -10,8 +10,6 @@ divided by the sum of |R|, and the signed version by the same. Voita's ratio is 
 Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

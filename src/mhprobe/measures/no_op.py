@@ -8,8 +8,6 @@ compared between them and all other keys. The loss is the image's own, so the ba
 Shapes: N kinds, A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

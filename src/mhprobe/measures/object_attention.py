@@ -15,8 +15,6 @@ Shapes: B images, W windows, Q queries, K keys, H heads of one site, T grid toke
 R relations, S sites, O offsets. Sums have the half of the images in front.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ test set; here it is chosen on validation images and scored on test images, with
 Shapes: B images, A heads of all sites, L sites.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -10,8 +10,6 @@ Shapes: B images, T tokens of the grid, H heads of one site, D head width, C cha
 one grid, K frequencies of all grids, A heads of all sites, L blocks, 3 places: block input, after attention, after MLP.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from typing import Any

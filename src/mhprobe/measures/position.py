@@ -11,8 +11,6 @@ exist for ``reach`` of the queries are candidates.
 Shapes: Y, X offsets along the grid's axes, from -max to max; A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

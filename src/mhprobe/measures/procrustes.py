@@ -8,8 +8,6 @@ similarity s = ||X^T Y||_*; the distance sqrt(2 - 2 s) is a metric. Ding et al. 
 Shapes: H heads of a group, D head width, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

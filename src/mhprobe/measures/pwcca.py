@@ -11,8 +11,6 @@ means back, and does not centre what it projects, so its weights are not those o
 Shapes: H heads of a group, D head width, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

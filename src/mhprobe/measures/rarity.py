@@ -8,8 +8,6 @@ the rarest patch is that of the region.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

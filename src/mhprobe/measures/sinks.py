@@ -11,8 +11,6 @@ text has one; its padding neither looks nor is written to.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ needs the rows themselves and works pair by pair; second moments suffice, and se
 Shapes: H heads of a group, D head width, A heads of all sites, R the largest head width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -7,8 +7,6 @@ evenly over 196), so each is given together with the kind's share of the keys.
 Shapes: N kinds, A heads of all sites; the others as in places.py.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -14,8 +14,6 @@ Only the present weights are looked at. For the initial ones run it on the untra
 Shapes: H heads of a group, D head width, C channels of the residual stream, A heads of all sites, K kinds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 

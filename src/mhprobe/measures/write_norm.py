@@ -7,8 +7,6 @@ that writes little is inert, whatever it attends to (Kobayashi et al., 2020, arX
 Shapes: B images, T tokens, H heads of one site, D head width, C channels of the stream, A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The folder of a sweep stands for its jobs.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

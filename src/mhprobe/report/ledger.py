@@ -3,8 +3,6 @@
 docs/results.schema.json is made of the classes in this file.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Literal
 

@@ -3,8 +3,6 @@
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -5,8 +5,6 @@ Networks that were tested on other images, or whose runs did not write which ima
 Shapes: N test images.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

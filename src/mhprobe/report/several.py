@@ -5,8 +5,6 @@ Student's 95 % interval: what another run would give. Beside it stands the inter
 what another set of images would give.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

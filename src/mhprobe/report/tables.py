@@ -5,8 +5,6 @@ Numbers are written so that they read back to the same bits.
 Shapes: A heads of all sites, S sites.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

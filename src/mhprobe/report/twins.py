@@ -6,8 +6,6 @@ structure. Where the control lies so far out that it would leave the measure no 
 and a box in the control is the frame of the panel above.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

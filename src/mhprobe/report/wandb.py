@@ -5,8 +5,6 @@ recorded offline. A server that dies later delays the end of the run by at most 
 that imports wandb.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ Panels name metrics by what ``report/wandb.py`` logs: curves of every run and or
 that a sweep or a study is one picture. Measures are found by their names in the project's runs, none is listed here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -8,8 +8,6 @@ models without gates' hooks, and take turns, so that a machine that slows down s
 Shapes: A heads of all sites, M masks, B images.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import time

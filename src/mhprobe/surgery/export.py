@@ -3,8 +3,6 @@
 Both take batches of any size. The bytes are made and run in memory first: what is written has given the right logits.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import io

@@ -10,8 +10,6 @@ One value names them:
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ With several rounds each removes an equal part, and finds its path anew on the n
 Shapes: A heads of all sites of the present network.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

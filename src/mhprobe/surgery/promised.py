@@ -6,8 +6,6 @@ weights (``stats.promise``). Where no step can be promised, no head goes.
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

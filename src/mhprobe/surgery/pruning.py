@@ -3,8 +3,6 @@
 Shapes: A heads of all sites of the network that was loaded, N test images.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

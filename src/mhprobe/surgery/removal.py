@@ -12,8 +12,6 @@ unless ``proj_bias="drop"``. A ViT's emptied layer is timm's Attention with zero
 Shapes: A heads of all sites, H heads of one site, D head width, B images, C classes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -12,8 +12,6 @@ weights, where they clamp the factors to [-10, 10] and give up on layers that re
 Shapes: N rows (tokens of all images), K kept channels of a site, H kept heads, D head width, C output channels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator

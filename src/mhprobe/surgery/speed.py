@@ -7,8 +7,6 @@ assumed (David & Nagaraja, Order Statistics, 7.1).
 Shapes: B images of a batch.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -13,8 +13,6 @@ questions and so costs reads only: this is how searches are resumed and shared.
 Shapes: M masks, A heads, N images of the split, n of them in a record.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import functools

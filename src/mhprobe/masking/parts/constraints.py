@@ -7,8 +7,6 @@ the first step that reaches it.
 Shapes: A heads, L layers, M masks. In every mask True means: head off.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ random path is scored on the report split, each repeat and the mean over repeats
 unmasked model on the same images.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

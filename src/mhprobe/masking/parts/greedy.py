@@ -4,8 +4,6 @@ U units cost U + (U - 1) + ... + 1 evaluations: 78 for the 12 indices of ViT-B, 
 finds its unit, by trying all or by less, is a ``search`` (masking/search).
 """
 
-from __future__ import annotations
-
 import abc
 from dataclasses import dataclass, field
 from typing import Literal

@@ -3,8 +3,6 @@
 Shapes: A heads, L layers, M masks. In every mask True means: head off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A line of numbers per masking curve: where it stands, and how many heads may go."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Shapes: A heads, K points of a curve, R repeats. In every mask True means: head off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

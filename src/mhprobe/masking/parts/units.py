@@ -6,8 +6,6 @@ layers are never masked. (The curve layer_max2 of Byun & Kim, "What does the mul
 Shapes: U units, A heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -4,8 +4,6 @@ Whole indices, layers or stages are few, and there an exact search costs little 
 are many, and there screening and racing save most of the work.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

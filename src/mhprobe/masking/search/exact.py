@@ -15,8 +15,6 @@ saves depends on how often the winner is wrong: little for a model that is often
 Shapes: U candidates, N images of the split.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

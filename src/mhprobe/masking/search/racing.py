@@ -24,8 +24,6 @@ and for one of two e: each test has the level delta / (2 (U - 1)).
 Shapes: U candidates, N images of the split, n seen so far.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ al., 2022, arXiv 2204.09656, use the second term alone; Molchanov et al., 2017, 
 Shapes: A heads, U candidates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

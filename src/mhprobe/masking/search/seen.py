@@ -3,8 +3,6 @@
 Shapes: U candidates, N images of the split.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

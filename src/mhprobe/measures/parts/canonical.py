@@ -3,8 +3,6 @@
 Shapes: H heads of a group (or layers), D their width, P pairs.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

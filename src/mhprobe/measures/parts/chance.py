@@ -10,8 +10,6 @@ close for others, so the floor is sampled from n, m1, m2 alone: no row has to be
 It is NumPy, because its generator draws chi-squared numbers from a seed of its own.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -7,8 +7,6 @@ same picture. Everything here depends on the matrix and the seed alone.
 Shapes: N heads of one group.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

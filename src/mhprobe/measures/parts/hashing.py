@@ -6,8 +6,6 @@ same numbers as those of a model in float32: the same donors, folds and halves.
 Shapes: B images.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -13,8 +13,6 @@ a difference of sums: a spread below a hundred-thousandth of the numbers is lost
 Shapes: B images, R rows, K numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

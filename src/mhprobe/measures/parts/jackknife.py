@@ -11,8 +11,6 @@ any two heads is not in it: that is the column null.
 Shapes: B images of a batch, J folds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

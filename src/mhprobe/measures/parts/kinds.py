@@ -9,8 +9,6 @@ lies ``threshold`` standard deviations above the mean of the image's patch token
 Shapes: b images, W windows, Q queries, K keys, T tokens.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

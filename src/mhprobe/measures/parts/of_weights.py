@@ -1,7 +1,5 @@
 """Measures of the model's weights: they read the first batch only, for no image changes the weights."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Sequence
 from typing import Any

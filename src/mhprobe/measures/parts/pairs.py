@@ -8,8 +8,6 @@ Shapes: B images, T tokens, C channels of a group, H heads of a group, D head wi
 R the largest head width, N draws of the null.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

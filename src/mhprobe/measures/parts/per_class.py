@@ -4,8 +4,6 @@ Only logits tell how many classes there are. So the sums grow once: at the first
 nothing, before all ranks add up. Shapes: C classes.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -15,8 +15,6 @@ places that get exactly nothing, from any query of any head, as behind a mask. (
 Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all places of a window), T tokens.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

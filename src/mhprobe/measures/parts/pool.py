@@ -5,8 +5,6 @@ For measures that compare two images at a time. Memory does not grow with the nu
 Shapes: P places of the pool, B images of a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

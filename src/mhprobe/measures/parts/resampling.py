@@ -8,8 +8,6 @@ batch or rank, all rows of a measure see the same resamples, and what is paired 
 Shapes: V valid images, A rows (heads), R resamples.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
