@@ -38,17 +38,15 @@ def _turned(attention: Any, heads: int) -> Parts:
     return key, value, query
 
 
-def _softmaxed(attention: Any) -> nn.Module:
-    return attention.softmax[1]
-
-
 class DaViT(Located):
     """timm's DaVit: windows of tokens, then attention between channels."""
 
     title = "timm DaVit"
     model = "timm.models.davit.DaVit"
     kinds: ClassVar = {
-        "timm.models.davit.WindowAttention": Kind(windows=_behind_channels, weights=_softmaxed),
+        "timm.models.davit.WindowAttention": Kind(
+            windows=_behind_channels, weights=lambda attention: attention.softmax[1]
+        ),
         "timm.models.davit.ChannelAttention": Kind(parts=_turned, weights=never, hidden=CHANNELS),
         "timm.models.davit.ChannelAttentionV2": Kind(weights=never, hidden=CHANNELS, heads="groups"),
     }

@@ -29,7 +29,6 @@ class Cifar10:
     """CIFAR-10 from a folder, an archive or torchvision's download.
 
     root: folder or archive that has the images; an empty folder: download there.
-
     download_dir: where to download if root is None.
     """
 

@@ -51,7 +51,6 @@ class Corrupted:
     """A data set with damaged test images.
 
     source: the data set to damage. kinds: some of blur, noise, contrast, jpeg; None for all. A test image gets one.
-
     severity: 1 (slight) to 5. seed: of which image gets which kind, and of the noise.
     """
 

@@ -29,7 +29,6 @@ class Photos:
     """Photographs without labels.
 
     root: folder or archive; files that are hidden, or no images by their names, are left out.
-
     stored_size: pixels of the square that is kept of each image. test_fraction: share of them that heads are judged on;
     the others choose. Which is which follows from the names alone.
     """

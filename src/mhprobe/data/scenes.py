@@ -22,7 +22,6 @@ class Scenes:
     """Generated scenes with objects and their masks.
 
     size: pixels of a side. train, test: scenes per split. objects: at most so many in a scene, at least one.
-
     seed: of all that is drawn.
     """
 

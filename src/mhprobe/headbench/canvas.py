@@ -49,7 +49,7 @@ class Canvas(Blank):
         self.bases = [self._basis(width) for width in self.widths()]
         with torch.no_grad():
             self._embed()
-            self._read_out()
+            self.classify(4 * self.bases[-1][:, [NAMES.index(name) for name in EVIDENCE]].T)  # of the pooled token
 
     # directions
 
@@ -175,10 +175,6 @@ class Canvas(Blank):
             return
         for stage in range(1, len(self.bases)):
             self.merge(stage, self.bases[stage] @ self.bases[stage - 1].T)  # a merged token has the mean of four
-
-    def _read_out(self) -> None:
-        """Logits are the evidence of the pooled token."""
-        self.classify(4 * self.bases[-1][:, [NAMES.index(name) for name in EVIDENCE]].T)
 
 
 def gated(canvas: Canvas) -> nn.Module:

@@ -254,4 +254,4 @@ def _switches(heads: int, width: int, pair: Sequence[int]) -> Tensor:
 
 def known_grafts() -> dict[str, Graft]:
     """Every graft, by its name."""
-    return by_name(sys.modules[__name__], Graft)
+    return by_name(sys.modules[__name__], Graft)  # type: ignore[type-abstract]

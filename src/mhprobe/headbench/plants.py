@@ -138,7 +138,8 @@ class SinkNoOp(Plant):
         canvas.write(site, heads[0], value=value, value_bias=torch.zeros(width))
         canvas.write(site, heads[0], output=canvas.mixed(site, NOISES, width))
         # what the sink itself carries is taken out, as a learned no-op has small values there
-        mean = self._at_sink(canvas, site)
+        tokens = canvas.normalised(site)[self._sinks(canvas, site)]
+        mean = torch.nn.functional.normalize(tokens.mean(0), dim=0)
         values = canvas.parts(site, heads[0])["value"]
         canvas.write(site, heads[0], value=values - values @ mean[:, None] * mean[None])
         canvas.scale_write(site, heads[0], 0.01)
@@ -166,10 +167,6 @@ class SinkNoOp(Plant):
     def _sinks(self, canvas: Canvas, site: int) -> torch.Tensor:
         amount = canvas.normalised(site) @ canvas.rows(site, self.sink(canvas))[0]
         return amount > amount.amax() / 2
-
-    def _at_sink(self, canvas: Canvas, site: int) -> torch.Tensor:
-        tokens = canvas.normalised(site)[self._sinks(canvas, site)].mean(0)
-        return torch.nn.functional.normalize(tokens, dim=0)
 
 
 class SinkBroadcast(SinkNoOp):

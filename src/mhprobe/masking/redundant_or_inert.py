@@ -52,7 +52,6 @@ class Similarity(NamedTuple):
     """Similarities of heads and their chance level.
 
     value: (A, A), 1 for the same; NaN for pairs that were not compared.
-
     null: (A, A) what chance gives. draws: (A, A, N) single draws of that. None where there are none.
     """
 

@@ -86,7 +86,7 @@ class LogitAttribution(PerClass):
             return
         labels = labels_of(batch)
         heads_BAC, *others = (_above_mean(part[batch.valid]) for part in direct)
-        bias, mlps, embedding, constant = (_of_label(part.sum(1), labels).sum() for part in others)
+        bias, mlps, embedding, constant = (part.sum(1).gather(1, labels[:, None]).sum() for part in others)
         own_BA = heads_BAC.gather(2, labels[:, None, None].expand(-1, heads_BAC.shape[1], 1)).squeeze(2)
         self.total += own_BA.sum(0)
         self.square += own_BA.square().sum(0)
@@ -132,7 +132,3 @@ def _above_mean(part: Tensor) -> Tensor:
     """(B, n, C) float64."""
     part = wide(part).double()
     return part - part.mean(-1, keepdim=True)
-
-
-def _of_label(part_BC: Tensor, labels: Tensor) -> Tensor:
-    return part_BC.gather(1, labels[:, None]).squeeze(1)

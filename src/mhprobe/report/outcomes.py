@@ -21,7 +21,6 @@ def pairs(found: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[s
     """A row for every two runs, in their order, with a test of those that saw the same test images.
 
     found: of each run, which test images it got right, or None.
-
     run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
     only b gets right. p: exact McNemar; p_holm: over all pairs that were tested. images: how many. untested: why there
     is no test, "" where there is one.

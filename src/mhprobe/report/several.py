@@ -49,7 +49,6 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     """The results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``.
 
     over: settings by the end of their names.
-
     folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
     """
     found = [read_run(folder) for folder in expand(folders)]

@@ -65,7 +65,7 @@ def _curves(run: Run) -> Iterable[tuple[str, Table]]:
     for name in asked:
         here, test = found[name, chosen_on[name]], found.get((name, "test"), {})
         counts = (test.get("heads_within_1_point"), here.get("heads_within_1_point"), test.get("heads_before_worse"))
-        table.add_row(_plain(name), *map(_number, counts))
+        table.add_row(_plain(name), *("-" if count is None else f"{count:g}" for count in counts))
     yield "heads that can be masked", table
 
 
@@ -77,10 +77,6 @@ def _table(columns: Mapping[str, JustifyMethod]) -> Table:
     for column, side in columns.items():
         table.add_column(column, justify=side, no_wrap=True)
     return table
-
-
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:g}"
 
 
 def _plain(text: Any) -> str:

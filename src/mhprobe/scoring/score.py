@@ -29,7 +29,6 @@ class Score(abc.ABC):
 
     outputs: (N, C) of the unmasked model, in the order of the split. labels: (N,), for scores that need them.
     UserError for outputs that are NaN or infinite.
-
     scored: what its numbers are called. unmasked: whether it compares with the unmasked model. labelled: whether it
     needs labels. of_features: whether it makes sense of features, which are no logits.
     """

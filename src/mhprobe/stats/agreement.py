@@ -26,7 +26,6 @@ class Agreement(NamedTuple):
     """Agreement of M measures on the same heads.
 
     spearman: (M, M) rank correlations; overlap: (M, M) share of the k heads with the largest value in common.
-
     chance: (M, M) the overlap that two random rankings are expected to have. low, high: (M, M) 95 % interval of
     spearman.
     """

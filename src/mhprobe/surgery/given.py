@@ -42,7 +42,6 @@ class Given:
     """Read the heads that a user names.
 
     heads: see above. Of a masking curve also its name (where the table has several), and step or remove.
-
     threshold: with heads=gates, those whose |gate| is at or below it, whatever was decided. guarantee: they go only if
     it is kept without all of them; None to promise nothing. seed: of the order in which images are looked at for it.
     """

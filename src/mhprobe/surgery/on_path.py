@@ -30,7 +30,6 @@ class OnPath:
     """Heads at a point of a masking path.
 
     order: of the path. units: head, index, layer or stage, the heads of one step.
-
     remove: how many heads go in all. target: or, instead, what shall be left of the loaded network: {heads: how many} |
         {flops: share} | {params: share} | {latency: share}; where the model has gates on neurons, too, one of the last
         three, with an order of neurons (knapsack).

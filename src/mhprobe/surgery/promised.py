@@ -45,7 +45,6 @@ class Promised:
     """Heads of a path as far as can be promised.
 
     order: of the path. units: head, index, layer or stage, the heads of one step.
-
     guarantee: what is to be kept. remove: at most so many heads go; None for all but what has to stay.
     exclude_layers, min_heads_per_layer, rescale: as for ``OnPath``. chosen_on: the split that chooses the path.
     seed: of the order in which images are looked at.

@@ -51,16 +51,11 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
     """One layer for each; of two, the one with the longer name makes two of them."""
 
     def parts(attention: Any, heads: int) -> Parts:
-        found = [part for name in names for part in _each(weight_of(getattr(attention, name)), name, heads)]
-        query, key, value = found
+        layers = ((weight_of(getattr(attention, name)), 2 if name in ("kv", "qk") else 1) for name in names)
+        query, key, value = (part for weight, count in layers for part in weight.unflatten(0, (count, heads, -1)))
         return query, key, value
 
     return parts
-
-
-def _each(weight: Tensor, name: str, heads: int) -> list[Tensor]:
-    count = 2 if name in ("kv", "qk") else 1
-    return list(weight.unflatten(0, (count, heads, -1)))
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -149,7 +144,6 @@ class Located(Family):
     """A family that is written as a table of names.
 
     model: timm's class, by its module and name. kinds: by attention class, likewise.
-
     aside: classes of attention that are left alone: of one query, or of no head.
     """
 
@@ -182,7 +176,9 @@ class Located(Family):
         cls._look_at_others(model, names)
         size = cls.input_spec(model)["size"]
         grids: list[Any] = []  # a stage is what has one grid
-        for number, trial in enumerate(_trials(model, {name: _point(cls, model, name) for name in names}, size)):
+        kinds = {name: cls.kinds[path_of(type(model.get_submodule(name)))] for name in names}
+        points = {name: f"{name}.{kind.point}" for name, kind in kinds.items()}
+        for number, trial in enumerate(_trials(model, points, size)):
             cls.refuse(model, trial)
             site = cls._site(model, trial, size, number)
             grids += [] if site.grid in grids else [site.grid]
@@ -202,12 +198,15 @@ class Located(Family):
 
     @classmethod
     def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind = cls.kind(trial.attention)
-        assert kind is not None
+        kind = cls.kinds[path_of(type(trial.attention))]
         heads, output = getattr(trial.attention, kind.heads), _output(kind, trial.attention)
         windows = kind.windows(trial) if kind.windows is not None else None
         prefix = cls.prefix(model, trial)
-        grid = windows.grid if windows is not None else grid_of(trial.entered, prefix, image, _first(output))
+        grid = (
+            windows.grid
+            if windows is not None
+            else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
+        )
         return HeadSite(
             name=trial.name,
             stage=0,
@@ -236,8 +235,7 @@ class Located(Family):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        kind = cls.kind(attention)
-        assert kind is not None
+        kind = cls.kinds[path_of(type(attention))]
         output: Any = _output(kind, attention)
         return Seam(
             attention=attention,
@@ -251,8 +249,7 @@ class Located(Family):
     @classmethod
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
         attention: Any = submodule(model, site)
-        kind = cls.kind(attention)
-        assert kind is not None
+        kind = cls.kinds[path_of(type(attention))]
         written = weight_of(_output(kind, attention)).mT.unflatten(0, (site.num_heads, site.head_dim))
         scale = cls.layer_scale(model, site)
         return HeadWeights(
@@ -277,18 +274,8 @@ def _paths(kind: type) -> frozenset[str]:
     return frozenset(path_of(each) for each in kind.__mro__)
 
 
-def _point(family: type[Located], model: nn.Module, name: str) -> str:
-    kind = family.kind(model.get_submodule(name))
-    assert kind is not None
-    return f"{name}.{kind.point}"
-
-
 def _output(kind: Kind, attention: nn.Module) -> nn.Module:
     return attention.get_submodule(".".join(filter(None, (kind.point, kind.output))))
-
-
-def _first(output: nn.Module) -> bool:
-    return isinstance(output, nn.Conv2d)
 
 
 def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:

@@ -20,7 +20,6 @@ class GreedySearch(Order):
     """Greedy search: one more unit at each step.
 
     tie_break: among equal accuracies the lowest unit index, or with "loss" the better mean loss before that.
-
     search: how the unit of a step is found.
     """
 

@@ -34,7 +34,6 @@ class Exact:
     """Evaluate every candidate until it cannot win any more.
 
     parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.
-
     least: images of a piece, where a part would be fewer: small batches are slow.
     """
 

@@ -44,7 +44,6 @@ class Racing:
     """Race candidates on random images until one is ahead.
 
     epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two looks at the candidates.
-
     seed: of the order of the images, another one at every step.
     """
 

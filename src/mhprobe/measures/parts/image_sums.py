@@ -52,7 +52,7 @@ def over_images(measure: Measure, function: Callable[[Tensor], Tensor] | None = 
     images = int(measure.images)
     with torch.inference_mode(False), torch.enable_grad():
         sums = measure.image_sums.clone().requires_grad_()  # type: ignore[operator]
-        value = (function or _ratio)(sums)
+        value = sums[0] / sums[1] if function is None else function(sums)
         (slope,) = torch.autograd.grad(value.sum(), sums)
     sums, value = sums.detach(), value.detach()
     spread = measure.image_products - sums[:, None] * sums / max(images, 1)  # type: ignore[operator]
@@ -62,7 +62,3 @@ def over_images(measure: Measure, function: Callable[[Tensor], Tensor] | None = 
     error = (square * images / max(images - 1, 1)).sqrt()
     low, high = interval(value, error, images - 1, measure.within)
     return {"value": value, "low": low, "high": high}
-
-
-def _ratio(sums: Tensor) -> Tensor:
-    return sums[0] / sums[1]

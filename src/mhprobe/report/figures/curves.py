@@ -32,7 +32,7 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
 
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
-    looks = {name: _look(i) for name, i in places.items()}
+    looks = {name: (*colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
     names = {name: text + _a_step(shown, name, over) for name, text in _names(shown).items()}
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
@@ -130,11 +130,6 @@ def _a_step(shown: Sequence[Curve], name: str, over: Over) -> str:
     if len(taken) != 1 or not (each := taken.pop()).is_integer():
         return ""
     return f" ({each:.0f} head{'s' if each != 1 else ''} a step)"
-
-
-def _look(number: int) -> tuple[str, str, Any]:
-    """Colour, marker and dashes of the curve at this place in the configuration."""
-    return *colour(number), DASHES[number // len(COLOURS) % len(DASHES)]
 
 
 def _across(curve: Curve, over: Over) -> list[float]:

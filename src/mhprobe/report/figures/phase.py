@@ -18,7 +18,6 @@ def draw(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: floa
     """Return the figure.
 
     rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
-
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """
     with canvas((4.9, 2.8)) as figure:

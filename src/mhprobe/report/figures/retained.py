@@ -24,7 +24,6 @@ def draw(
     """Return the figure.
 
     points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept.
-
     images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance, where a run
     comes near it.
     """

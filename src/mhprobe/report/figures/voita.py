@@ -18,7 +18,6 @@ def draw(points: Sequence[tuple[int, float, float]], images: int, chance: float,
     """Return the figure.
 
     points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
-
     images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
     """
     with canvas((5.5, 2.9)) as figure:

@@ -128,8 +128,9 @@ def facts(run: Run) -> list[tuple[str, str]]:
     hardware = known.get("hardware", {})
     parts = [hardware.get("processor"), f"{hardware.get('cores')} cores", *hardware.get("gpus", [])]
     versions = ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items())
+    settings = f"; its settings: {shlex.join(run.overrides)}" if run.overrides else ""
     return [
-        ("Command", known.get("command") or _overrides(run)),
+        ("Command", known.get("command") or f"not recorded{settings}"),
         ("Commit", known.get("commit") or "not recorded"),
         ("Versions", versions or "not recorded"),
         ("Hardware", ", ".join(str(part) for part in parts if part) if hardware else "not recorded"),
@@ -146,10 +147,6 @@ def _time(finished: str, seconds: int | None) -> str:
         return until
     parts = {"h": seconds // 3600, "min": seconds // 60 % 60, "s": seconds % 60}
     return f"{' '.join(f'{count} {unit}' for unit, count in parts.items() if count) or '0 s'}, {until}"
-
-
-def _overrides(run: Run) -> str:
-    return f"not recorded; its settings: {shlex.join(run.overrides)}" if run.overrides else "not recorded"
 
 
 def prune_command(run: Run) -> dict[str, str]:

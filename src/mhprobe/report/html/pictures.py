@@ -15,7 +15,6 @@ class Picture(NamedTuple):
     """A picture for the page.
 
     file: its place in the run's folder. url: with the picture in it, or None where there was no room.
-
     width, height: in CSS pixels.
     """
 

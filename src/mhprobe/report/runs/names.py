@@ -21,7 +21,7 @@ def typed_apart(runs: Sequence[Run], without: Collection[str] = ()) -> list[dict
     settings of its own instead. without: settings that are left out, by their name or its end, e.g. seed.
     """
     typed = [_typed(run) for run in runs]
-    keys = [key for key in dict.fromkeys(key for each in typed for key in each) if not _is_one_of(key, without)]
+    keys = [key for key in dict.fromkeys(key for each in typed for key in each) if not {key, _end(key)} & {*without}]
     keys = [key for key in keys if len({each.get(key) for each in typed}) > 1]
     ends = Counter(map(_end, keys))
     short = {key: _end(key) if ends[_end(key)] == 1 else key for key in keys}
@@ -77,7 +77,3 @@ def _short(value: str) -> str:
 
 def _end(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _is_one_of(key: str, names: Collection[str]) -> bool:
-    return key in names or _end(key) in names
