@@ -25,7 +25,7 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
         *("headbench.md", "results.md", "run-folder.md", "papers/"),
     ],
     "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "gates.md", "models.md"],
-    "Train and scale": ["training.md", "tutorials/cluster.md", "scaling.md", "dashboards.md"],
+    "Train and scale": ["training.md", "scaling.md", "dashboards.md"],
     "Teach": ["tutorials/teacher.md"],
     "Contribute": ["extending.md", "api.md", "reliability.md", "changelog.md"],
 }
