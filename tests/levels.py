@@ -11,15 +11,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from curves import curve, masked_head
-from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Patched
+from mhprobe.heads import Direct, Donors, HeadBatch, HeadLayout, HeadSite, Patched, Patching
 from mhprobe.masking.redundant_or_inert import Likeness, Similarity, control, masked_heads
 from mhprobe.measures import (
     CCA,
@@ -36,6 +38,7 @@ from mhprobe.measures import (
     Procrustes,
 )
 from mhprobe.measures.base import Measure
+from mhprobe.run.sections import CONF
 from mhprobe.stats.agreement import pearson, spearman, spearman_interval
 from mhprobe.stats.bootstrap import bootstrap
 from mhprobe.stats.significance import (
@@ -53,14 +56,26 @@ from mhprobe.stats.significance import (
 from mhprobe.studies.panels import clusters, heat
 from mhprobe.studies.panels.masked import likeness
 
+sys.path.append(str(Path(__file__).parent / "contracts"))
+
 SITE = HeadSite("a", 0, 0, 5, 3, grid=(2, 3), pixels=(8.0, 8.0))
 LAYOUT = HeadLayout((SITE,))
 HEADS, IMAGES = 5, 150
 LEVEL = 0.05
 
 
+class Interval(NamedTuple):
+    """Numbers and their ends, NaN where there is none. Nobody knows the truth: it is the mean over all draws."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+
+
 class Simulation(NamedTuple):
-    """draw: from a seed, (n,) or () bool per promise: rejected, or the truth inside. Equal seeds give equal draws.
+    """draw: from a seed, (n,) or () bool per promise: rejected, or the truth inside; or an Interval.
+
+    Equal seeds give equal draws.
 
     promises: what ``draw`` gives, by name, and whether it is a "p" (rejected in 5 % of the draws), an "interval" (the
     truth is inside in 95 %), or "at most": a p that rejects in 5 % or less, because counts are whole numbers or because
@@ -68,7 +83,7 @@ class Simulation(NamedTuple):
     few: draws in a quick test; 0 where one draw takes too long for it.
     """
 
-    draw: Callable[[int], dict[str, Tensor]]
+    draw: Callable[[int], dict[str, Tensor | Interval]]
     promises: dict[str, str]
     laws: tuple[Callable, ...] = ()
     few: int = 150
@@ -252,6 +267,40 @@ for _kind_of in (ActivationPatching, AttributionPatching):
     _patched(_kind_of)
 
 
+# Every interval column of every measure
+
+
+LOW = re.compile(r"(?:(?!spearman)(.+)_)?low")  # a correlation's interval is over heads, not images
+
+
+def _of_columns(yaml: Path) -> None:
+    """Eighty images of random heads that share something: of heads that share nothing all similarity is chance."""
+    from test_intervals import alike
+    from test_measures import LAYOUT, build, random_batch, selected
+
+    measure = build(yaml, LAYOUT)
+    if measure.no_interval or any(isinstance(need, Patching) for need in measure.needs):
+        return  # patching has its own law above, with donors
+
+    def draw(seed: int) -> dict[str, Tensor | Interval]:
+        fed = selected(build(yaml, LAYOUT))
+        images = range(80 * seed + 10_000, 80 * seed + 10_080)
+        columns = columns_of(fed, alike(random_batch(images, needs=fed.needs)))
+        found = {}
+        for name in columns:
+            if end := LOW.fullmatch(name):
+                ends = (end[1] or "value", name, name.removesuffix("low") + "high")
+                found[f"{yaml.stem}.{name}"] = Interval(*(columns[each].double() for each in ends))
+        return found
+
+    few = 0 if "embedding" in measure.also else 40  # points in a plane take most of a second
+    SIMULATIONS.append(Simulation(draw, {f"{yaml.stem}.low": "interval"}, (), few))
+
+
+for _yaml in sorted((CONF / "measure").glob("*.yaml")):
+    _of_columns(_yaml)
+
+
 # What tables of curves, papers and runs are made of
 
 
@@ -362,35 +411,51 @@ class Share(NamedTuple):
     def kept(self) -> bool:
         """Within three standard errors of the promise; "at most" may stay below."""
         promised = 0.95 if self.kind == "interval" else LEVEL
-        reach = 3 * max(self.error, (LEVEL * (1 - LEVEL) / self.numbers) ** 0.5)
+        independent = self.numbers if self.error else self.draws  # all alike, they may be one number
+        reach = 3 * max(self.error, (LEVEL * (1 - LEVEL) / independent) ** 0.5)
         return self.share < promised + reach if self.kind == "at most" else abs(self.share - promised) < reach
 
 
 def shares(simulation: Simulation, draws: int, first: int = 0) -> list[Share]:
     """One per promise. The numbers of a draw are not independent, draws are: the error is over draws."""
-    found: dict[str, list[Tensor]] = {name: [] for name in simulation.promises}
+    found: dict[str, list[Tensor | Interval]] = {name: [] for name in simulation.promises}
     for seed in range(first, first + draws):
-        for name, hits in simulation.draw(seed).items():
-            found[name].append(hits.double().flatten())
+        for name, drawn in simulation.draw(seed).items():
+            found.setdefault(name, []).append(drawn)
     rows = []
-    for name, hits in found.items():
-        of_draw = torch.stack([part.mean() for part in hits])
-        numbers = sum(len(part) for part in hits)
-        error = float(of_draw.std() / draws**0.5)
-        rows.append(Share(name, simulation.promises[name], float(of_draw.mean()), draws, numbers, error))
+    for name, given in found.items():
+        hits = _inside(given) if isinstance(given[0], Interval) else [part.double().flatten() for part in given]
+        if not (numbers := sum(len(part) for part in hits)):
+            continue  # of images so small there are no such numbers
+        of_draw = torch.stack([part.mean() for part in hits if len(part)])
+        error = float(of_draw.std() / len(of_draw) ** 0.5)
+        kind = simulation.promises.get(name, "interval")
+        rows.append(Share(name, kind, float(of_draw.mean()), draws, numbers, error))
     return rows
+
+
+def _inside(given: list[Interval]) -> list[Tensor]:
+    """Whether the mean over draws is inside, of the numbers that differ from draw to draw and have an interval."""
+    value = torch.stack([each.value for each in given])
+    known = value.isfinite()
+    truth = value.nanmean(0)
+    varied = (value.where(known, truth) - truth).abs().amax(0) > 1e-9
+    return [((one.low <= truth) & (truth <= one.high)).double()[varied & one.low.isfinite()] for one in given]
 
 
 PAGE = """# How often chance is called something
 
-Every p value of the tables, and the laws behind their intervals, simulated under their own null. Every draw takes new
-images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts, and those
-that guard a whole list, in at most 5 %. `make levels` makes this page; `tests/contracts/test_levels.py` runs the same
-with fewer draws, and fails for a new p that no simulation draws.
+Every p value and every interval of the tables, and the laws behind them, simulated under their own null. Every draw takes
+new images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts, and those
+that guard a whole list, in at most 5 %. A 95 % interval should hold the truth in 95 %. `make levels` makes this page;
+`tests/contracts/test_levels.py` runs the same with fewer draws, and fails for a new p or interval that no simulation draws.
 
 `p_svcca` and its like are of a head's largest similarity to the kept heads ([the join](masking.md#redundant-or-inert)),
 between five heads that share nothing, on 150 images. With ten draws their p has steps of 1/51. "Of a list" is the share
 of networks in which any of the five heads is named. js_distance lies far below its level: its null knows eight images.
+
+Rows "measure: interval" are of columns `low` and `high` of that measure, on 80 images of random heads that share
+something. The truth is the mean over all draws. Where a column has a name, `low` comes after it.
 
 The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
 

@@ -68,6 +68,23 @@ def test_every_p_of_a_measure_is_simulated(columns):
     assert len(named) > 8 and named <= simulated
 
 
+def test_every_interval_of_a_measure_is_simulated(columns):
+    simulated = {promise for simulation in QUICK for promise in [*simulation.promises, *simulation.draw(0)]}
+    named = {f"{measure}.{name}" for measure, names in columns.items() for name in names if levels.LOW.fullmatch(name)}
+    nulls = {name for name in named if "null_low" in name}  # of draws of chance: quantiles of them
+    slow = {promise for simulation in levels.SIMULATIONS if not simulation.few for promise in simulation.promises}
+    assert len(named) > 30 and named - nulls <= simulated | slow
+
+
+def test_an_interval_that_is_too_narrow_is_seen():
+    def draw(seed: int) -> dict[str, levels.Interval]:
+        value = torch.randn(5, generator=torch.Generator().manual_seed(seed))
+        return {"low": levels.Interval(value, value - 1.6, value + 1.6)}
+
+    (row,) = levels.shares(levels.Simulation(draw, {"low": "interval"}), 150)
+    assert row.share == pytest.approx(0.89, abs=0.02) and not row.kept
+
+
 def test_every_law_of_a_p_or_an_interval_is_simulated():
     laws = {law for simulation in levels.SIMULATIONS for law in simulation.laws}
     said = {
