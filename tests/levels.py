@@ -445,10 +445,11 @@ def _inside(given: list[Interval]) -> list[Tensor]:
 
 PAGE = """# How often chance is called something
 
-Every p value and every interval of the tables, and the laws behind them, simulated under their own null. Every draw takes
-new images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts, and those
-that guard a whole list, in at most 5 %. A 95 % interval should hold the truth in 95 %. `make levels` makes this page;
-`tests/contracts/test_levels.py` runs the same with fewer draws, and fails for a new p or interval that no simulation draws.
+Every p value and every interval of the tables, and the laws behind them, simulated under their own null. Every draw
+takes new images, donors, folds, null images and heads. A p at 5 % should reject in 5 % of the draws; tests of counts,
+and those that guard a whole list, in at most 5 %. A 95 % interval should hold the truth in 95 %. `make levels` makes
+this page; `tests/contracts/test_levels.py` runs the same with fewer draws, and fails for a new p or interval that no
+simulation draws.
 
 `p_svcca` and its like are of a head's largest similarity to the kept heads ([the join](masking.md#redundant-or-inert)),
 between five heads that share nothing, on 150 images. With ten draws their p has steps of 1/51. "Of a list" is the share
