@@ -51,7 +51,6 @@ class Guarantee:
         >>> Guarantee(points=1.0, confidence=0.95).images_needed
         332
         """
-
         level = 1 - self.confidence
 
         def shown(images: int) -> bool:

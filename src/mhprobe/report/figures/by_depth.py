@@ -23,7 +23,6 @@ CAPTION = (
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
-
     value = columns["value"].double()
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))

@@ -34,7 +34,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     Without "p_holm" the dot is where the 95 % interval from "low" to "high" excludes "null", or 0 where there is none.
     With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
     """
-
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
     heads = value.isfinite().any(1).nonzero().flatten()

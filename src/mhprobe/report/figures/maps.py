@@ -39,7 +39,6 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged],
 
     smooth: values between the patches' middles are interpolated, instead of a square per patch.
     """
-
     rows, wide = len(pictures), 1 + len(columns)
     tall = rows * (_SIDE + _BELOW)
     with canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
@@ -57,7 +56,6 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged],
 
 def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number: int) -> Figure:
     """One image, number ``number`` of the batch, and every head's map of it."""
-
     per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)

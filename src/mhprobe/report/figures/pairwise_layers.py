@@ -37,7 +37,6 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
     Lines part the stages. With "null", the chance level stands at the colour bar, or is written below it where layers
     are so alike that it would take up most of the scale. So does, with "random_init", the untrained control's mean.
     """
-
     value = columns["value"].double().clone()
     value.fill_diagonal_(torch.nan)
     compared = value.isfinite()

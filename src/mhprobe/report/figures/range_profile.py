@@ -15,7 +15,6 @@ CAPTION = (
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
-
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
     count = len(layout.sites)
     deep, per_row = panel_grid(count)

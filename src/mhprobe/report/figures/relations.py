@@ -17,7 +17,6 @@ CAPTION = (
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A panel per relation: accuracy in per cent of each head over its layer."""
-
     titles = names["relations"]
     sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
     wide, tall, gap = 1.7, 1.7, 0.25

@@ -16,7 +16,6 @@ CAPTION = (
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
-
     value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
     sites = range(len(layout.sites))
     step = min(0.42, 7.0 / len(layout.sites))
