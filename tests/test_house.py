@@ -77,6 +77,13 @@ def test_a_planted_loss_is_found(tmp_path):
     assert losses_of_their_own(tmp_path) == ["another.py", "planted.py"]
 
 
+def test_one_callback_of_ours_works_at_the_end_of_a_test():
+    """The classifier itself counts what is right; whoever else has work then asks it as a question."""
+    named = {path: {f.name for f in functions(ast.parse(path.read_text()))} for path in FILES}
+    working = [path for path, names in named.items() if "on_test_epoch_end" in names]
+    assert [str(path.relative_to(PACKAGE)) for path in working] == ["callbacks/asking.py", "classifier.py"]
+
+
 def test_tables_have_one_reader():
     readers = [path for path in FILES if "csv.reader" in path.read_text() or "DictReader" in path.read_text()]
     assert [str(path.relative_to(PACKAGE)) for path in readers] == ["io/head_tables.py"]

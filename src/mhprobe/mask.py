@@ -8,14 +8,9 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run import builders
+    from mhprobe.run.questions import answer
 
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
-    trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report), report)
-    builders.test(trainer, model, data, report)
-    builders.finish(cfg, trainer, model, data, report)
+    answer(cfg, folder).complain()
 
 
 if __name__ == "__main__":

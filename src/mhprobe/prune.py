@@ -9,12 +9,13 @@ from typing import Any
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.backbones import attach
-    from mhprobe.callbacks.keep_attention import keep_attention
     from mhprobe.masking.base import LABELS
+    from mhprobe.questions.attention import keep_attention
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
     from mhprobe.run.construct import construct
+    from mhprobe.run.questions import score
     from mhprobe.surgery.pruning import Images
     from mhprobe.weights.checkpoint import gates_kept, load_weights
 
@@ -31,7 +32,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     found = pruning.run_pruning(
         settings,
         dense,
-        Images(data, device, settings["select_on"], settings["images"], cfg["seed"], builders.score(cfg)),
+        Images(data, device, settings["select_on"], settings["images"], cfg["seed"], score(cfg)),
         report,
         source,
         model.description,

@@ -44,11 +44,18 @@ def pieces(large: Tensor) -> Sequence[Tensor]:
 
 
 def from_rank_zero(find: Callable[[], T]) -> T:
-    """Return the result of rank 0 on every rank; only rank 0 works."""
+    """Return the result of rank 0 on every rank, or raise its UserError there; only rank 0 works."""
     if size() == 1:
         return find()
-    found = [find() if rank() == 0 else None]
+    found: list[T | UserError | None] = [None]
+    if rank() == 0:
+        try:
+            found = [find()]
+        except UserError as error:  # raised alone, it would leave the others waiting
+            found = [error]
     dist.broadcast_object_list(found, src=0)
+    if isinstance(found[0], UserError):
+        raise found[0]
     return found[0]  # type: ignore[return-value]
 
 

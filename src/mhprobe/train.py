@@ -8,21 +8,24 @@ from typing import Any
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run import batch_size, builders
+    from mhprobe.callbacks.asking import Asking
+    from mhprobe.run import batch_size, builders, questions
     from mhprobe.run.resume import resume
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     cfg = batch_size.settled(cfg, model, data, report)
+    answers = questions.of_run(cfg, model, data, report)
     callbacks = builders.callbacks(cfg, model, data, report)
-    trainer = builders.trainer(cfg, callbacks, report)
+    trainer = builders.trainer(cfg, [*callbacks, Asking(answers)], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
     builders.best(model, folder / "checkpoints")
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
     builders.finish(cfg, trainer, model, data, report)
+    answers.complain()
 
 
 if __name__ == "__main__":

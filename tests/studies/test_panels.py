@@ -26,6 +26,7 @@ from mhprobe.masking.base import Path
 from mhprobe.masking.parts.trace import Curve, trace
 from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.parts.places import Piece, places_of
+from mhprobe.questions.measured import measured
 from mhprobe.report import twins
 from mhprobe.report.figures import behaviours, block_coefficients, coefficients, gate_density, noise, sharpness
 from mhprobe.studies.paired import compared, corrected
@@ -43,7 +44,6 @@ from mhprobe.studies.panels.kinds_of_layers import kinds
 from mhprobe.studies.panels.landscape import direction, losses
 from mhprobe.studies.panels.maps import judged
 from mhprobe.studies.panels.masked import phases
-from mhprobe.studies.panels.measured import measured
 from mhprobe.studies.panels.noise import ring_noise
 from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
 from mhprobe.studies.panels.phase import without
@@ -182,14 +182,25 @@ def test_a_head_may_have_several_functions_and_objects_are_one_where_there_are_m
         "rarity": {"value": torch.tensor([0.3, 0.1, 0.3, 0.1]), "chance": torch.full((4,), 0.1)},
         "object_attention": {"value": torch.tensor([0.1, 0.7, 0.6, 0.59]), "chance": torch.full((4,), 0.4)},
     }
-    material = SimpleNamespace(layout=layout, columns=columns)
-    made = functions(material)["functions"]
+    made = functions(told(layout, columns))["functions"]
     rows = [dict(zip(made.table.columns, row, strict=True)) for row in made.table.rows]
     assert [row["object"] for row in rows] == [0, 1, 1, 0] and rows[0]["threshold_object"] == 1.5
     assert [row["rare"] for row in rows] == [1, 0, 1, 0] and [row["positional"] for row in rows] == [1, 0, 0, 1]
     assert_nothing_is_clipped(made.figure)
     del columns["object_attention"]
-    assert "object" not in functions(material)["functions"].table.columns
+    assert "object" not in functions(told(layout, columns))["functions"].table.columns
+
+
+def told(layout, columns, about=None):
+    """Material whose columns are known, of measures without a control."""
+    return SimpleNamespace(
+        layout=layout,
+        names=list(columns),
+        columns=columns.__getitem__,
+        control=lambda name: None,
+        about=lambda name: about,
+        slopes_of="loss",
+    )
 
 
 SAYS = {"unit": "", "larger": "", "alike": "largest", "masks": False, "about": "", "of_images": True}  # of a measure
@@ -203,11 +214,16 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
     by_relation = ("relations", "offset", "even", "relations_held_out", "relations_low", "relations_high")
     columns = dict.fromkeys(by_relation, shares)
     about = SimpleNamespace(
-        kind="per_head", also=("relations",), label="share", axes={key: names for key in columns}, **SAYS
+        kind="per_head",
+        also=("relations",),
+        label="share",
+        axes={key: names for key in columns},
+        needs=set(),
+        layout=layout,
+        **SAYS,
     )
     columns = {"value": shares[:, 0], **columns}
-    material = SimpleNamespace(layout=layout, measures={"objects": about}, columns={"objects": columns}, control={})
-    made = measured(material, kinds=["relations"])["objects_relations"]
+    made = measured(told(layout, {"objects": columns}, about), kinds=["relations"])["objects_relations"]
     assert made.figure is not None and made.table is not None and len(made.table.rows) == 4
 
 
@@ -276,14 +292,14 @@ def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pair
 
 
 def test_options_reach_the_kind_that_they_are_of(monkeypatch):
-    told = {}
-    monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: told.update({kind: options}))
+    drawn = {}
+    monkeypatch.setattr(twins, "draw", lambda kind, *_, **options: drawn.update({kind: options}))
     layout = mhprobe.attach(tiny_vit()).layout
-    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, **SAYS)
+    about = SimpleNamespace(kind="per_head", also=(), label="", axes={}, needs=set(), layout=layout, **SAYS)
     value = torch.zeros(layout.num_heads)
-    material = SimpleNamespace(columns={"m": {"value": value}}, measures={"m": about}, control={}, layout=layout)
-    measured(material, kinds=["a", "b"], options={"limits": "each"}, options_of={"b": {"pairs": [[0, 1]]}})
-    assert told == {"a": {"limits": "each"}, "b": {"limits": "each", "pairs": [[0, 1]]}}
+    asked = {"kinds": ["a", "b"], "options": {"limits": "each"}, "options_of": {"b": {"pairs": [[0, 1]]}}}
+    measured(told(layout, {"m": {"value": value}}, about), **asked)
+    assert drawn == {"a": {"limits": "each"}, "b": {"limits": "each", "pairs": [[0, 1]]}}
 
 
 def test_the_legend_of_noise_hides_no_point():

@@ -17,8 +17,8 @@ from mhprobe.errors import UserError
 from mhprobe.report.figures import style
 from mhprobe.run import builders
 from mhprobe.run.sections import CONF
-from mhprobe.studies.figures import chosen
 from mhprobe.studies.page import caption, label
+from mhprobe.studies.paper import chosen
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
 SMALL = {
@@ -284,7 +284,7 @@ def test_pruned_weights_have_figures_and_no_control(tmp_path, caplog, monkeypatc
     def pruned(*args):
         raise UserError("control: got pruned ones, which have no random twin.")
 
-    monkeypatch.setattr("mhprobe.run.builders.random_twin", pruned)
+    monkeypatch.setattr("mhprobe.run.questions.random_twin", pruned)
     with caplog.at_level("INFO"):
         mhprobe.study.run(settings("vit", "byun_kim", tmp_path, "figures=[2]", "control=random_init"), tmp_path / "run")
     assert "no control: control: got pruned ones" in caplog.text

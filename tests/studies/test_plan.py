@@ -22,7 +22,7 @@ from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.random import Random
 from mhprobe.measures.ablation_delta import AblationDelta
 from mhprobe.measures.entropy import Entropy
-from mhprobe.studies import plan
+from mhprobe.questions import plan
 from models import images_for, labels_for, tiny_vit
 
 
@@ -38,31 +38,27 @@ MEASURES = {
 }
 
 
-def figure(*measure, curves=()):
-    return {"measure": list(measure), "curves": list(curves)}
-
-
 def test_every_figure_is_drawn_in_the_first_step_after_which_it_can_be():
-    figures = {
-        "curved": figure("svcca", curves=["head_max"]),
-        "slow": figure("drop", "svcca"),
-        "slower": figure("alone", "drop"),
-        "own": figure(),
-        "quick": figure("js"),
-        "unfit": figure("no such"),
-    }
-    assert plan.steps(figures, MEASURES) == [
-        plan.Step(("svcca", "js"), ("quick", "unfit")),
-        plan.Step((), ("own",)),
-        plan.Step(("drop",), ("slow",)),
-        plan.Step(("alone",), ("slower",)),
-        plan.Step((), ("curved",), ("head_max",)),
+    curved, slow, slower, own, quick, unfit = asked = [
+        plan.Question("curved", dict, ("svcca",), ("head_max",)),
+        plan.Question("slow", dict, ("drop", "svcca")),
+        plan.Question("slower", dict, ("alone", "drop")),
+        plan.Question("own", dict),
+        plan.Question("quick", dict, ("js",)),
+        plan.Question("unfit", dict, ("no such",)),
     ]
-    assert plan.steps({"slow": figure("drop"), "own": figure()}, MEASURES) == [
-        plan.Step((), ("own",)),
-        plan.Step(("drop",), ("slow",)),
+    steps = plan.steps(asked, {**MEASURES, "no such": UserError("it is none")})
+    assert steps == [
+        plan.Step(("svcca", "js"), (quick, unfit)),
+        plan.Step((), (own,)),
+        plan.Step(("drop",), (slow,)),
+        plan.Step(("alone",), (slower,)),
+        plan.Step((), (curved,)),
     ]
-    assert plan.steps({}, MEASURES) == []
+    assert steps[-1].curves == ("head_max",)
+    slow = plan.Question("slow", dict, ("drop",))
+    assert plan.steps([slow, own], MEASURES) == [plan.Step((), (own,)), plan.Step(("drop",), (slow,))]
+    assert plan.steps([], MEASURES) == []
 
 
 def test_an_estimate_looks_at_few_images():
@@ -118,9 +114,9 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, 
         file = folder / "finished.json"
         return set(json.loads(file.read_text())) if file.exists() else set()
 
-    from mhprobe.callbacks.curve import MaskingCurve
+    from mhprobe.questions.masking import Masking
 
-    update, curves = AblationDelta.update, MaskingCurve.curves
+    update, curve = AblationDelta.update, Masking.curve
 
     def measured(self, batch):
         seen["measures that mask"] = finished()
@@ -128,9 +124,9 @@ def test_figures_are_on_disk_before_what_they_do_not_need_is_measured(tmp_path, 
 
     def masked(self, *args):
         seen.setdefault("curves", finished())
-        return curves(self, *args)
+        return curve(self, *args)
 
-    monkeypatch.setattr(MaskingCurve, "curves", masked)
+    monkeypatch.setattr(Masking, "curve", masked)
     monkeypatch.setattr(AblationDelta, "update", measured)
     wanted = "figures=[2,table_1,8,covering_map,single_heads]"
     with caplog.at_level(logging.INFO):

@@ -41,6 +41,15 @@ def stands_on(config: Any) -> dict[str, dict[str, str]]:
     return {"code": code_digests(*targets), "files": dict(sorted(files.items()))}
 
 
+@functools.cache
+def our_digest() -> str:
+    """SHA-256 of this package's code: a checkout may be edited under one version."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def is_file(text: str) -> bool:
     """Return True if the text of a configuration names an existing file."""
     try:

@@ -9,7 +9,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     from mhprobe.maps.gallery import write_maps
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
-    from mhprobe.run import builders
+    from mhprobe.run import builders, questions
     from mhprobe.run.construct import construct
 
     data = builders.data(cfg)
@@ -19,10 +19,10 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     trainer = builders.trainer(cfg, [], report)
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
     if trainer.is_global_zero:  # a few images are no work to share
-        backbone = model.backbone.to(trainer.strategy.root_device)
+        model.to(trainer.strategy.root_device)
         scores = cfg["faithfulness"]
         options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
-        write_maps(report, backbone, data, cfg["images"], kinds, **options)
+        write_maps(report, questions.material(cfg, model, data), cfg["images"], kinds, **options)
         finish_report(folder, cfg["command"], model.gates.layout, model.description)
         report.close()
         show(folder)

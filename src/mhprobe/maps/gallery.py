@@ -1,7 +1,10 @@
 """Every kind of map of some images, judged, drawn and written down: what ``python -m mhprobe.maps`` does."""
 
+from __future__ import annotations
+
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,16 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
+from mhprobe.questions.ask import Answers
+from mhprobe.questions.material import Material
+from mhprobe.questions.plan import Question
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
-from mhprobe.report.report import Report, Result, counted
+from mhprobe.report.report import Report
+from mhprobe.report.result import Result, counted
 from mhprobe.report.tables import Table
 
+Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
 UNKNOWN = "unknown"  # the label of a file
 
 
@@ -43,23 +51,29 @@ def judged(
 
 
 def write_maps(
-    report: Report,
-    model: nn.Module,
-    data: ImageData,
-    chosen: Sequence[int | str],
-    kinds: Mapping[str, MapKind],
-    **options: Any,
+    report: Report, material: Material, chosen: Sequence[int | str], kinds: Mapping[str, MapKind], **options: Any
 ) -> None:
     """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
 
     chosen: positions in the test split, or image files. options: of ``judged``.
     """
-    results, found = gallery(model, data, chosen, kinds, **options)
-    report.add_all(results)
     from safetensors.torch import save
 
+    found: dict[str, dict[str, Judged]] = {}
+    table: list[Table | None] = []
+
+    def ask(material: Material) -> dict[str, Result]:
+        results, every = gallery(material.model.backbone, material.data, chosen, kinds, keep=material.kept, **options)  # type: ignore[arg-type]
+        found.update(every)
+        table.append(results["maps"].table)
+        return results
+
+    answers = Answers([Question("maps", ask)], material, report)
+    answers.find()
+    answers.complain()
+
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
-    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(_titles(results["maps"].table))}
+    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(_titles(*table))}
     write(report.folder / "maps.safetensors", save(raw, about))
     for name, one in _whole(kinds, found).items():
         if not one.scored:
@@ -77,11 +91,13 @@ def gallery(
     chosen: Sequence[int | str],
     kinds: Mapping[str, MapKind],
     smooth: bool = False,
+    keep: Keep = lambda about, find: find(),
     **options: Any,
 ) -> tuple[dict[str, Result], dict[str, dict[str, Judged]]]:
     """The results ``maps`` and ``<kind>_<image>``, and by kind the judged maps. Arguments: as of ``write_maps``.
 
-    smooth: also the result ``maps_smooth``, the same overview without the edges of patches.
+    smooth: also the result ``maps_smooth``, the same overview without the edges of patches. keep: given what decides
+    the maps of a kind and what finds them, it may know them from before.
 
     UserError for no kind, for positions that the test split has not, and for files that are no images.
     """
@@ -110,7 +126,7 @@ def gallery(
         for image, label, best in zip(called, shown, taken, strict=True)
     ]
     for kind, make in kinds.items():
-        found = judged(model, images, labels, make, features=features, **options)
+        found = _kept(keep, model, images, labels, make, features=features, **options)
         every[kind] = found
         for name, one in found.items():
             numbers = torch.stack(one[1:], 1)[:, : len(areas)].tolist()
@@ -128,6 +144,22 @@ def gallery(
             figure=figures.draw(pictures, titles, whole, smooth=True), of=of_all, drawn="maps"
         )
     return {**results, "maps": Result(Table(columns, rows, "maps"), overview, of=of_all, drawn="maps")}, every
+
+
+def _kept(
+    keep: Keep, model: nn.Module, images: Tensor, labels: Tensor | None, kind: MapKind, **options: Any
+) -> dict[str, Judged]:
+    """The judged maps of a kind, found now or known from before. Arguments: of ``judged``."""
+
+    def find() -> dict[str, Tensor]:
+        found = judged(model, images, labels, kind, **options)
+        return {f"{field}/{name}": part for name, one in found.items() for field, part in one._asdict().items()}
+
+    pixels = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()  # a file may change under its name
+    known = None if labels is None else labels.tolist()
+    tensors = keep({"maps": type(kind), **vars(kind), "images": pixels, "labels": known, **options}, find)
+    names = dict.fromkeys(key.partition("/")[2] for key in tensors)
+    return {name: Judged(*(tensors[f"{field}/{name}"] for field in Judged._fields)) for name in names}
 
 
 def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:

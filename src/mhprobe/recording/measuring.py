@@ -37,6 +37,7 @@ def measure(
     done: Callable[[Batch], None] = lambda batch: None,
     at_gates: bool = False,
     of: Of = "loss",
+    beside: frozenset[Need] = frozenset(),
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
     """Return the columns of measures of ``model`` on these images, and the errors of measures that refused.
 
@@ -46,13 +47,14 @@ def measure(
     without it that is done on ``batches``, which flatters.
     class_names: passed on to measures. done: called after each batch, also of ``select``.
     at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
-    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``.
+    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``. beside: what is
+    recorded besides, so that numbers are to the last digit those of a pass that needs it.
 
     Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
     further, and does not hold up the others; one that needs what ``record`` refuses counts as such. What ``record``
     refuses for all of them is raised. A collective: every rank gets the same.
     """
-    refused = feed(model, measures, batches, select, class_names, done, at_gates, of)
+    refused = feed(model, measures, batches, select, class_names, done, at_gates, of, beside)
     found: dict[str, Columns] = {}
     for key, each in measures.items():
         if key in refused:
@@ -75,6 +77,7 @@ def feed(
     done: Callable[[Batch], None] = lambda batch: None,
     at_gates: bool = False,
     of: Of = "loss",
+    beside: frozenset[Need] = frozenset(),
 ) -> dict[str, UserError]:
     """Show the images to the measures, and ask none of them for its columns; why some of them looked at nothing.
 
@@ -93,7 +96,8 @@ def feed(
         each.class_names = tuple(class_names)
     choosing = {key: each for key, each in measures.items() if each.select_needs is not None}
     fills = {name: find_fill(model, name, select or batches) for name in fills_of(measures.values())}
-    refused = _feed(model, (select or batches)(), choosing, True, done, at_gates, of, fills) if choosing else {}
+    feeding = functools.partial(_feed, model, done=done, at_gates=at_gates, of=of, fills=fills, beside=beside)
+    refused = feeding((select or batches)(), choosing, True) if choosing else {}
     for key, each in choosing.items():
         if key not in refused:
             try:
@@ -101,7 +105,7 @@ def feed(
             except UserError as error:
                 refused[key] = error
     willing = {key: each for key, each in measures.items() if key not in refused}
-    return refused | _feed(model, batches(), willing, False, done, at_gates, of, fills)
+    return refused | feeding(batches(), willing, False)
 
 
 def measured(model: nn.Module, measures: Mapping[str, Measure], batches: Walk, **options: Any) -> dict[str, Columns]:
@@ -169,6 +173,7 @@ def _feed(
     at_gates: bool,
     of: Of,
     fills: Mapping[FillName, Fill | None],
+    beside: frozenset[Need],
 ) -> dict[str, UserError]:
     """Feed every batch to every measure; selecting: to its ``select``. Returns what was refused on any rank."""
     refused: dict[str | None, UserError] = {}
@@ -177,7 +182,7 @@ def _feed(
         for batch in batches:
             if not (active := {key: each for key, each in measures.items() if key not in refused}):
                 break
-            needs = needs_of(active.values(), selecting)
+            needs = needs_of(active.values(), selecting) | beside
             for piece in _pieces(batch, layout, needs):
                 look = functools.partial(_look, model, piece, of=of, fills=fills)
                 try:
@@ -187,7 +192,7 @@ def _feed(
                     active = {key: each for key, each in active.items() if key not in unfit}
                     if not unfit or not active:
                         raise
-                    heads = look(needs=(needs := needs_of(active.values(), selecting)))
+                    heads = look(needs=(needs := needs_of(active.values(), selecting) | beside))
                 heads = _at_gates(heads, gates_of(model)) if at_gates else heads
                 for key, each in active.items():
                     if key in refused:

@@ -6,7 +6,7 @@ A part that a command's configuration has no section for is left out: what a com
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,23 +21,20 @@ from torch import nn
 from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
-from mhprobe.callbacks.curve import MaskingCurve
 from mhprobe.callbacks.finite import StopAtNonFinite
 from mhprobe.callbacks.gates import GateHistory
-from mhprobe.callbacks.keep_attention import keep_attention
-from mhprobe.callbacks.probe import Probe
+from mhprobe.callbacks.history import History
 from mhprobe.callbacks.same_run import SameRun
 from mhprobe.callbacks.screen import ShowsTraining
 from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import FillName, HeadLayout
+from mhprobe.heads import HeadLayout
 from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
-from mhprobe.masking.parts.curve import CurveSpec
-from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure, fitted
+from mhprobe.questions.attention import keep_attention
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, counted
 from mhprobe.report.runs.facts import origin
@@ -48,12 +45,10 @@ from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.schema import refuse_without_classifier
 from mhprobe.run.sections import network
-from mhprobe.scoring.score import Score
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
 from mhprobe.weights.teacher import Recalled, Teacher
-from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +61,10 @@ def data(cfg: Config) -> ImageData:
     quiet()
     _refuse_missing(cfg)
     if cfg["data"].get("batch_size") != "auto":
-        return _prepared(cfg["data"], "data")
+        return prepared(cfg["data"], "data")
     if cfg["command"] != "train":
         raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg['command']} a number.")
-    return _prepared({**cfg["data"], "batch_size": 1}, "data")  # until run.batch_size has found it
+    return prepared({**cfg["data"], "batch_size": 1}, "data")  # until run.batch_size has found it
 
 
 def _refuse_missing(cfg: Config) -> None:
@@ -198,13 +193,11 @@ def callbacks(
     checkpoints = checkpoints or report.folder / "checkpoints"
     return [
         # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
-        *_probe(cfg, model, data, report),
+        *_history(cfg, model, report),
         *_extra(cfg, report),
         ShowsTraining(),
         *(_of_training(cfg, model, data, checkpoints) if "optim" in cfg else ()),
-        # at the end of the test, each with metrics and tables of its own
         *_gate_history(cfg, model, report),
-        *_masking(cfg, model, report),
     ]
 
 
@@ -242,7 +235,7 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 
 
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
-    """Test the weights as they are, with all that the callbacks do at the end of a test."""
+    """Test the weights as they are, and answer the questions of the run at the end of the test."""
     own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
     images = counted(data.sizes["test"])
     report.data, report.images = data.source.name, images._replace(words=f"{images}{own}")
@@ -294,16 +287,13 @@ def save_backbone(cfg: Config, folder: Path) -> Path:
 
 
 def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
-    """Finish the report and say where it is; then complain about measures that could not be computed."""
+    """Finish the report and say where it is."""
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
     finish_report(report.folder, cfg["command"], model.gates.layout.of("head"), model.description)
     report.close()  # dashboards take the page along
     show(report.folder)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Probe) and callback.refused:
-            raise callback.refused[0]
 
 
 def is_first() -> bool:
@@ -372,20 +362,6 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     return backbone, {"backbone": described, "class_names": names, "data": data.source.name}
 
 
-def random_twin(model: GatedClassifier, seed: int) -> RandomTwin:
-    """Return the maker of the network's control. UserError for pruned weights, which have none."""
-    return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
-
-
-def control(model: GatedClassifier, seed: int) -> RandomTwin | None:
-    """The random twin; for pruned weights, which have none, a line instead."""
-    try:
-        return random_twin(model, seed)
-    except UserError as error:
-        log.info("no control: %s", error)
-        return None
-
-
 # the callbacks
 
 
@@ -400,36 +376,16 @@ def _of_training(cfg: Config, model: GatedClassifier, data: ImageData, checkpoin
     yield SaveOnTerminate(checkpoints)
 
 
-def _gate_history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[L.Callback]:
-    if "optim" in cfg and learns_gates(model):
-        yield GateHistory(report, cfg["gates"]["keep"], cfg["gates"]["threshold"])
-
-
-def _extra(cfg: Config, report: Report) -> Iterator[L.Callback]:
-    for name, part in (cfg.get("callback") or {}).items():
-        yield explained(construct(part, f"callback.{name}"), f"callback.{name}")(report)
-
-
-def _probe(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Iterator[Probe]:
-    if "probe" not in cfg or not cfg.get("measure"):
-        return
-    built, refused = _measures(cfg, model.gates.layout)
-    settings = dict(cfg["probe"])
-    settings["control"] = random_twin(model, cfg["seed"]) if settings["control"] == "random_init" else None
-    settings["also_on"] = None if settings["also_on"] is None else _second_data(settings["also_on"], data)
-    probe = Probe(built, report, **settings)
-    probe.refused += refused
-    yield probe
-
-
-def _measures(cfg: Config, layout: HeadLayout) -> tuple[dict[str, Measure], list[UserError]]:
-    """Made before the run, so that a wrong option is found before the training, not after it."""
-    made = measures(cfg["measure"], layout, "measure")
-    refused = [each for each in made.values() if isinstance(each, UserError)]
-    if refused and "optim" in cfg:
-        raise refused[0]
-    # otherwise said at the end: the others are computed
-    return {name: each for name, each in made.items() if isinstance(each, Measure)}, refused
+def _history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[History]:
+    often = (
+        {key: cfg["probe"][key] for key in ("every_n_epochs", "every_n_steps")}
+        if "optim" in cfg and "probe" in cfg
+        else {}
+    )
+    if cfg.get("measure") and any(often.values()):
+        made = measures(cfg["measure"], model.gates.layout, "measure")
+        fit = {name: each for name, each in made.items() if isinstance(each, Measure)}
+        yield History(fit, report, **often, target=cfg["probe"]["target"])
 
 
 def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
@@ -443,69 +399,20 @@ def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure
     return built
 
 
-def _masking(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[MaskingCurve]:
-    if "masking" in cfg and cfg["masking"]["curves"]:
-        yield masking_curve(cfg["masking"], Path(cfg["cache_dir"]), model, report, score(cfg))
+def _gate_history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[L.Callback]:
+    if "optim" in cfg and learns_gates(model):
+        yield GateHistory(report, cfg["gates"]["keep"], cfg["gates"]["threshold"])
 
 
-def score(cfg: Config) -> type[Score] | None:
-    """Return the score of an image; None for the one that the data and the model allow."""
-    return construct(cfg["score"], "score").func if cfg.get("score") else None
-
-
-def curve_callbacks(
-    settings: Config | None, cache_dir: Path, model: GatedClassifier, report: Report
-) -> Callable[[Sequence[str]], MaskingCurve | None]:
-    """Makes the callback that draws the named curves, all with the same settings; None for no names.
-
-    UserError for a name that ``settings`` have no curve of.
-    """
-
-    def named(names: Sequence[str]) -> MaskingCurve | None:
-        curves = settings["curves"] if settings is not None else {}
-        if unknown := [name for name in names if name not in curves]:
-            raise UserError(f"curves: expected some of {', '.join(curves)}, got {unknown[0]}.")
-        if settings is None or not names:
-            return None
-        return masking_curve({**settings, "curves": {name: curves[name] for name in names}}, cache_dir, model, report)
-
-    return named
-
-
-def panels(figures: Config) -> dict[str, Callable[..., Any]]:
-    """By figure of a paper what draws it, for figures that name it."""
-    named = {f"paper.figures.{key}.panel": (key, part["panel"]) for key, part in figures.items() if part["panel"]}
-    return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
-
-
-def masking_curve(
-    settings: Config, cache_dir: Path, model: GatedClassifier, report: Report, score: type[Score] | None = None
-) -> MaskingCurve:
-    """The callback that draws the curves of ``settings``, which are checked before anything runs."""
-    specs = [_curve(name, part, settings["fill"]) for name, part in settings["curves"].items()]
-    for spec in specs:
-        spec.check(model.gates.layout)
-    longest = max(len(make_units(spec.units, model.gates.layout, spec.exclude_layers).names) for spec in specs)
-    if settings["step"] is not None and settings["step"] > longest:
-        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings['step']}.")
-    options = {key: settings[key] for key in ("select_on", "steps", "step")}
-    if settings["join"]:
-        options["join"] = construct(settings["join"], "masking.join")
-    return MaskingCurve(specs, report, cache_dir / "orders", score=score, **options)
-
-
-def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
-    """Build a curve from its part of the configuration. fill: of curves that name none."""
-    where = f"masking.curves.{name}"
-    order = construct(part.get("order"), f"{where}.order")
-    make: Callable[..., CurveSpec] = explained(CurveSpec, where)
-    return make(name=name, **{**part, "order": order, "fill": part["fill"] or fill})
+def _extra(cfg: Config, report: Report) -> Iterator[L.Callback]:
+    for name, part in (cfg.get("callback") or {}).items():
+        yield explained(construct(part, f"callback.{name}"), f"callback.{name}")(report)
 
 
 # data and hardware
 
 
-def _prepared(part: dict[str, Any], where: str) -> ImageData:
+def prepared(part: dict[str, Any], where: str) -> ImageData:
     for key in [key for key in ("source", "augment") if part.get(key) is not None or key == "source"]:
         refuse_plain(part.get(key), f"{where}.{key}")
     if type(seed := part.get("seed", 0)) is not int:
@@ -514,20 +421,6 @@ def _prepared(part: dict[str, Any], where: str) -> ImageData:
     made.prepare_data()
     made.setup()
     return made
-
-
-def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:
-    """The data set of ``probe.also_on``, prepared like the first."""
-    second = _prepared(part, "probe.also_on")
-    if second.class_names != first.class_names:
-        raise UserError(
-            f"probe.also_on: {second.source.name} has the classes {', '.join(second.class_names[:3])} ..., expected "
-            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
-        )
-    if second.source.name == first.source.name:
-        raise UserError(f"probe.also_on: expected another data set than data, got {second.source.name} twice.")
-    second.spec = first.spec
-    return second
 
 
 def _best_precision(accelerator: str) -> str:

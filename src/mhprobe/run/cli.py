@@ -159,10 +159,10 @@ def _stopped(command: str, number: int) -> None:
     own = sections.sections(command)
     if "ckpt_path" in own:
         next_step = "go on with ckpt_path=last"
-    elif "masking" in own:
-        next_step = "the same command goes on from the masks it has evaluated"
-    else:
+    elif "prune" in own:
         next_step = "the same command begins again"
+    else:
+        next_step = "the same command goes on behind what it has measured"
     # not print, which the signal may have interrupted
     os.write(2, f"mhprobe: {what}; {next_step}\n".encode())
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 
 def run(cfg: dict[str, Any], folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.run import builders
-    from mhprobe.studies.causal_roles import CausalRoles
+    from mhprobe.questions.plan import Question
+    from mhprobe.run.questions import answer
+    from mhprobe.studies.causal_roles import causal_roles
 
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
-    callbacks = [*builders.callbacks(cfg, model, data, report), CausalRoles(report, cfg["seed"], **cfg["causal"])]
-    trainer = builders.trainer(cfg, callbacks, report)
-    builders.test(trainer, model, data, report)
-    builders.finish(cfg, trainer, model, data, report)
+    roles = Question("causal", functools.partial(causal_roles, **cfg["causal"]))
+    answer(cfg, folder, lambda material: [roles]).complain()
 
 
 if __name__ == "__main__":

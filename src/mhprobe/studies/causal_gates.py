@@ -47,13 +47,15 @@ def causal_gates(
     lr: float = 0.2,
     threshold: float = 0.5,
     step: Callable[[], None] = lambda: None,
+    keep: Callable[[str, Callable[[], Tensor]], Tensor] = lambda fit, find: find(),
 ) -> dict[str, Tensor]:
     """Fit the gates of a frozen model three times. The model, its gates and its mode are left as they were.
 
     batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch. Under several
     processes each gets its share of every batch, which may be none, and all get the gates of one process.
     weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the one before them. lr:
-    Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step.
+    Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step. keep:
+    called with the name of a fit and what finds its logits (A,), which it may know from before.
 
     Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward, so the fits have
     not settled; closed: off before, and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start,
@@ -72,12 +74,17 @@ def causal_gates(
     factors = gates.effective()
     stream = _endless(batches)
 
-    def fit(logits: Tensor, price: float, count: int) -> Tensor:
-        return _fit(model, gates, factors, logits, itertools.islice(stream, count), price, lr, count, step)
+    def fit(name: str, begin: Tensor, price: float, count: int) -> Tensor:
+        part = itertools.islice(stream, count)
+        found = keep(name, lambda: _fit(model, gates, factors, begin, part, price, lr, count, step))
+        for _ in part:  # of a fit that was known from before: the next one takes the images behind it
+            step()
+        return found.to(begin)
 
     with inspecting(model, gradients=True), gates.fixed(factors):
-        begin = fit(torch.full_like(gates.values, BEGIN), 0.0, start_steps)
-        start, plus, minus = (x.sigmoid() for x in (begin, fit(begin, weight, steps), fit(begin, -weight, steps)))
+        begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, start_steps)
+        plus, minus = fit("plus", begin, weight, steps), fit("minus", begin, -weight, steps)
+        start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
     role = roles(plus, minus, threshold)
     role[factors == 0] = ROLES.index("closed")
     plus, minus, start = (torch.where(factors == 0, torch.nan, x) for x in (plus, minus, start))

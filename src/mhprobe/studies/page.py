@@ -6,9 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import lightning as L
+from mhprobe.io import files
+from mhprobe.questions.ask import Answers
+from mhprobe.questions.material import Material
 
-from mhprobe.data.base import ImageData
+
+def write(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
+    """Write ``figures.md`` on rank 0: the paper's figures in their order, with captions. name: of the weights."""
+    if answers.material.first:
+        reasons = {key: str(error) for key, error in answers.refused.items()}
+        shown = text(paper, answers.read(), reasons, about(name, answers.material))
+        files.write(answers.report.folder / "figures.md", shown.encode())
 
 
 def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str, str], about: str) -> str:
@@ -20,9 +28,9 @@ def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str
         if figure["elsewhere"] is not None:
             parts.append(f"Not made by this command: {figure['elsewhere']}")
         elif key in made:
-            files = made[key]["files"]
-            parts += [f"![{label(key)}]({file})" for file in files if file.endswith(".png")]
-            tables = [f"[{file}]({file})" for file in files if file.endswith(".csv")]
+            inside = made[key]["files"]
+            parts += [f"![{label(key)}]({file})" for file in inside if file.endswith(".png")]
+            tables = [f"[{file}]({file})" for file in inside if file.endswith(".csv")]
             parts += [f"Tables: {', '.join(tables)}"] if tables else []
         else:
             parts.append(f"Not made: {refused.get(key, 'it was not asked for.')}")
@@ -49,10 +57,10 @@ def _number(key: str) -> tuple[str, str]:
     return (f"{found[1].capitalize()} {found[2]}", found[3].replace("_", " ")) if found else ("", "")
 
 
-def about(name: str, model: L.LightningModule, data: ImageData) -> str:
+def about(name: str, material: Material) -> str:
     """The model, its accuracy and its images in a line. name: of the weights."""
-    results: Mapping[str, float] = model.results  # type: ignore[assignment]
+    model: Any = material.model
     return (
-        f"{name} ({model.description['backbone']['name']}), test accuracy {100 * results['test/accuracy']:.2f} % of "  # type: ignore[index]
-        f"{data.sizes['test']} images of {data.source.name}."
+        f"{name} ({model.description['backbone']['name']}), test accuracy {100 * model.results['test/accuracy']:.2f} % "
+        f"of {material.data.sizes['test']} images of {material.data.source.name}."
     )

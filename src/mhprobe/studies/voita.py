@@ -107,18 +107,21 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     A study that was stopped goes on from the checkpoints of its parts (``ckpt_path=last``); a part that has none yet
     begins.
     """
-    from mhprobe.run import builders
+    from mhprobe.callbacks.asking import Asking
+    from mhprobe.run import builders, questions
     from mhprobe.run.resume import begun, resume
     from mhprobe.studies.paired import right
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report), report)
+    answers = questions.of_run(cfg, model, data, report)
+    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), Asking(answers)], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer) if begun(cfg, folder) else None)
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
     report.close()
+    answers.complain()
     trainer.strategy.barrier()  # the other ranks read what the first has written
     keep = (cfg["gates"]["keep"], cfg["gates"]["threshold"]) if builders.learns_gates(model) else None
     return Fitted(report.metrics, right(model, data, keep))

@@ -16,11 +16,11 @@ from torch import Tensor
 from mhprobe.errors import one_of
 from mhprobe.maps.attention import received
 from mhprobe.maps.base import as_grid
+from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import attention_masks as figure
 from mhprobe.report.report import Result, counted
-from mhprobe.studies.panels.material import Material
 
 OverHeads = Literal["mean", "max"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import before_training as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def before_training(material: Material, images: int = 500) -> dict[str, Result]:
@@ -24,10 +24,12 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     network, block, pairs, min, mean, max.
     """
     layout = material.layout
-    labels = {name: each.label for name, each in material.measures.items()}
-    untrained = measured(material.untrained(), material.measures, material.walk(images))
+    measures = {name: material.about(name) for name in material.names}
+    labels = {name: each.label for name, each in measures.items()}
+    trained = {name: material.columns(name) for name in measures}
+    untrained = measured(material.untrained(), measures, material.walk(images))
     rows: list[dict[str, Any]] = []
-    for name, columns in material.columns.items():
+    for name, columns in trained.items():
         for network, values in (("trained", columns["value"]), ("untrained", untrained[name]["value"])):
             for number, site in enumerate(layout.sites):
                 found = pairs(values, layout.span(number))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import by_block as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def by_block(material: Material) -> dict[str, Result]:
@@ -13,7 +13,8 @@ def by_block(material: Material) -> dict[str, Result]:
     return {
         name: Result(
             tables.pairwise_blocks(material.layout, columns),
-            figure.draw(material.layout, columns, material.measures[name].label),
+            figure.draw(material.layout, columns, material.about(name).label),
         )
-        for name, columns in material.columns.items()
+        for name in material.names
+        for columns in [material.columns(name)]
     }

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import classes_at_steps as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.significance import holm, mcnemar
 from mhprobe.studies.panels.masked import reported
-from mhprobe.studies.panels.material import Material
 
 
 class Cells(NamedTuple):

@@ -21,12 +21,12 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.measures.js_distance import JSDistance
 from mhprobe.measures.parts.embedding import embed
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import behaviours as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.survival import labels
-from mhprobe.studies.panels.material import Material
 
 LEAST = 5  # heads that are worth cutting into clusters
 MOST = 8  # clusters
@@ -87,8 +87,8 @@ def functions_of(material: Material) -> list[str]:
     heads = material.layout.num_heads
     columns = {
         f"{name}.{column}": values.double().tolist()
-        for name, of in material.columns.items()
-        for column, values in of.items()
+        for name in material.names
+        for column, values in material.columns(name).items()
         if values.shape == (heads,)
     }
     return labels(columns, heads)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import correspondence as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def correspondence(material: Material, images: int = 500) -> dict[str, Result]:

@@ -17,11 +17,11 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.parts.places import Piece, attention, shares
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import offset_maps as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:

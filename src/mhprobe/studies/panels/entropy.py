@@ -5,11 +5,11 @@ Clark et al., 2019, arXiv 1906.04341, Figure 4.
 
 from __future__ import annotations
 
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.figures import by_depth
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def entropy(material: Material, images: int = 500) -> dict[str, Result]:
@@ -19,8 +19,9 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
     same two of the untrained network, in nats.
     """
     layout = material.layout
-    ((name, columns),) = material.columns.items()
-    found = measured(material.untrained(), {name: material.measures[name]}, material.walk(images))
+    (name,) = material.names
+    columns = material.columns(name)
+    found = measured(material.untrained(), {name: material.about(name)}, material.walk(images))
     results = {}
     shown = {"value": "value", "class_query": "class token"}
     for column, who in shown.items():

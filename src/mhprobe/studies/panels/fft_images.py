@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report.figures import fft_images as figure
 from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
-from mhprobe.studies.panels.material import Material
 
 _FLOOR = 1e-6  # Park & Kim's
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import torch
 
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import functions as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.survival import THRESHOLDS, holds
-from mhprobe.studies.panels.material import Material
 
 
 def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
@@ -25,8 +25,8 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
     layout = material.layout
     columns = {
         f"{name}.{column}": values.double().tolist()
-        for name, of in material.columns.items()
-        for column, values in of.items()
+        for name in material.names
+        for column, values in material.columns(name).items()
         if values.shape == (layout.num_heads,)
     }
     asked = {"rare": rare, "object": on_object}
@@ -34,7 +34,7 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
     shown = rules(cuts["rare"], cuts["object"])
     found = {name: torch.tensor(on) for name, on in holds(columns, layout.num_heads, cuts).items()}
     for name, measure in (("rare", "rarity"), ("object", "object_attention")):
-        if measure not in material.columns:
+        if measure not in material.names:
             del found[name], cuts[name]
     numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})

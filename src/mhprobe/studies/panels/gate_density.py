@@ -10,10 +10,10 @@ import torch
 
 from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.io.head_tables import read_column
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_density as figure
 from mhprobe.report.report import Result, Sample
-from mhprobe.studies.panels.material import Material
 
 
 def densities(

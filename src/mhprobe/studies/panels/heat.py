@@ -22,11 +22,11 @@ from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.rollout import Rollout
 from mhprobe.measures.parts.losses import outcomes
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import heat as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
-from mhprobe.studies.panels.material import Material
 
 
 def heat(material: Material, images: int = 1000, kind: MapKind | None = None) -> dict[str, Result]:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mhprobe.questions.material import Material
 from mhprobe.recording.objective import objective
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import sharpness as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
-from mhprobe.studies.panels.material import Material
 
 
 def sharpness(

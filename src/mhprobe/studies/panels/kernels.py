@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.parts.timm_models import patch_embedding
+from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report import tables
 from mhprobe.report.figures import kernels as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 class Slopes(NamedTuple):

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.gate_importance import GateImportance
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import kinds_of_layers as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.lowest import lowest
 from mhprobe.stats.significance import wilson
-from mhprobe.studies.panels.material import Material
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 

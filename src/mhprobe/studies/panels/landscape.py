@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.measures.parts.losses import outcomes
+from mhprobe.questions.material import Material
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import landscape as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
-from mhprobe.studies.panels.material import Material
 
 
 def landscape(

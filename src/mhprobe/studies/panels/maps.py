@@ -13,10 +13,10 @@ from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.maps.faithfulness import faithfulness as judge
 from mhprobe.maps.gallery import gallery
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
-from mhprobe.studies.panels.material import Material
 
 
 def overlays(

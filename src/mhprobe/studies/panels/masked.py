@@ -14,12 +14,12 @@ from torch import Tensor
 from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import groups_of_pairs
 from mhprobe.report.figures import masked_at_each_step as drawing
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.significance import holm
-from mhprobe.studies.panels.material import Material
 
 
 def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str, Result]:
@@ -52,7 +52,8 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
     site = torch.tensor([number for number, _, _ in material.layout])
     for curve in reported(material):
         groups = phases(curve)
-        for name, columns in material.columns.items():
+        for name in material.names:
+            columns = material.columns(name)
             found = likeness(columns["value"], columns.get("null"), groups, site, draws, material.seed)
             rows += [{"curve": curve.name, "measure": name, **row} for row in found]
     if not rows:
@@ -115,5 +116,5 @@ def likeness(
 
 def reported(material: Material) -> list[Curve]:
     """The curves on the split to report, those of one path: each name once."""
-    last = {curve.name: curve for curve in material.curves}
+    last = {curve.name: curve for curve in material.curves()}
     return [curve for curve in last.values() if len(curve.traces) == 1]

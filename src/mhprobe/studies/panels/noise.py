@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.batch import Batch
+from mhprobe.questions.material import Material
 from mhprobe.report.figures import noise as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
-from mhprobe.studies.panels.material import Material
 from mhprobe.studies.panels.rings import accuracies, drawn, ends, inside
 
 

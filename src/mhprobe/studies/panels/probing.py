@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 from mhprobe.studies.panels.patch_relations import RELATIONS, colours, palette, right_keys
 from mhprobe.studies.panels.relations import summary
 

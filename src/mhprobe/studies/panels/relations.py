@@ -19,12 +19,12 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.heads import HeadSite
 from mhprobe.measures.parts.places import Piece, attention, places_of
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
-from mhprobe.studies.panels.material import Material
 from mhprobe.studies.panels.patch_relations import RELATIONS, palette, right_keys
 
 

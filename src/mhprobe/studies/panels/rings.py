@@ -14,8 +14,8 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.measures.parts.losses import outcomes
+from mhprobe.questions.material import Material
 from mhprobe.stats.significance import holm, mcnemar, paired_difference, wilson
-from mhprobe.studies.panels.material import Material
 
 
 class Accuracies(NamedTuple):

@@ -22,11 +22,11 @@ from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.segmentation import SCORES, overlap, scores
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import segmentation as figure
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
 from mhprobe.stats.bootstrap import interval, resampled_means
-from mhprobe.studies.panels.material import Material
 
 CENTRE, RANDOM = "centre", "random"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import speed as figure
 from mhprobe.report.report import Result, Sample
-from mhprobe.studies.panels.material import Material
 from mhprobe.surgery.speed import BATCHES, speed_table
 
 

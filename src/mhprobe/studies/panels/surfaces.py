@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 
 from mhprobe.maps.rollout import Rollout
+from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import surfaces as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def surfaces(material: Material, image: int = 0) -> dict[str, Result]:

@@ -10,11 +10,11 @@ import functools
 from mhprobe.data.base import ImageData
 from mhprobe.data.corrupted import Corrupted
 from mhprobe.errors import UserError
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
 from mhprobe.report.comparisons import two_data_sets
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 
 
 def two_sets(material: Material, second: ImageData | None = None, severity: int = 3) -> dict[str, Result]:
@@ -33,10 +33,11 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
             f"{first.source.name}: {', '.join(first.class_names[:3])} ..."
         )
     other.spec, other.trainer = first.spec, first.trainer
-    ((name, about),) = material.measures.items()
+    (name,) = material.names
+    drop = material.columns(name)["drop"]
     walk = functools.partial(other.batches, "test", material.model.device)
-    found = measured(material.model, {name: about}, walk, class_names=other.class_names)
-    drops = {first.source.name: material.columns[name]["drop"], other.source.name: found[name]["drop"]}
+    found = measured(material.model, {name: material.about(name)}, walk, class_names=other.class_names)
+    drops = {first.source.name: drop, other.source.name: found[name]["drop"]}
     (one, x), (two, y) = drops.items()
     label = "accuracy lost (points)"
     drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})

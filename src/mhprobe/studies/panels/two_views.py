@@ -25,11 +25,11 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.parts.places import Piece, attention
+from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import relation_scores as figure
-from mhprobe.report.report import Result
-from mhprobe.studies.panels.material import Material
+from mhprobe.report.result import Result
 from mhprobe.studies.panels.relations import answers, extent, offset_words, summary, tokens_of
 
 RELATION = "the patch in the other view"

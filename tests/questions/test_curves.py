@@ -10,14 +10,16 @@ from torch import nn
 
 import mhprobe
 from curves import curve
-from mhprobe.callbacks import curve as callback_module
-from mhprobe.callbacks.curve import MaskingCurve, identity_of
 from mhprobe.data.base import InputSpec
 from mhprobe.data.batch import Batch
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts import cache
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.measures.base import Measure
+from mhprobe.questions import masking as masking_module
+from mhprobe.questions.masking import Masking
+from mhprobe.questions.material import Material
+from mhprobe.questions.subject import identity_of
 from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.score import known_scores
 from models import images_for, tiny_vit
@@ -76,15 +78,15 @@ def test_answers_to_one_score_are_not_anothers(monkeypatch, tmp_path):
     module = Classifier(tiny_vit()).eval()
     module.device, module.features_only = torch.device("cpu"), False
     data = SimpleNamespace(batches=lambda *_: iter(()), sizes={"val": 7, "test": 7})
-    trainer = SimpleNamespace(datamodule=data, is_global_zero=False)
+    material = Material(module.gates.layout, module, data, first=False)
+    material.facts = {"weights": "same"}
     outputs, labels, keys = torch.rand(7, 5), torch.zeros(7, dtype=torch.long), {}
     kinds = {**known_scores(), "halved": Halved}
     for name, kind in kinds.items():
-        monkeypatch.setattr(callback_module, "MaskCache", lambda folder, key, name=name: keys.setdefault(name, key))
-        callback = MaskingCurve([], None, tmp_path, score=kind)
-        spec = SimpleNamespace(name="curve", fill="zero", rescale=False)
+        monkeypatch.setattr(masking_module, "MaskCache", lambda folder, key, name=name: keys.setdefault(name, key))
         score = kind(outputs, labels) if kind.unmasked else kind()
-        callback._evaluator(trainer, module, "test", spec, {"weights": "same"}, None, score)
+        masking = Masking({}, tmp_path, score=kind, _scores={"test": score}, _fills={"zero": None})
+        masking._evaluator(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
     assert len(kinds) >= 6 and len(set(keys.values())) == len(kinds)
     assert keys["labels"] == cache_key(weights="same", split="test", rescale=False)  # older answers are found
 
@@ -119,7 +121,7 @@ class Noting(Measure):
 def test_a_measure_of_the_join_chooses_on_validation_images(select_on, measured):
     module = Classifier(tiny_vit()).eval()
 
-    def batches(split, device):
+    def batches(split, device, images=None):
         label = torch.full((4,), LABEL[split])
         yield Batch(images_for(module.backbone, 4), label, torch.arange(4), torch.ones(4, dtype=torch.bool))
 
@@ -130,11 +132,9 @@ def test_a_measure_of_the_join_chooses_on_validation_images(select_on, measured)
         return {"noting": made[0]}
 
     join = SimpleNamespace(measures=measures, answer=lambda curves, columns: [])
-    callback = MaskingCurve([], None, None, select_on, join=join)
-    trainer = SimpleNamespace(
-        datamodule=SimpleNamespace(batches=batches, class_names=("a", "b", "c")), is_global_zero=True
-    )
     module.device = torch.device("cpu")
-    callback.masked_heads(trainer, module, [curve("c", [0, 1], [0.9, 0.8])])
+    data = SimpleNamespace(batches=batches, class_names=("a", "b", "c"))
+    material = Material(module.gates.layout, module, data, masking=Masking({}, None, select_on, join=join))
+    material.masked_heads([curve("c", [0, 1], [0.9, 0.8])])
     assert made[0].seen == {"chosen": {LABEL["val"]}, "measured": {LABEL[measured]}}
     assert made[0].class_names == ("a", "b", "c")

@@ -13,12 +13,14 @@ import torch
 import mhprobe
 import mhprobe.probe
 import runs
-from mhprobe.callbacks.probe import Probe
+from mhprobe.callbacks.asking import Asking
+from mhprobe.callbacks.history import History
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.run import builders
+from mhprobe.run.questions import of_run
 from mhprobe.run.resume import resume
 from mhprobe.weights.checkpoint import load_checkpoint
 from models import BUILDERS, images_for, labels_for
@@ -42,7 +44,8 @@ def fitted(cfg: dict, folder: Path, *more: L.Callback):
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    callbacks = [*builders.callbacks(cfg, model, data, report), *more]
+    asking = Asking(of_run(cfg, model, data, report))
+    callbacks = [*builders.callbacks(cfg, model, data, report), asking, *more]
     trainer = builders.trainer(cfg, callbacks, report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
     return model, data
@@ -204,7 +207,7 @@ def test_a_heads_history_is_a_curve_by_steps_and_goes_on_after_a_stop(tmp_path):
     assert [row["epoch"] for row in table[::6]] == ["0", "0", "1", "1"]
     assert (tmp_path / "whole" / "figures" / "gate_importance_history.png").is_file()
     assert (tmp_path / "whole" / "tables" / "svcca_step_000004.csv").is_file()  # no value per head, so no history
-    history = load_checkpoint(tmp_path / "whole" / "checkpoints" / "last.ckpt")["callbacks"]["Probe"]["history"]
+    history = load_checkpoint(tmp_path / "whole" / "checkpoints" / "last.ckpt")["callbacks"]["History"]["history"]
     assert len(history["gate_importance"]) == 4
 
     class Stop(L.Callback):
@@ -239,6 +242,6 @@ def test_probing_along_the_way_changes_no_weight(tmp_path):
 
 
 def test_a_history_of_measures_that_are_gone_is_forgotten():
-    probe = Probe({}, report=None)
-    probe.load_state_dict({"history": {"gone": [[0, 1, [1.0]]]}, "last_step": 1})
-    assert probe.history == {} and probe.last_step == 1
+    history = History({}, report=None)
+    history.load_state_dict({"history": {"gone": [[0, 1, [1.0]]]}, "last_step": 1})
+    assert history.points == {} and history.last_step == 1

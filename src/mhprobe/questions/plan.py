@@ -1,7 +1,7 @@
-"""The order in which a study makes its figures, and about how long it will take.
+"""The order in which questions are answered, and about how long it will take.
 
-What only looks at images is measured in one pass, and its figures are drawn at once. Then come panels that look at
-images themselves, then measures that mask heads, which take long, and masking curves last.
+What only looks at images is measured in one pass, and its questions are answered at once. Then come questions that look
+at images themselves, then measures that mask heads, which take long, and masking curves last.
 Times are those of a few images, multiplied; they stand in front of the work, and nothing depends on them.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
@@ -22,6 +23,7 @@ from mhprobe.io.progress import duration
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
+from mhprobe.questions.material import Material, Panel
 from mhprobe.recording.measuring import Walk, feed
 
 SHARE = 50  # a fiftieth of the images is looked at for an estimate
@@ -29,46 +31,108 @@ FEWEST = 8  # images; of fewer, most of the time is spent on starting
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """One step of a study.
+class Question:
+    """A question: results of a run, and what they are made of.
 
-    measures: taken in one pass. figures: drawn after it. curves: masking curves that the figures draw.
+    ask: gives the results, by name. measures: those whose columns it asks for. curves: its masking curves. control:
+    whether it asks for the control of its measures. made_from: the digest of everything that decides its results, for
+    runs that go on in the same folder; "" to ask in each run.
+    """
+
+    name: str
+    ask: Panel
+    measures: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
+    control: bool = False
+    made_from: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of a run.
+
+    measures: taken in one pass. questions: answered after it.
     """
 
     measures: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
-    curves: tuple[str, ...] = ()
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def curves(self) -> tuple[str, ...]:
+        """Masking curves that the questions draw."""
+        return tuple(dict.fromkeys(name for question in self.questions for name in question.curves))
 
     def line(self, number: int, cost: str) -> str:
         """The step in the plan. cost: in words."""
         work = [f"measure {', '.join(self.measures)}"] if self.measures else []
         work += [f"masking curves {', '.join(self.curves)}"] if self.curves else []
         return f"  {number}. {'; '.join(work) or 'images that figures look at themselves'}: {cost}; then draw " + (
-            ", ".join(self.figures) or "nothing yet"
+            ", ".join(question.name for question in self.questions) or "nothing yet"
         )
 
 
-def steps(figures: Mapping[str, Mapping[str, Any]], measures: Mapping[str, Measure]) -> list[Step]:
-    """The steps that make these figures, each figure in the first step after which it has what it needs.
+def steps(questions: Sequence[Question], measures: Mapping[str, Any]) -> list[Step]:
+    """The steps that answer these questions, each in the first step after which it has what it needs.
 
-    figures: by key, with the names in ``measure`` and ``curves``. measures: by name, those that fit the model; a figure
-    that needs another one is drawn in the first step of its kind, where it is refused.
+    measures: by name; a question that needs one that does not fit the model is in the first step of its kind, where it
+    is refused.
     """
-    needed = {name: measures[name] for figure in figures.values() for name in figure["measure"] if name in measures}
-    passes = _passes(needed) or [[]]
+    fit = {name: each for name, each in measures.items() if not isinstance(each, UserError)}
+    passes = _passes({name: fit[name] for question in questions for name in question.measures if name in fit}) or [[]]
     number = {name: index for index, group in enumerate(passes) for name in group}
-    own = [key for key, figure in figures.items() if not figure["measure"] and not figure["curves"]]
-    curved = [key for key, figure in figures.items() if figure["curves"]]
-    waiting: list[list[str]] = [[] for _ in passes]
-    for key in figures:
-        if key not in own and key not in curved:
-            waiting[max((number.get(name, 0) for name in figures[key]["measure"]), default=0)].append(key)
-    measuring = [Step(tuple(group), tuple(keys)) for group, keys in zip(passes, waiting, strict=True)]
-    looking = 0 if passes[0] and _masks(needed[passes[0][0]]) else 1
-    curves = dict.fromkeys(name for key in curved for name in figures[key]["curves"])
-    planned = [*measuring[:looking], Step(figures=tuple(own)), *measuring[looking:]]
-    planned.append(Step(figures=tuple(curved), curves=tuple(curves)))
-    return [step for step in planned if step.measures or step.figures]
+    own = [question for question in questions if not question.measures and not question.curves]
+    curved = [question for question in questions if question.curves]
+    waiting: list[list[Question]] = [[] for _ in passes]
+    for question in questions:
+        if question.measures and not question.curves:
+            waiting[max((number.get(name, 0) for name in question.measures), default=0)].append(question)
+    measuring = [Step(tuple(group), tuple(of)) for group, of in zip(passes, waiting, strict=True)]
+    looking = 0 if passes[0] and _masks(fit[passes[0][0]]) else 1
+    planned = [*measuring[:looking], Step((), tuple(own)), *measuring[looking:], Step((), tuple(curved))]
+    return [step for step in planned if step.measures or step.questions]
+
+
+def lines(planned: Sequence[Step], material: Material) -> list[str]:
+    """The steps in words, with estimated minutes. A collective."""
+    data, model = material.data, material.model
+    few = {split: sample(data.sizes[split], data.eval_batch_size) for split in ("val", "test")}
+    walks = {split: material.walk(count, split) for split, count in few.items()}
+    forward = forward_seconds(model, walks["test"])
+    shown = [f"plan, with times estimated from {few['test']} of {data.sizes['test']} test images:"]
+    for number, step in enumerate(planned, 1):
+        if step.curves:
+            cost = _cost_of_curves(material, step.curves, forward)
+        elif step.measures:
+            groups = {control: material.missing(step.measures, control) for control in (False, True)}
+            times = [_seconds(material, control, group, walks) for control, group in groups.items()]
+            cost = about(*times) if any(groups.values()) else "measured before"
+        else:
+            cost = "not estimated"
+        shown.append(step.line(number, cost))
+    return shown
+
+
+def _seconds(
+    material: Material, control: bool, group: Mapping[str, Measure], walks: Mapping[str, Walk]
+) -> float | None:
+    """The time to measure what is not known, of all images; None for nothing, or where it cannot be told."""
+    if not group:
+        return None
+    model = material.twin() if control and material.twin else material.model
+    one = seconds_per_image(model, group, walks["test"], walks["val"])
+    return None if one is None else one * material.data.sizes["test"] / ranks.size()
+
+
+def _cost_of_curves(material: Material, names: Sequence[str], forward: float) -> str:
+    masking = material.masking
+    assert masking is not None
+    try:
+        specs = [masking.named(name) for name in names]
+    except UserError:  # said where the figure is refused
+        return "not estimated"
+    sizes = [material.data.sizes[split] for split in masking.splits]
+    passes = sum(forwards(spec, material.layout, masking.steps, *sizes) for spec in specs)
+    return f"about {duration(passes * forward / ranks.size())} at most, less what is known from before"
 
 
 def sample(images: int, batch_size: int) -> int:

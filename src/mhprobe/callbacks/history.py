@@ -1,0 +1,103 @@
+"""History: shows measures what the heads do along training, on the validation images."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+
+from mhprobe.data.base import ImageData
+from mhprobe.measures.base import Measure
+from mhprobe.questions.subject import look
+from mhprobe.recording.measuring import label_of
+from mhprobe.recording.objective import Of
+from mhprobe.report.comparisons import Point, history
+from mhprobe.report.measured import of_measure
+from mhprobe.report.report import Report
+from mhprobe.report.result import counted
+
+log = logging.getLogger(__name__)
+
+
+class History(L.Callback):
+    """Probes the validation images before training and along it.
+
+    every_n_epochs, every_n_steps: so often. target: what slopes are taken of, as for ``record``; None for the loss. A
+    measure that refuses is left out from then on, with a warning.
+    """
+
+    def __init__(
+        self,
+        measures: Mapping[str, Measure],
+        report: Report,
+        every_n_epochs: int | None = None,
+        every_n_steps: int | None = None,
+        target: Of | None = None,
+    ) -> None:
+        self.measures, self.report = dict(measures), report
+        self.every_n_epochs, self.every_n_steps = every_n_epochs, every_n_steps
+        self.target: Of = target or "loss"
+        self.points: dict[str, list[Point]] = {}
+        self.last_step = -1
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._point(trainer, pl_module, "_start", "before the first step")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        # with accumulated gradients several batches end in the same step
+        if self.every_n_steps and step % self.every_n_steps == 0 and step > self.last_step:
+            self._point(trainer, pl_module, f"_step_{step:06d}", f"step {step}")
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if due and not trainer.sanity_checking and trainer.state.fn == "fit" and trainer.global_step > self.last_step:
+            epoch = trainer.current_epoch
+            self._point(trainer, pl_module, f"_epoch_{epoch:03d}", f"epoch {epoch}")
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Not on_train_end: that is not for a run that goes on from its very last step."""
+        if trainer.is_global_zero:
+            for name in self.points:
+                self._write_history(trainer, name, drawn=True)
+
+    def _point(self, trainer: L.Trainer, module: L.LightningModule, suffix: str, during: str) -> None:
+        """A head's history gets a point; what is no value per head gets a table and figure of its own."""
+        data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
+        self.last_step = trainer.global_step
+        found, refused = look(module, self.measures, data, "val", of=self.target, show=trainer.is_global_zero)
+        for name, error in refused.items():
+            del self.measures[name]
+            if trainer.is_global_zero:
+                log.warning("%s along training: left out. %s", name, error)
+        for name, columns in found.items():
+            if self.measures[name].kind == "per_head":
+                point = Point(trainer.current_epoch, trainer.global_step, columns["value"].tolist())
+                self.points.setdefault(name, []).append(point)
+                if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
+                    self._write_history(trainer, name, drawn=False)
+            elif trainer.is_global_zero:
+                about, of = self.measures[name], counted(data.sizes["val"], "validation")
+                label = label_of(about, self.target)
+                results = of_measure(name, about, about.layout, columns, None, label, suffix, during)
+                self.report.add_all({key: each._replace(of=each.of or of) for key, each in results.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        points = {name: [list(point) for point in points] for name, points in self.points.items()}
+        return {"history": points, "last_step": self.last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        known = {name: points for name, points in state_dict["history"].items() if name in self.measures}
+        self.points = {name: [Point(*point) for point in points] for name, points in known.items()}
+        self.last_step = state_dict["last_step"]
+
+    def _write_history(self, trainer: L.Trainer, name: str, drawn: bool) -> None:
+        about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
+        found = history(self.report.layout, about.label, self.points[name], drawn)
+        of = counted(data.sizes["val"], "validation")
+        self.report.add(f"{name}_history", found._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))

@@ -1,0 +1,1 @@
+"""Questions that are asked of a model and its images, and one driver that answers them."""

@@ -1,0 +1,99 @@
+"""One way from questions to a report: each is asked as soon as what it needs is measured, and written at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mhprobe import ranks
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+from mhprobe.io.progress import announce
+from mhprobe.questions import plan
+from mhprobe.questions.material import Material
+from mhprobe.questions.plan import Question
+from mhprobe.report.report import Report
+from mhprobe.report.result import Result
+
+log = logging.getLogger(__name__)
+
+FINISHED = "finished.json"  # question -> what it was made from, and its files
+
+
+class Answers:
+    """The questions of a run, and what became of them.
+
+    estimate: whether a plan with times is shown first. refused: by question, why it has no answer; no question holds up
+    the others.
+    """
+
+    def __init__(
+        self, questions: Sequence[Question], material: Material, report: Report, estimate: bool = False
+    ) -> None:
+        self.questions, self.material, self.report, self.estimate = list(questions), material, report, estimate
+        self.refused: dict[str, UserError] = {}
+
+    def find(self) -> None:
+        """Answer all questions; the model is where it is to be measured. A collective."""
+        done = ranks.from_rank_zero(self.read)
+        pending = [question for question in self.questions if not _is_done(question, done)]
+        for question in [question for question in self.questions if question not in pending]:
+            self._say(f"{question.name}: there already")
+        steps = plan.steps(pending, self.material.measures)
+        shown = {name for question in pending if question.control for name in question.measures}
+        passes = [step.measures for step in steps]
+        self.material.passes = {False: passes, True: [[n for n in group if n in shown] for group in passes]}
+        if self.estimate and steps:
+            lines = plan.lines(steps, self.material)
+            if self.material.first:
+                announce(lines)
+        for question in [question for step in steps for question in step.questions]:
+            self._ask(question)
+
+    def _ask(self, question: Question) -> None:
+        material = replace(self.material, names=question.measures, curve_names=question.curves)
+        try:
+            results = ranks.together(lambda: question.ask(material))
+        except ranks.LeftAlone:
+            raise
+        except UserError as error:
+            self.refused[question.name] = error
+            self._say(f"{question.name}: not made. {error}")
+            return
+        # a rank that cannot write ends the run on all of them
+        ranks.together(lambda: self._write(question, results))
+        self._say(f"{question.name}: done")
+
+    def _write(self, question: Question, results: Mapping[str, Result]) -> None:
+        if not self.material.first:
+            return
+        files = [path for path in self.report.add_all(results) if path.parent != self.report.folder]
+        if question.made_from:
+            inside = [str(path.relative_to(self.report.folder)) for path in files]
+            done = {**self.read(), question.name: {"made_from": question.made_from, "files": inside}}
+            write(self.report.folder / FINISHED, (json.dumps(done, indent=2) + "\n").encode())
+
+    def complain(self) -> None:
+        """UserError for the first question that has no answer."""
+        for error in self.refused.values():
+            raise error
+
+    def read(self) -> dict[str, Any]:
+        """Read finished.json on this rank: by question what it was made from, and its files."""
+        file = self.report.folder / FINISHED
+        try:
+            return json.loads(file.read_text()) if file.exists() else {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} is damaged. Remove it: its figures are then made again.") from error
+
+    def _say(self, line: str) -> None:
+        if self.material.first:
+            log.info("%s", line)
+
+
+def _is_done(question: Question, done: Mapping[str, Any]) -> bool:
+    entry = done.get(question.name)
+    return entry is not None and bool(question.made_from) and entry["made_from"] == question.made_from

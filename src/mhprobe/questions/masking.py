@@ -1,0 +1,166 @@
+"""Masking curves: how accuracy falls as heads are switched off, in the orders that the configuration names.
+
+Orders that look at scores are searched on the validation images and reported on the test images (``select_on="test"``
+reproduces papers that did not separate them). Answers about masks are kept in ``cache``, under a key of weights, data
+and split. Curves and the jobs of a sweep share them, and a run that was killed finds its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from mhprobe import ranks
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.gates.fill import Fill
+from mhprobe.io.progress import stage
+from mhprobe.masking.base import Evaluate
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
+from mhprobe.masking.parts.curve import CurveSpec, masking_curve
+from mhprobe.masking.parts.limits import Cost
+from mhprobe.masking.parts.trace import Curve
+from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert
+from mhprobe.questions.subject import Subject
+from mhprobe.recording.fills import find_fill
+from mhprobe.recording.measuring import measure
+from mhprobe.report.runs.run import measured_on
+from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.score import Score, looked, score_for
+
+log = logging.getLogger(__name__)
+
+SPLITS = {"validation": "val", "test": "test"}
+
+
+@dataclass
+class Masking:
+    """Descriptions of masking curves, and what they have in common.
+
+    specs: by name; for one that does not fit the model, why. cache: the folder of scores. select_on: the split that
+    greedy orders are chosen on. steps: the longest curve, None for all heads. step: only this point of every curve (for
+    sweeps). join: says of the heads that could go whether they are redundant or inert; None to leave that out. score:
+    what is right and what is lost; None for the labels, or what the model and the data allow without.
+    """
+
+    specs: Mapping[str, CurveSpec | UserError]
+    cache: Path
+    select_on: str = "validation"
+    steps: int | None = None
+    step: int | None = None
+    join: RedundantOrInert | None = None
+    score: type[Score] | None = None
+    _scores: dict[str, Score] = field(default_factory=dict)
+    _fills: dict[str, Fill | None] = field(default_factory=dict)
+    _shares: dict[str, Cost] | None = None
+
+    @property
+    def splits(self) -> tuple[str, str]:
+        """Names of the data's splits that paths are chosen on, and reported on."""
+        return SPLITS[self.select_on], "test"
+
+    def named(self, name: str) -> CurveSpec:
+        """The description of a curve. UserError for one that is not there, or does not fit the model."""
+        if name not in self.specs:
+            raise UserError(f"curves: expected some of {', '.join(self.specs)}, got {name}.")
+        found = self.specs[name]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def curve(self, subject: Subject, name: str) -> list[Curve]:
+        """One curve as numbers, on each split, the same on every rank. A collective."""
+        spec = self.named(name)
+        if subject.first:
+            stage(f"masking curve {list(self.specs).index(name) + 1} of {len(self.specs)}: {name}")
+            if make_units(spec.units, subject.layout, spec.exclude_layers).per_stage:
+                log.info("%s: stages differ in their heads, so units=%s goes stage by stage", name, spec.units)
+        splits = (self.select_on, "test")
+        costs = self._costs(subject)
+        select, report = (self._evaluator(subject, split, spec) for split in splits)
+        on = measured_on(spec.order) or self.select_on
+        chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": subject.data.images_of(SPLITS[on])}
+        path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
+        try:
+            return masking_curve(subject.layout, spec, select, report, costs=costs, **path, **chosen)
+        except UserError as error:
+            where = f"masking.curves.{name}"
+            raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error
+
+    def masked_heads(self, subject: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
+        """Measure the heads that the searched curves mask, on the images that the paths were chosen on.
+
+        What a measure chooses first (Interaction its pairs) it chooses on validation images, as everywhere.
+        """
+        whole = [c for c in curves if c.split == "test" and c.chosen_on is not None and len(c.step) > 1]
+        if self.join is None or not whole:
+            return []
+        walk, select = (subject.walk(split=split) for split in (SPLITS[self.select_on], "val"))
+        makers = self.join.measures(subject.layout)
+        columns, refused = measure(subject.model, makers, walk, select, subject.data.class_names)
+        if subject.first:
+            for name, error in refused.items():
+                log.warning("maskable_heads without %s: %s", name, error)
+        return self.join.answer(whole, columns)
+
+    def _evaluator(self, subject: Subject, split: str, spec: CurveSpec) -> Evaluate:
+        model: Any = subject.model
+        score, fill = self._score(subject, split), self._fill(subject, spec.fill)
+        beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
+        if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
+            beside["score"] = [score.scored.name, describe(type(score))]
+        name, batches = SPLITS[split], _walk(subject, split)
+        return evaluator(
+            model,
+            batches,
+            subject.data.sizes[name],
+            label=f"{spec.name} on {split}",
+            show=subject.first,
+            pick=batches,
+            rescale=spec.rescale,
+            cache=MaskCache(self.cache, cache_key(**subject.identity, split=name, rescale=spec.rescale, **beside)),
+            fill=fill,
+            score=score,
+            of="norm" if model.features_only else "loss",
+        )
+
+    def _score(self, subject: Subject, split: str) -> Score:
+        """The score on a split."""
+        if split not in self._scores:
+            model, data = cast(Any, subject.model), subject.data
+            kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
+            self._scores[split] = looked(kind, model, _walk(subject, split), data.sizes[SPLITS[split]])
+        return self._scores[split]
+
+    def _fill(self, subject: Subject, name: Any) -> Fill | None:
+        """Fill of the places of masked heads, found on the images that paths are chosen on."""
+        if name not in self._fills:
+            self._fills[name] = find_fill(subject.model, name, _walk(subject, self.select_on))
+        return self._fills[name]
+
+    def _costs(self, subject: Subject) -> dict[str, Cost]:
+        """Costs that masks leave of the dense model's FLOPs, parameters and time, for the targets that ask."""
+        from mhprobe.surgery.costs import costs, head_shares
+
+        if self._shares is None:
+            specs = [spec for spec in self.specs.values() if isinstance(spec, CurveSpec)]
+            units = {unit for spec in specs for unit in spec.target or {}} & {"flops", "params", "latency"}
+            self._shares = {}
+            if units:
+                images = next(iter(subject.walk(split="val")())).images
+                shares = head_shares(cast(nn.Module, subject.model.backbone), subject.layout, images, units)
+                # times differ from process to process, and all have to stop at the same step
+                self._shares = costs(ranks.from_rank_zero(lambda: shares))
+        return self._shares
+
+
+def _walk(subject: Subject, split: str) -> Callable[..., Iterator[Batch]]:
+    return functools.partial(subject.data.batches, SPLITS[split], subject.model.device)

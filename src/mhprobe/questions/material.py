@@ -1,0 +1,228 @@
+"""Material of questions: a model, its images, and what is measured of them: columns, their control, masking curves.
+
+Columns are measured when first asked for, with all others that the same recorded pass gives, and kept on disk under the
+digest of everything that decides them. A run that was killed goes on behind the last pass that it finished, and whoever
+asks the same of the same model and images gets the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mhprobe import ranks
+from mhprobe.backbones import gives_features
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.heads import Need
+from mhprobe.io.code import our_digest, stands_on
+from mhprobe.masking.parts.cache import cache_key, describe
+from mhprobe.masking.parts.trace import Curve
+from mhprobe.masking.redundant_or_inert import MaskedHead
+from mhprobe.measures.base import Measure
+from mhprobe.questions import stored
+from mhprobe.questions.masking import Masking
+from mhprobe.questions.subject import Subject, look
+from mhprobe.recording.measuring import Columns
+from mhprobe.recording.objective import Of
+
+log = logging.getLogger(__name__)
+
+CONTROL = "random initialisation"
+
+
+@dataclass
+class Known:
+    """Everything that was measured of one model on one data set.
+
+    columns, refused: by a measure's name and whether it is of the control. curves: by name.
+    """
+
+    columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
+    refused: dict[tuple[str, bool], UserError] = field(default_factory=dict)
+    curves: dict[str, list[Curve]] = field(default_factory=dict)
+
+
+@dataclass
+class Material(Subject):
+    """A model, its images, and what is measured of them.
+
+    measures: by name; for one that does not fit the model, why. options: what made each measure, in plain values.
+    masking: how masking curves are drawn; None for none. twin: makes the control, a freshly initialised network with
+    gates; None for no control. target: what slopes are taken of; None for the loss, of features their norm.
+    store: the folder of kept columns; None to keep none. names: the measures that the present question asks for;
+    curve_names: its masking curves. passes: measures that look at images together, of the network (False) and of its
+    control (True).
+    """
+
+    measures: Mapping[str, Measure | UserError] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    masking: Masking | None = None
+    twin: Callable[[], nn.Module] | None = None
+    target: Of | None = None
+    store: Path | None = None
+    names: Sequence[str] = ()
+    curve_names: Sequence[str] = ()
+    passes: Mapping[bool, Iterable[Sequence[str]]] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
+
+    # what is measured
+
+    def columns(self, name: str) -> Columns:
+        """Columns of a measure, by name, "value" first; the same on every rank. A collective.
+
+        UserError for a measure that does not fit the model or these images.
+        """
+        return self._columns(name, control=False)
+
+    def control(self, name: str) -> Columns | None:
+        """Columns of a measure of a freshly initialised network; None where there is no control. A collective."""
+        try:
+            return None if self.twin is None else self._columns(name, control=True)
+        except UserError as error:
+            if self.first:
+                log.warning("%s: no control. %s", name, error)
+            return None
+
+    def try_columns(self, name: str) -> Columns | None:
+        """Columns of a measure; None for one that could not be measured, which its own question says. A collective."""
+        try:
+            return self.columns(name)
+        except UserError:
+            return None
+
+    def missing(self, names: Sequence[str], control: bool) -> dict[str, Measure]:
+        """Measures of a pass that are wanted of the network, or of its control, and not known. A collective."""
+        passes = {name for group in self.passes.get(control, ()) for name in group}
+        group = {name: each for name in names if isinstance(each := self.measures[name], Measure) and name in passes}
+        kept = {} if control and self.twin is None else self._stored(group, control)
+        return {} if control and self.twin is None else {n: each for n, each in group.items() if n not in kept}
+
+    def curves(self, *names: str) -> list[Curve]:
+        """Masking curves by their names, those of the question by default, on each split. A collective.
+
+        UserError for a curve that is not there, or not possible.
+        """
+        for name in names or self.curve_names:
+            if name not in self.known.curves:
+                self.known.curves[name] = self._masking.curve(self, name)
+        return [curve for name in names or self.curve_names for curve in self.known.curves[name]]
+
+    def masked_heads(self, curves: Sequence[Curve]) -> list[MaskedHead]:
+        """Heads that the searched curves mask, each redundant or inert; none where that was not asked. A collective."""
+        return self._masking.masked_heads(self, curves)
+
+    def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Other numbers that take long, kept as columns are: the same on every rank. A collective.
+
+        about: what is asked of the model and its images. find: finds the answer where it is not known. What ``about``
+        holds has to have a name that stands for it (``masking.cache.describe``): else nothing is kept.
+        """
+        try:
+            asked = describe(about)
+        except ValueError:
+            return find()
+        if self.store is None:
+            return find()
+        key, folder = self._key({"about": asked}), self.store
+        found = ranks.from_rank_zero(lambda: stored.read(folder, key))
+        if found is not None:
+            return found.columns
+        answer = find()
+        if self.first:
+            stored.write(folder, key, answer)
+        return answer
+
+    def about(self, name: str) -> Measure:
+        """The measure of this name. UserError for one that does not fit the model."""
+        found = self.measures[name]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    @property
+    def slopes_of(self) -> Of:
+        """The quantity that slopes are taken of."""
+        return self.target or ("norm" if gives_features(self.model) else "loss")
+
+    # variants of it
+
+    def on(self, data: ImageData) -> Material:
+        """The same model and measures on other images, of which nothing is known yet."""
+        return replace(self, data=data, twin=None, known=Known(), facts={})
+
+    # how it is measured
+
+    @property
+    def _masking(self) -> Masking:
+        if self.masking is None:
+            raise UserError("curves: none are described, expected some masking curves.")
+        return self.masking
+
+    def _columns(self, name: str, control: bool) -> Columns:
+        which = name, control
+        if which not in self.known.columns and which not in self.known.refused:
+            passes = (list(group) for group in self.passes.get(control, ()) if name in group)
+            self._take(next(passes, [name]), control)
+        if which in self.known.refused:
+            raise self.known.refused[which]
+        return self.known.columns[which]
+
+    def _take(self, names: Sequence[str], control: bool) -> None:
+        """Measure what is not known of one pass, and keep it."""
+        unfit = {name: each for name in names if isinstance(each := self.measures[name], UserError)}
+        group = {name: self.about(name) for name in names if name not in unfit}
+        kept = self._stored(group, control)
+        missing = {name: each for name, each in group.items() if name not in kept}
+        if kept and self.first:
+            log.info("measured before: %s%s", ", ".join(kept), f" ({CONTROL})" if control else "")
+        columns, refused = self._measure(missing, control) if missing else ({}, {})
+        self.known.columns.update({(name, control): values for name, values in {**kept, **columns}.items()})
+        self.known.refused.update({(name, control): error for name, error in {**unfit, **refused}.items()})
+
+    def _measure(
+        self, group: Mapping[str, Measure], control: bool
+    ) -> tuple[Mapping[str, Columns], Mapping[str, UserError]]:
+        try:
+            model = self.twin() if control and self.twin else self.model
+            label = f"{CONTROL}, " if control else ""
+            seen = [self.about(known).needs for known, of in self.known.columns if of == control]
+            # a model that shows its attention computes it in another order: so do the passes behind it
+            beside: frozenset[Need] = frozenset({"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ())
+            columns, refused = look(model, group, self.data, "test", label, self.slopes_of, self.first, beside)
+        except UserError as error:  # what the record refuses, it refuses for all of them
+            return {}, dict.fromkeys(group, error)
+        if self.first and self.store is not None:
+            for name, values in columns.items():
+                stored.write(self.store, self._key_of(name, control), values, group[name].axes)
+        return columns, refused
+
+    def _stored(self, group: Mapping[str, Measure], control: bool) -> dict[str, Columns]:
+        """Columns that this or an earlier run measured of the same."""
+        folder = self.store
+        if folder is None:
+            return {}
+        keys = {name: self._key_of(name, control) for name in group}
+        found = ranks.from_rank_zero(lambda: {name: stored.read(folder, key) for name, key in keys.items()})
+        for name, result in found.items():
+            if result is not None:
+                group[name].axes = result.axes
+        return {name: result.columns for name, result in found.items() if result is not None}
+
+    def _key_of(self, name: str, control: bool) -> str:
+        part = self.options.get(name)
+        more = {"control": self.seed} if control else {}
+        return self._key({"measure": part, "stands_on": stands_on(part), "of": self.slopes_of, **more})
+
+    def _key(self, question: Mapping[str, Any]) -> str:
+        """The digest of everything that decides an answer: numbers differ in their last digits between devices."""
+        return cache_key(**self.identity, source=our_digest(), device=self.model.device.type, **question)
+
+
+Panel = Callable[[Material], Mapping[str, Any]]
+"""Results by name. A collective: every rank calls it; only rank 0 writes what it gives."""

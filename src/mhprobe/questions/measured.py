@@ -1,0 +1,107 @@
+"""Questions about measures: their tables and figures with the control inside, and how measures agree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from mhprobe.data.base import ImageData
+from mhprobe.heads import Ablation, Patching
+from mhprobe.measures.base import Measure
+from mhprobe.questions.material import Material
+from mhprobe.recording.cost import forward_equivalents
+from mhprobe.recording.measuring import label_of, needs_of
+from mhprobe.report.comparisons import agreement_of, two_data_sets
+from mhprobe.report.measured import of_measure
+from mhprobe.report.result import Result, Sample
+
+log = logging.getLogger(__name__)
+
+
+def measured(
+    material: Material,
+    kinds: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    kinds_of: Mapping[str, Sequence[str]] | None = None,
+    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Result]:
+    """Per measure its tables, and a figure per kind, with the freshly initialised network inside where it was measured.
+
+    kinds: files of report/figures; none for the measure's own, of which the first has the measure's name.
+    kinds_of: by measure, where measures of one figure are drawn in different ways. options: passed on to the figures,
+    e.g. limits=each. options_of: the same by kind.
+    """
+    results: dict[str, Result] = {}
+    for name in material.names:
+        about = material.about(name)
+        drawn = (kinds_of or {}).get(name, ()) or kinds
+        shown = drawn or (about.kind, *about.also)
+        results |= of_measure(
+            name,
+            about,
+            about.layout,
+            material.columns(name),
+            material.control(name),
+            label_of(about, material.slopes_of),
+            drawn={f"_{kind}": kind for kind in drawn} or None,
+            options={kind: {**(options or {}), **(options_of or {}).get(kind, {})} for kind in shown},
+        )
+    return results
+
+
+def agreement(material: Material, top_k: int) -> dict[str, Result]:
+    """Every two per-head measures compared over heads, and the same of the control.
+
+    top_k: how many of each measure's best heads are compared with every other's.
+    """
+    values = per_head(material)
+    controls = {name: material.control(name) for name in values}
+    beside = {name: columns["value"] for name, columns in controls.items() if columns is not None}
+    return {"agreement": agreement_of(values, beside, top_k)}
+
+
+def on_another_data_set(material: Material, data: ImageData) -> dict[str, Result]:
+    """The same measures on the test images of a second data set, and how the two correlate over heads.
+
+    data: prepared, with the same classes.
+    """
+    data.trainer = material.data.trainer  # it shards by rank
+    other, first, second = material.on(data), material.data.source.name, data.source.name
+    of = Sample(data.sizes["test"], "test", f"measured on {second}")
+    results: dict[str, Result] = {}
+    for name in material.names:
+        about = material.about(name)
+        label = label_of(about, material.slopes_of)
+        for key, each in of_measure(name, about, about.layout, other.columns(name), None, label, f"_{second}").items():
+            results[key] = each._replace(of=each.of or of)
+    values, again = per_head(material), per_head(other)
+    results[f"{second}_against_{first}"] = two_data_sets(material.layout, first, second, values, again)
+    return results
+
+
+def cost(material: Material, names: Sequence[str]) -> dict[str, Result]:
+    """Operations that the named measures need per image, in forward passes, and those with heads masked or patched."""
+    measures = [each for name in names if isinstance(each := material.measures[name], Measure)]
+    batch, of = next(iter(material.walk()())), material.slopes_of
+    needs = needs_of(measures)
+    passes = {need for need in needs if not isinstance(need, Ablation | Patching)}
+    shared = forward_equivalents(material.model, batch, passes, of)
+    metrics = {"probe/forward_equivalents": shared}
+    if passes != needs:
+        masked = forward_equivalents(material.model, batch, needs, of) - shared
+        metrics["probe/forward_equivalents_ablation"] = masked
+    log.debug("%s", ", ".join(f"{name} {value:.1f}" for name, value in metrics.items()))
+    return {"cost": Result(metrics=metrics, label="forward passes per image", of=Sample())}
+
+
+def per_head(material: Material) -> dict[str, Tensor]:
+    """(A,) values of the per-head measures of the question, by name; of those that could be measured."""
+    ranked = [name for name in material.names if isinstance(material.measures[name], Measure)]
+    return {
+        name: columns["value"][: material.layout.of("head").num_heads]
+        for name in ranked
+        if material.about(name).kind == "per_head" and (columns := material.try_columns(name)) is not None
+    }

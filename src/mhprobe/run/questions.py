@@ -1,0 +1,184 @@
+"""The questions of a run, made from the checked configuration, and the one way to answer them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+
+from mhprobe.callbacks.asking import Asking
+from mhprobe.classifier import GatedClassifier
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.heads import FillName
+from mhprobe.masking.parts.curve import CurveSpec
+from mhprobe.masking.parts.units import make_units
+from mhprobe.questions.ask import Answers
+from mhprobe.questions.curves import masking_curves
+from mhprobe.questions.gates import learned_gates
+from mhprobe.questions.masking import Masking
+from mhprobe.questions.material import Material
+from mhprobe.questions.measured import agreement, cost, measured, on_another_data_set
+from mhprobe.questions.plan import Question
+from mhprobe.report.report import Report
+from mhprobe.run import builders
+from mhprobe.run.builders import Config
+from mhprobe.run.construct import construct, explained
+from mhprobe.scoring.score import Score
+from mhprobe.weights.twin import RandomTwin
+
+log = logging.getLogger(__name__)
+
+Asks = Callable[[Material], Sequence[Question]]
+
+
+def answer(cfg: Config, folder: Path, more: Asks = lambda material: (), estimate: bool = False) -> Answers:
+    """Test the weights as they are and answer the questions of the configuration.
+
+    more: further questions. estimate: whether a plan with times is shown first.
+    """
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)
+    report = builders.report(cfg, folder, model.gates.layout)
+    answers = of_run(cfg, model, data, report, more, estimate)
+    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), Asking(answers)], report)
+    builders.test(trainer, model, data, report)
+    builders.finish(cfg, trainer, model, data, report)
+    return answers
+
+
+def of_run(
+    cfg: Config,
+    model: GatedClassifier,
+    data: ImageData,
+    report: Report,
+    more: Asks = lambda material: (),
+    estimate: bool = False,
+) -> Answers:
+    """Return the questions that the configuration has sections for, and further ones, to be answered."""
+    made = material(cfg, model, data)
+    return Answers([*_usual(cfg, made), *more(made)], made, report, estimate)
+
+
+def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
+    """The model and its images, with the measures and the masking curves of the run, or of its paper."""
+    paper = cfg.get("paper")
+    section, where = (paper, "paper.measure") if paper else (cfg, "measure")
+    parts = (section.get("measure") or {}) if paper or "probe" in cfg else {}
+    built = builders.measures(parts, model.gates.layout, where)
+    if "optim" in cfg:  # found before the training, not after it
+        for each in built.values():
+            if isinstance(each, UserError):
+                raise each
+    probe = cfg.get("probe") or {}
+    curves, control = section.get("masking"), bool(parts) and (cfg if paper else probe).get("control")
+    return Material(
+        model.gates.layout,
+        model,
+        data,
+        measures=built,
+        options=parts,
+        masking=_masking(cfg, curves, model) if curves and curves["curves"] else None,
+        twin=_control(model, cfg["seed"], wanted=not paper) if control else None,
+        target=probe.get("target"),
+        seed=cfg["seed"],
+        first=builders.is_first(),
+        store=Path(cfg["cache_dir"]).expanduser() / "measured",
+    )
+
+
+def _usual(cfg: Config, material: Material) -> list[Question]:
+    """The questions of probe, mask and train: each measure, what measures say together, gates, masking curves."""
+    if cfg.get("paper"):
+        return []
+    names, asked = tuple(material.measures), []
+    if names:
+        control = material.twin is not None
+        asked += [Question("cost", functools.partial(cost, names=names))]
+        asked += [Question(name, measured, (name,), control=control) for name in names]
+        if (top_k := cfg["probe"]["top_k"]) is not None:
+            asked.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
+        if (also_on := cfg["probe"]["also_on"]) is not None:
+            second = functools.partial(on_another_data_set, data=_second_data(also_on, material.data))
+            asked.append(Question("second data set", second, names))
+    if "optim" in cfg and builders.learns_gates(cast(Any, material.model)):
+        rule = {key: cfg["gates"][key] for key in ("keep", "threshold")}
+        asked.append(Question("gates", functools.partial(learned_gates, **rule)))
+    if material.masking is not None:
+        asked.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
+    return asked
+
+
+def random_twin(model: GatedClassifier, seed: int) -> RandomTwin:
+    """Return the maker of the network's control. UserError for pruned weights, which have none."""
+    return RandomTwin(cast(nn.Module, model.backbone), model.gates.layout, model.description, seed)
+
+
+def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | None:
+    """The random twin; for pruned weights, which have none, a line instead, or the UserError if it was asked for."""
+    try:
+        return random_twin(model, seed)
+    except UserError as error:
+        if wanted:
+            raise
+        log.info("no control: %s", error)
+        return None
+
+
+def score(cfg: Config) -> type[Score] | None:
+    """Return the score of an image; None for the one that the data and the model allow."""
+    return construct(cfg["score"], "score").func if cfg.get("score") else None
+
+
+def panels(figures: Config) -> dict[str, Callable[..., Any]]:
+    """By figure of a paper what draws it, for figures that name it."""
+    named = {f"paper.figures.{key}.panel": (key, part["panel"]) for key, part in figures.items() if part["panel"]}
+    return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
+
+
+def _masking(cfg: Config, settings: Config, model: GatedClassifier) -> Masking:
+    """The masking curves of ``settings``, checked before anything runs; of a paper, each when its figure is made."""
+    layout = model.gates.layout
+    specs: dict[str, CurveSpec | UserError] = {}
+    for name, part in settings["curves"].items():
+        try:
+            spec = _curve(name, part, settings["fill"])
+            spec.check(layout)
+            specs[name] = spec
+        except UserError as error:
+            if not cfg.get("paper"):
+                raise
+            specs[name] = error
+    fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
+    longest = max((len(make_units(spec.units, layout, spec.exclude_layers).names) for spec in fit), default=0)
+    if settings["step"] is not None and settings["step"] > longest:
+        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings['step']}.")
+    options = {key: settings[key] for key in ("select_on", "steps", "step")}
+    join = construct(settings["join"], "masking.join") if settings["join"] else None
+    return Masking(specs, Path(cfg["cache_dir"]) / "orders", join=join, score=score(cfg), **options)
+
+
+def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
+    """Build a curve from its part of the configuration. fill: of curves that name none."""
+    where = f"masking.curves.{name}"
+    order = construct(part.get("order"), f"{where}.order")
+    make: Callable[..., CurveSpec] = explained(CurveSpec, where)
+    return make(name=name, **{**part, "order": order, "fill": part["fill"] or fill})
+
+
+def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:
+    """The data set of ``probe.also_on``, prepared like the first."""
+    second = builders.prepared(part, "probe.also_on")
+    if second.class_names != first.class_names:
+        raise UserError(
+            f"probe.also_on: {second.source.name} has the classes {', '.join(second.class_names[:3])} ..., expected "
+            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    if second.source.name == first.source.name:
+        raise UserError(f"probe.also_on: expected another data set than data, got {second.source.name} twice.")
+    second.spec = first.spec
+    return second

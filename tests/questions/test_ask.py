@@ -1,0 +1,89 @@
+"""The driver: every question is asked once, one that fails holds up no other, and all ranks decide together."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import mhprobe
+import spawned
+from mhprobe import ranks
+from mhprobe.errors import UserError
+from mhprobe.questions.ask import Answers
+from mhprobe.questions.material import Material
+from mhprobe.questions.plan import Question
+from mhprobe.report.report import Report
+from mhprobe.report.result import Result
+from mhprobe.report.tables import Table
+from models import tiny_vit
+
+
+def answers(folder: Path, questions: list[Question], first: bool = True) -> Answers:
+    model = tiny_vit()
+    layout = mhprobe.attach(model).layout
+    return Answers(questions, Material(layout, model, None, first=first), Report(folder, layout))
+
+
+def table(number: float) -> dict[str, Result]:
+    return {f"result_{number}": Result(Table(["value"], [[number]]))}
+
+
+def refuse(material: Material) -> dict[str, Result]:
+    raise UserError("it cannot be said")
+
+
+def test_a_question_without_an_answer_holds_up_no_other(tmp_path):
+    asked = answers(tmp_path, [Question("a", refuse), Question("b", lambda material: table(1))])
+    asked.find()
+    assert (tmp_path / "tables" / "result_1.csv").is_file() and list(asked.refused) == ["a"]
+    with pytest.raises(UserError, match="it cannot be said"):
+        asked.complain()
+
+
+def test_a_question_whose_results_are_there_is_not_asked_again_and_a_changed_one_is(tmp_path):
+    asked = []
+
+    def ask(material):
+        asked.append(1)
+        return table(2)
+
+    for made_from, count in (("one", 1), ("one", 1), ("another", 2), ("", 3), ("", 4)):
+        answers(tmp_path, [Question("a", ask, made_from=made_from)]).find()
+        assert len(asked) == count
+    done = json.loads((tmp_path / "finished.json").read_text())
+    assert done == {"a": {"made_from": "another", "files": ["tables/result_2.csv"]}}
+
+
+def test_a_damaged_list_of_finished_questions_is_refused_in_a_line(tmp_path):
+    (tmp_path / "finished.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        answers(tmp_path, [Question("a", refuse)]).find()
+
+
+def one_rank(rank: int, world: int, folder: Path) -> None:
+    """Rank 1 alone fails at the first question; the second one needs both."""
+
+    def alone(material: Material) -> dict[str, Result]:
+        if ranks.rank() == 1:
+            raise UserError("rank 1 alone")
+        return table(1)
+
+    def both(material: Material) -> dict[str, Result]:
+        return table(ranks.sum(torch.ones(1)).item())
+
+    asked = answers(folder, [Question("alone", alone), Question("both", both)], first=rank == 0)
+    asked.find()
+    (folder / f"{rank}.txt").write_text(str(asked.refused["alone"]))
+    assert list(asked.refused) == ["alone"]
+
+
+def test_all_ranks_decide_together_after_each_question(tmp_path):
+    began = time.monotonic()
+    spawned.ranks(one_rank, 2, tmp_path)
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["rank 1 alone"] * 2
+    assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["result_2.0.csv"]
+    assert time.monotonic() - began < 120  # starting two processes on a busy machine; for ever without the agreement
