@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import family_of, layout_of
+from mhprobe.backbones.base import Segments
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadSite
 from mhprobe.surgery.removal import ProjBias
@@ -41,7 +42,8 @@ def repair(
 
     dense: the model before pruning, with its gates if it has any. Only layers that lost heads are changed; of a layer
         without heads the bias becomes the mean of what it wrote.
-    batches: starts a walk over batches of images, without padding images; one walk per changed layer.
+    batches: starts a walk over batches of images, without padding images. Both models go through them block by block,
+        side by side, so that the residual streams of all images are held, and each block runs a few times.
     per: "head" scales each kept head, "weights" solves for all columns of the projection and its bias.
     ridge: pull towards the present weights, relative to the mean square of the layer's inputs; 0 for none.
     proj_bias: as it was for ``prune_heads``; with "drop" a layer without heads goes on writing nothing.
@@ -51,16 +53,32 @@ def repair(
         raise UserError(f"repair: ridge is a number from 0, got {ridge}.")
     whole = layout_of(dense)
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
-    # an MLP stands behind the attention of its block
-    for site in sorted(whole.sites, key=lambda site: site.block):
-        heads = left.get(site.name, 0)
-        if heads < site.num_heads and (heads or proj_bias == "keep"):
-            projection = family_of(pruned).seam(pruned, site).output
-            moments = _moments(pruned, dense, site, batches)
-            if per == "weights" or not heads:
-                _solve_weights(projection, moments, ridge)
-            else:
-                _solve_factors(projection, moments, site.head_dim, ridge)
+    heads = {site: left.get(site.name, 0) for site in whole.sites}
+    lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
+    with _evaluating(pruned), _evaluating(dense):
+        ours, theirs = _pieces(pruned), _pieces(dense)
+        streams = [(len(images), ours.stem(images), theirs.stem(images)) for images in batches()] if lost else []
+        if lost and not streams:
+            raise UserError("repair: no images to repair with, expected at least one.")
+        for number, (mine, whole_block) in enumerate(zip(ours.blocks, theirs.blocks, strict=True)):
+            # of a block the attention first, then the MLP behind it
+            for site in [site for site in lost if site.block == number or len(ours.blocks) == 1]:
+                projection = family_of(pruned).seam(pruned, site).output
+                moments = _Moments(projection.in_features, projection.out_features, projection.weight.device)
+                with _passing(projection, family_of(dense).seam(dense, site).output) as seen:
+                    for images, x, y in streams:
+                        mine(x), whole_block(y)
+                        moments.add(*(_rows(site, seen[key], images) for key in ("input", "output")))
+                if per == "weights" or not heads[site]:
+                    _solve_weights(projection, moments, ridge)
+                else:
+                    _solve_factors(projection, moments, site.head_dim, ridge)
+            streams = [(images, mine(x), whole_block(y)) for images, x, y in streams]
+
+
+def _pieces(model: nn.Module) -> Segments:
+    """Take the model's forward apart; where its family cannot, all of it is one block."""
+    return family_of(model).segments(model) or Segments(nn.Identity(), (model,), nn.Identity())
 
 
 class _Moments:
@@ -80,26 +98,21 @@ class _Moments:
         self.yx += y_NC.mT @ x_NK
 
 
-def _moments(pruned: nn.Module, dense: nn.Module, site: HeadSite, batches: Callable[[], Iterable[Tensor]]) -> _Moments:
-    before, after = family_of(pruned).seam(pruned, site).output, family_of(dense).seam(dense, site).output
-    moments = _Moments(before.in_features, before.out_features, before.weight.device)
+@contextlib.contextmanager
+def _passing(before: nn.Module, after: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """For a while what enters ``before`` and what leaves ``after`` is kept, as "input" and "output"."""
     seen: dict[str, Tensor] = {}
 
     def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen["x"] = args[0]
+        seen["input"] = args[0]
 
     def keep_output(_module: nn.Module, _args: tuple[Tensor, ...], out: Tensor) -> None:
-        seen["y"] = out
+        seen["output"] = out
 
-    with _evaluating(pruned), _evaluating(dense), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         stack.callback(before.register_forward_pre_hook(keep_input).remove)
         stack.callback(after.register_forward_hook(keep_output).remove)
-        for images in batches():
-            pruned(images), dense(images)
-            moments.add(_rows(site, seen["x"], len(images)), _rows(site, seen["y"], len(images)))
-    if not moments.rows:
-        raise UserError("repair: no images to repair with, expected at least one.")
-    return moments
+        yield seen
 
 
 def _rows(site: HeadSite, x: Tensor, images: int) -> Tensor:
