@@ -89,6 +89,40 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
 
 
 @pytest.mark.slow
+def test_a_mix_of_heads_and_neurons_meets_its_budget_in_rounds_and_goes_on(trained, tmp_path, capsys, monkeypatch):
+    time_once(monkeypatch)
+    budget = ("gates.units=[head,neuron]", "prune=order", "prune/order=knapsack", "prune.images=60")
+    cfg = config(
+        tmp_path,
+        f"weights={trained.folder / 'model.safetensors'}",
+        *(*budget, "prune.target={flops:0.6}", "prune.rounds=2", *RECOVERY, "prune.torch_export=true"),
+        *("prune.speed=true", "prune.speed_rounds=6"),
+    )
+    mhprobe.prune.run(cfg, tmp_path / "run")
+    rows = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")
+    dense, masked, pruned, last = rows[0], rows[1], rows[2], rows[-1]
+    assert 0.55 < int(last["flops"]) / int(dense["flops"]) <= 0.6 < int(pruned["flops"]) / int(dense["flops"]) <= 0.8
+    assert masked["accuracy"] == pruned["accuracy"] and masked["neurons"] == pruned["neurons"] < dense["neurons"]
+    assert int(last["heads"]) <= 6 and int(last["neurons"]) < int(pruned["neurons"])
+    listed = runs.rows(tmp_path / "run" / "tables" / "kept_heads.csv")
+    model, about = load_weights(tmp_path / "run" / "pruned.safetensors")
+    kept = {(row["site"], int(row["index"])) for row in listed if row["kept"] == "1"}
+    assert kept == {(site, unit) for site, units in about["kept"].items() for unit in units}
+    assert {row["kind"] for row in listed} == {"head", "neuron"} and len(kept) < len(listed)
+    out = capsys.readouterr().out
+    assert (
+        f"tuned {last['heads']} heads and {last['neurons']} neurons" in out
+        and "heads and neurons are those that" in out
+    )
+    more = (f"weights={tmp_path / 'run' / 'pruned.safetensors'}", *budget, "prune.target={params:0.8}")
+    mhprobe.prune.run(config(tmp_path, *more), tmp_path / "more")
+    again, described = load_weights(tmp_path / "more" / "pruned.safetensors")
+    count = [sum(part.numel() for part in each.parameters()) for each in (model, again)]
+    assert count[1] <= 0.8 * count[0]
+    assert all(set(described["kept"][site]) <= set(units) for site, units in about["kept"].items())
+
+
+@pytest.mark.slow
 def test_a_pruned_file_is_a_weights_file_for_pruning_again(trained, tmp_path):
     weights, seen = trained.folder / "model.safetensors", []
     for number, heads in enumerate(("[0,4]", "[0]")):
