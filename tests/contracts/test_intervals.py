@@ -20,7 +20,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.cca import CCA
 from mhprobe.measures.cka import CKA
 from mhprobe.measures.layer_similarity import LayerSimilarity
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.jackknife import NoInterval, affordable, fold_of, jackknife
 from mhprobe.measures.position import Position
 from mhprobe.measures.procrustes import Procrustes
@@ -41,30 +41,29 @@ SIMILARITIES = {
     "cka debiased": (partial(CKA, debiased=True), cka.debiased),
     "procrustes": (Procrustes, procrustes.similarity),
 }
-SINGLE = HeadLayout((HeadSite("a", 0, 0, 1, 1),))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class Sums(Measure):
+class Sums(MeanOverImages):
     """Rows of numbers per image, as they are given."""
 
     def __init__(self, rows: int, within=REAL, function=None, numbers: int = 2) -> None:
-        super().__init__(SINGLE)
-        self.within, self.function = within, function
-        declare_image_sums(self, rows, numbers=numbers)
+        self.numbers = numbers
+        super().__init__(HeadLayout((HeadSite("a", 0, 0, rows, 1),)))
+        self.within, self.options = within, () if function is None else (function,)
 
     def update(self, batch) -> None: ...
 
     def take(self, *numbers_BR: Tensor | float) -> Sums:
-        add_image_sums(self, slice(None), *numbers_BR)
+        self.add_images(slice(None), *numbers_BR)
         self.images += len(numbers_BR[0])
         return self
 
     def finish(self) -> dict[str, Tensor]:
-        return over_images(self, self.function)
+        return self.over_images(*self.options)
 
 
 def batch_of(z: list[Tensor] | None = None, attn: list[Tensor] | None = None) -> HeadBatch:

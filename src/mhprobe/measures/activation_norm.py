@@ -8,17 +8,14 @@ the sum. It needs neither labels nor gradients.
 Shapes: B images, T tokens, H units of one site, D width, C channels of the stream, A units of all sites.
 """
 
-from typing import Any
-
 from torch import Tensor
 
-from mhprobe.heads import KINDS, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.heads import KINDS, HeadBatch
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.stats.intervals import SIZE
 
 
-class ActivationNorm(Measure):
+class ActivationNorm(MeanOverImages):
     """Square root of the mean over tokens and images of sum over channels of z_d^2 ||W_O,d||^2.
 
     Columns, (A,), larger has more to say: value, with low and high.
@@ -32,19 +29,13 @@ class ActivationNorm(Measure):
     label = "activation norm: |z| |W_O|"
     larger = "the head's activations, and the weights that read them, are larger"
 
-    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        declare_image_sums(self, layout.num_heads)
-
     def update(self, batch: HeadBatch) -> None:
         for number, (z, weights) in enumerate(zip(batch.z, batch.need("weights", self.name), strict=True)):
             z_BTHD, read_HD = z[batch.valid].double(), weights.output.double().square().sum(-1)
             square_BH = (z_BTHD.square().sum(1) * read_HD).sum(-1)
-            add_image_sums(self, self.layout.span(number), square_BH, z_BTHD.shape[1])
+            self.add_images(self.layout.span(number), square_BH, z_BTHD.shape[1])
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         # a silent head has a value of 0, where the root has no slope
-        return over_images(self, lambda sums: (sums[0] / sums[1] + 1e-300).sqrt())
+        return self.over_images(lambda sums: (sums[0] / sums[1] + 1e-300).sqrt())

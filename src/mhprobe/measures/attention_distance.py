@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import Places, attention, over_support, per_site
 from mhprobe.stats.intervals import SIZE
 
 
-class AttentionDistance(Measure):
+class AttentionDistance(MeanOverImages):
     """Mean attention distance: over patch queries, then images.
 
     renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
@@ -59,7 +58,6 @@ class AttentionDistance(Measure):
     def __init__(self, layout: HeadLayout, renormalise: bool = True, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.renormalise = renormalise
-        declare_image_sums(self, layout.num_heads)
         for name in ("total", "raw_total"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
@@ -74,7 +72,7 @@ class AttentionDistance(Measure):
             self.raw_total[span] += raw_bH.sum(0)
             self.total[span] += renormalised_bH.sum(0)
             of_value_bH = renormalised_bH if self.renormalise else raw_bH
-            add_image_sums(self, span, of_value_bH, piece.counts(places.patch))
+            self.add_images(span, of_value_bH, piece.counts(places.patch))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -93,7 +91,7 @@ class AttentionDistance(Measure):
                 lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
             )
             even = even * patch_share
-        return {**over_images(self), **both, "uniform": even, "whole": whole}
+        return {**self.over_images(), **both, "uniform": even, "whole": whole}
 
 
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:

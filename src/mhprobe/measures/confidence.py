@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import attention, over_queries, where_site
 from mhprobe.stats.intervals import SHARE
 
 
-class Confidence(Measure):
+class Confidence(MeanOverImages):
     """Mean over patch queries and images of the largest attention weight.
 
     prefix_keys: whether ``value`` (and class_query) may have its maximum on class, distillation and register tokens. In
@@ -50,7 +49,6 @@ class Confidence(Measure):
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 
-    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
     prefix_total: Tensor  # (A,) the same, maximum over all keys
     class_total: Tensor  # (A,) sum over images of the class token's row
@@ -59,7 +57,6 @@ class Confidence(Measure):
     def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.prefix_keys = prefix_keys
-        declare_image_sums(self, layout.num_heads)
         for name in ("total", "prefix_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
@@ -74,14 +71,14 @@ class Confidence(Measure):
             patch_bH, all_bH = (piece.of_images(largest, places.patch) for largest in (patch_bWHQ, all_bWHQ))
             self.total[span] += patch_bH.sum(0)
             self.prefix_total[span] += all_bH.sum(0)
-            add_image_sums(self, span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
+            self.add_images(span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
             self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.image_sums[1]
         return {
-            **over_images(self),
+            **self.over_images(),
             "without_prefix": self.total / queries,
             "with_prefix": self.prefix_total / queries,
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),

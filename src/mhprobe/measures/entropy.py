@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.base import mean_of
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import attention, over_queries, shares, where_site
 from mhprobe.stats.intervals import SIZE
 
 
-class Entropy(Measure):
+class Entropy(MeanOverImages):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
     Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum ln(number of keys), in [0,
@@ -50,7 +50,6 @@ class Entropy(Measure):
     larger = "attention is spread wider"
     also = ("by_depth",)
 
-    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     share_total: Tensor  # (A,) sum over images and queries of entropy / ln(keys)
     class_total: Tensor  # (A,) sum over images of the class token's row
     choices: Tensor  # (A,) queries with more than one key
@@ -58,7 +57,6 @@ class Entropy(Measure):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        declare_image_sums(self, layout.num_heads)
         for name in ("share_total", "class_total", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         self.add_state("choices", torch.zeros(layout.num_heads, dtype=torch.long))
@@ -72,7 +70,7 @@ class Entropy(Measure):
             real_WQ, images = places.token >= 0, len(entropy_bWHQ)
             self.choices[span] += images * choice_WQ.sum()
             self.even[span] += images * top_WQ[real_WQ].sum()
-            add_image_sums(self, span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
+            self.add_images(span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
             self.share_total[span] += over_queries(
                 entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
             )
@@ -81,7 +79,7 @@ class Entropy(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         return {
-            **over_images(self),
+            **self.over_images(),
             "share": mean_of(self.share_total, self.choices),
             "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
             "uniform": self.even / self.image_sums[1],

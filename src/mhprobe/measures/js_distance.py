@@ -30,10 +30,9 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import image_numbers, numbers_in
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import attention_of, chunks, places_in, places_of, shares, words_of
 from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.intervals import SHARE, SIZE
@@ -41,7 +40,7 @@ from mhprobe.stats.intervals import SHARE, SIZE
 Pairs = Literal["layer", "stage", "all"]
 
 
-class JSDistance(Measure):
+class JSDistance(MeanOverImages):
     """Mean Jensen-Shannon divergence between the attention of two heads, an embedding and clusters of heads.
 
     pairs: which heads are compared: those of one "layer", of one "stage", or "all"; the last needs the same tokens
@@ -66,6 +65,7 @@ class JSDistance(Measure):
     fooled_by = "by definition: two heads that look alike and write different things"
     needs = frozenset({"attn"})
     kind = "pairwise"
+    of_pairs = True  # above the diagonal: JS over queries, queries
     larger = "the two heads look at different places"
     alike = "smallest"
     within = SHARE
@@ -100,7 +100,6 @@ class JSDistance(Measure):
         self.groups = _groups(layout, pairs)
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
-        declare_image_sums(self, layout.num_heads, layout.num_heads)  # above the diagonal: JS over queries, queries
 
     def update(self, batch: HeadBatch) -> None:
         found = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
@@ -110,7 +109,7 @@ class JSDistance(Measure):
                 js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
                 heads = self._heads(sites)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
-                add_image_sums(self, (heads[:, None], heads), js_bGG, weight_b[:, None, None])
+                self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
         if self.null_images and batch.valid.any():
             self._keep(batch, found)
         self.images += batch.valid.sum()
@@ -142,7 +141,7 @@ class JSDistance(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         scale = self.images if self.clark else 1  # Clark et al. add up
-        found = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in over_images(self).items()}
+        found = {name: scale * (upper.triu(1) + upper.triu(1).mT) for name, upper in self.over_images().items()}
         on_cpu = found["value"].nan_to_num(0).cpu()
         layer = torch.tensor([number for number, _, _ in self.layout])
         group = torch.empty_like(layer)
@@ -171,9 +170,9 @@ class JSDistance(Measure):
         """The same between the images of the pool, which are paired by how far apart they are in it."""
         images = len(self.pool)
         if images < 2:
-            nothing = self.image_sums.new_full(outside.shape, torch.nan)  # type: ignore[operator]
+            nothing = self.image_sums.new_full(outside.shape, torch.nan)
             return {"null": nothing} if self.null_images else {}
-        sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)  # type: ignore[operator]
+        sums_NXAA = self.image_sums.new_zeros(images, 2, *outside.shape)
         for apart in range(1, images):
             first = 0
             for sites in self.groups:

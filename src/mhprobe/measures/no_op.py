@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.base import mean_of
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.kinds import KINDS, kinds_of
 from mhprobe.measures.parts.places import attention, of_pairs, over_queries, per_site, shares
 from mhprobe.stats.intervals import SIZE
@@ -25,7 +25,7 @@ from mhprobe.stats.intervals import SIZE
 COLUMNS = ("special", "other", *KINDS)
 
 
-class NoOp(Measure):
+class NoOp(MeanOverImages):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
     special: which kinds of keys are special; by default one: the class token, without it registers, without these
@@ -46,6 +46,7 @@ class NoOp(Measure):
     )
     needs = frozenset({"attn", "attn_grad", "stream"})
     kind = "per_head"
+    numbers = 4  # of special keys and others: sizes and how many
     within = SIZE
     label = "|dL/dA|, special over other keys"
     larger = "the loss depends more on attention to special tokens than to other keys"
@@ -71,7 +72,6 @@ class NoOp(Measure):
             raise UserError(f"no_op: threshold is a number of standard deviations above 0, got {threshold}.")
         self.special = tuple(special)
         self.threshold = threshold
-        declare_image_sums(self, layout.num_heads, numbers=4)  # of special keys and others: sizes and how many
         for name in ("size", "pairs"):
             self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
         for name in ("mass", "even"):
@@ -94,7 +94,7 @@ class NoOp(Measure):
                 self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
                 self.pairs[span, column] += keys_bWQK.sum() * alike
             of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
-            add_image_sums(self, span, *of_image[0], *of_image[1])
+            self.add_images(span, *of_image[0], *of_image[1])
             row_bWHQK = shares(piece.attn, places.pairs)
             even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
             self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
@@ -105,7 +105,7 @@ class NoOp(Measure):
         queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
         size = mean_of(self.size, self.pairs)
         return {
-            **over_images(self, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3])),
+            **self.over_images(lambda sums: sums[0] / sums[1] / (sums[2] / sums[3])),
             "null": torch.ones_like(self.mass),
             "attention": self.mass / self.images / queries,
             "uniform_attention": self.even / self.images / queries,

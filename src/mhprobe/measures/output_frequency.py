@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, wide
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 
 _WHITE = math.log(2) / 2  # of real Gaussian white noise: complex off frequency 0, real at it
 _FLOOR = 1e-6  # Park & Kim's, in units of the transform: a silent channel has ln(1e-6)
 
 
-class OutputFrequency(Measure):
+class OutputFrequency(MeanOverImages):
     """Mean over images and channels of ln amplitude at the highest diagonal frequency, minus that at frequency 0.
 
     Columns, (A,) in nats (ln of a ratio of amplitudes), larger means more high frequency:
@@ -61,7 +60,6 @@ class OutputFrequency(Measure):
         self._frequencies = [float(frequency) for frequency in every]
         self.axes = {"spectrum": [f"{frequency:.4g}π" for frequency in self._frequencies]}
         count, depth = len(every), len(layout.blocks)
-        declare_image_sums(self, layout.num_heads)
         self.add_state("heads", torch.zeros(layout.num_heads, count, dtype=torch.float64))
         self.add_state("blocks", torch.zeros(depth, 3, count, dtype=torch.float64))
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
@@ -77,7 +75,7 @@ class OutputFrequency(Measure):
                 flat = self.layout.flat(number, head)
                 written_BF = log_amplitude(wave_BFHD[:, :, head] @ output_HDC[head])
                 self.heads[flat, self._at[site.block]] += written_BF.sum(0)
-                add_image_sums(self, slice(flat, flat + 1), written_BF[:, -1:] - written_BF[:, :1], 1)
+                self.add_images(slice(flat, flat + 1), written_BF[:, -1:] - written_BF[:, :1], 1)
         for site in {site.block: site for site in self.layout.sites}.values():
             for place, stream in enumerate(streams[site.block]):
                 map_BTC = wide(stream[batch.valid])[:, site.prefix_tokens :]
@@ -116,7 +114,7 @@ class OutputFrequency(Measure):
 
         variance = self.spread / self.images
         return {
-            **{name: torch.where(last > 0, part, torch.nan) for name, part in over_images(self).items()},
+            **{name: torch.where(last > 0, part, torch.nan) for name, part in self.over_images().items()},
             "null": torch.where(last > 0, _WHITE, torch.nan).double(),
             "frequency": heads.new_tensor(frequency),
             "block_input": highest(stream[block, 0]),

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.codes import Codes, Sample, numbers_of, patches_of
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import attention, over_queries, per_site, where_site
 from mhprobe.stats.intervals import SHARE
 
 
-class Rarity(Measure):
+class Rarity(MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
     codes: of k-means. patches: how many patches of the validation images the codes are fitted to, at most. cells: a
@@ -60,7 +59,6 @@ class Rarity(Measure):
         self.cells = cells
         self.samples: dict[Any, Sample] = {}  # per sort of patch, while selecting
         self.codes: dict[Any, Codes] = {}
-        declare_image_sums(self, layout.num_heads)
         self.add_state("hits", torch.zeros(layout.num_heads, dtype=torch.float64))
         for name in ("class_hits", "luck", "class_luck"):
             self.add_state(name, torch.zeros(layout.num_heads, 2, dtype=torch.float64))
@@ -117,7 +115,7 @@ class Rarity(Measure):
                 if top:
                     self.hits[span] += hits_bH.sum(0)
                 else:
-                    add_image_sums(self, span, hits_bH, piece.counts(places.patch))
+                    self.add_images(span, hits_bH, piece.counts(places.patch))
                 self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
                 self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
                 self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
@@ -134,7 +132,7 @@ class Rarity(Measure):
         of_class, of_class2 = self._of_class(self.class_hits).unbind(1)
         luck, luck2 = self._of_class(self.class_luck).unbind(1)
         return {
-            **over_images(self),
+            **self.over_images(),
             "top2": self.hits / self.images / queries,
             "class_query": of_class,
             "class_query_top2": of_class2,

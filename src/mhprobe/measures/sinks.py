@@ -18,15 +18,15 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
-from mhprobe.measures.base import Measure, mean_of
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.base import mean_of
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import Piece, attention, shares, words_of
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
 
 
-class Sinks(Measure):
+class Sinks(MeanOverImages):
     """Mean over images (and windows) of the share of all attention that the token which draws most gets.
 
     queries: from which share of the queries on a token is a sink.
@@ -49,7 +49,6 @@ class Sinks(Measure):
     label = "share of attention on one token"
     larger = "more of the head's attention rests on one token"
 
-    image_sums: Tensor  # see mhprobe.measures.parts.image_sums
     sinks: Tensor  # (A,) how many windows of images have a sink
     at_class: Tensor  # (A,) of them with the largest share on the class token
     ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|
@@ -62,7 +61,6 @@ class Sinks(Measure):
         if not 0 < queries <= 1:
             raise UserError(f"sinks: queries is a share above 0, at most 1, got {queries}.")
         self.queries = queries
-        declare_image_sums(self, layout.num_heads)
         for name in ("ratio", "shared", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
         for name in ("sinks", "at_class", "tokens"):
@@ -81,7 +79,7 @@ class Sinks(Measure):
             most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
             given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
             windows = 1 if piece.site.line else most_bWH.shape[1]
-            add_image_sums(self, span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
+            self.add_images(span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
             self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
             self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
             if piece.site.class_token:
@@ -112,7 +110,7 @@ class Sinks(Measure):
         role = torch.where(write < QUIET * write.median(), 1, 2)
         has_class = torch.tensor([site.class_token for _, _, site in self.layout], device=sink.device)
         return {
-            **over_images(self),
+            **self.over_images(),
             "uniform": mean_of(self.even, windows),
             "sink": sink,
             "class_token": torch.where(has_class, mean_of(self.at_class, windows), torch.nan),

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.kinds import KINDS, kinds_of
 from mhprobe.measures.parts.places import attention, of_pairs, over_queries, per_site, shares, where_site
 from mhprobe.stats.intervals import SHARE
@@ -24,7 +23,7 @@ from mhprobe.stats.intervals import SHARE
 COLUMNS = (*KINDS, "cls_to_cls")
 
 
-class TokenKinds(Measure):
+class TokenKinds(MeanOverImages):
     """Mean share of attention from patch queries to each kind of key.
 
     value: the kind that is the column "value"; one of the columns below. UserError for a kind that needs a class token
@@ -68,7 +67,6 @@ class TokenKinds(Measure):
         self.main = value
         self.threshold = threshold
         self.label = f"share of attention: {value.replace('_', ' ')}"
-        declare_image_sums(self, layout.num_heads)
         for name in ("mass", "even"):
             self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
 
@@ -90,7 +88,7 @@ class TokenKinds(Measure):
                 self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
                 if COLUMNS[column] == self.main:
                     given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
-                    add_image_sums(self, span, given_bH, piece.counts(queries_WQ))
+                    self.add_images(span, given_bH, piece.counts(queries_WQ))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
@@ -103,7 +101,7 @@ class TokenKinds(Measure):
             uniform[f"uniform_{kind}"] = where_site(self.layout, self.even[:, number] / rows, has)
         has = functools.partial(_has, self.main)
         return {
-            **{name: where_site(self.layout, part, has) for name, part in over_images(self).items()},
+            **{name: where_site(self.layout, part, has) for name, part in self.over_images().items()},
             **columns,
             "uniform": uniform[f"uniform_{self.main}"].clone(),
             **uniform,

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.image_sums import add_image_sums, declare_image_sums, over_images
+from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.stats.intervals import SIZE
 
 
-class WriteNorm(Measure):
+class WriteNorm(MeanOverImages):
     """Mean over tokens and images of ||z_h W_O,h|| / ||stream before the block||, all tokens alike.
 
     Of a neuron it is the stream before the MLP.
@@ -36,12 +35,10 @@ class WriteNorm(Measure):
     label = "write norm / stream norm"
     larger = "the head writes more"
 
-    image_sums: torch.Tensor  # see mhprobe.measures.parts.image_sums
     length: torch.Tensor  # (A,) sum over images and tokens of the norm
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        declare_image_sums(self, layout.num_heads)
         self.add_state("length", torch.zeros(layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
@@ -54,9 +51,9 @@ class WriteNorm(Measure):
             norm_BTH = square_BTH.clamp(min=0).sqrt()
             stream = streams[site.block].before if site.kind == "head" else streams[site.block].middle
             stream_BT = stream[batch.valid].double().norm(dim=-1)
-            add_image_sums(self, span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
+            self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
             self.length[span] += norm_BTH.sum((0, 1))
         self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, torch.Tensor]:
-        return {**over_images(self), "norm": self.length / self.image_sums[1]}
+        return {**self.over_images(), "norm": self.length / self.image_sums[1]}

@@ -14,10 +14,12 @@ Shapes: B images, R rows, K numbers.
 """
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.stats.intervals import interval
 
@@ -26,39 +28,48 @@ _RESOLUTION = 1e-10
 Place = slice | tuple[slice | Tensor, ...]
 
 
-def declare_image_sums(measure: Measure, *rows: int, numbers: int = 2) -> None:
-    """Declare the sums: ``image_sums`` (K, *rows) and ``image_products`` (K, K, *rows)."""
-    measure.add_state("image_sums", torch.zeros(numbers, *rows, dtype=torch.float64))
-    measure.add_state("image_products", torch.zeros(numbers, numbers, *rows, dtype=torch.float64))
+class MeanOverImages(Measure):
+    """A measure whose value is made of sums over images of K ``numbers`` per row.
 
-
-def add_image_sums(measure: Measure, rows: Place, *numbers: Tensor | float) -> None:
-    """Take in images. rows: which. numbers: K of them, each (B, rows) or broadcast to it."""
-    given = [torch.as_tensor(each, dtype=torch.float64, device=measure.device) for each in numbers]
-    of_image = torch.stack(torch.broadcast_tensors(*given))  # (K, B, rows)
-    at = rows if isinstance(rows, tuple) else (rows,)
-    sums: Tensor = measure.image_sums  # type: ignore[assignment]
-    products: Tensor = measure.image_products  # type: ignore[assignment]
-    sums[(slice(None), *at)] += of_image.sum(1)
-    for k, each in enumerate(of_image):
-        products[(k, slice(None), *at)] += (each * of_image).sum(1)
-
-
-def over_images(measure: Measure, function: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-    """Columns "value", "low" and "high", each (*rows): the 95 % interval is over images, NaN with a single one.
-
-    function: of (K, *rows) sums, row by row; the ratio of the first to the second where nothing is said.
+    rows: a head each, or with ``of_pairs`` a pair of heads.
     """
-    images = int(measure.images)
-    with torch.inference_mode(False), torch.enable_grad():
-        sums = measure.image_sums.clone().requires_grad_()  # type: ignore[operator]
-        value = sums[0] / sums[1] if function is None else function(sums)
-        (slope,) = torch.autograd.grad(value.sum(), sums)
-    sums, value = sums.detach(), value.detach()
-    spread = measure.image_products - sums[:, None] * sums / max(images, 1)  # type: ignore[operator]
-    square = torch.einsum("k...,l...,kl...->...", slope, slope, spread)
-    whole = torch.einsum("k...,l...,kl...->...", slope.abs(), slope.abs(), measure.image_products.abs())  # type: ignore[operator]
-    square = square.where(square > _RESOLUTION * whole, 0.0)
-    error = (square * images / max(images - 1, 1)).sqrt()
-    low, high = interval(value, error, images - 1, measure.within)
-    return {"value": value, "low": low, "high": high}
+
+    numbers: ClassVar[int] = 2
+    of_pairs: ClassVar[bool] = False
+
+    image_sums: Tensor  # (K, *rows)
+    image_products: Tensor  # (K, K, *rows)
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        rows = (layout.num_heads,) * (2 if self.of_pairs else 1)
+        self.add_state("image_sums", torch.zeros(self.numbers, *rows, dtype=torch.float64))
+        self.add_state("image_products", torch.zeros(self.numbers, self.numbers, *rows, dtype=torch.float64))
+
+    def add_images(self, rows: Place, *numbers: Tensor | float) -> None:
+        """Take in images. rows: which. numbers: K of them, each (B, rows) or broadcast to it."""
+        given = [torch.as_tensor(each, dtype=torch.float64, device=self.device) for each in numbers]
+        of_image = torch.stack(torch.broadcast_tensors(*given))  # (K, B, rows)
+        at = rows if isinstance(rows, tuple) else (rows,)
+        self.image_sums[(slice(None), *at)] += of_image.sum(1)
+        for k, each in enumerate(of_image):
+            self.image_products[(k, slice(None), *at)] += (each * of_image).sum(1)
+
+    def over_images(self, function: Callable[[Tensor], Tensor] = lambda sums: sums[0] / sums[1]) -> dict[str, Tensor]:
+        """Columns "value", "low" and "high", each (*rows): the 95 % interval is over images, NaN with a single one.
+
+        function: of (K, *rows) sums, row by row.
+        """
+        images = int(self.images)
+        with torch.inference_mode(False), torch.enable_grad():
+            sums = self.image_sums.clone().requires_grad_()
+            value = function(sums)
+            (slope,) = torch.autograd.grad(value.sum(), sums)
+        sums, value = sums.detach(), value.detach()
+        spread = self.image_products - sums[:, None] * sums / max(images, 1)
+        square = torch.einsum("k...,l...,kl...->...", slope, slope, spread)
+        whole = torch.einsum("k...,l...,kl...->...", slope.abs(), slope.abs(), self.image_products.abs())
+        square = square.where(square > _RESOLUTION * whole, 0.0)
+        error = (square * images / max(images - 1, 1)).sqrt()
+        low, high = interval(value, error, images - 1, self.within)
+        return {"value": value, "low": low, "high": high}
