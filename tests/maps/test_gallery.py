@@ -13,6 +13,7 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.maps.attention import Attention
+from mhprobe.maps.attention_patch import AttentionPatch
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.gallery import gallery, opened
 from mhprobe.maps.gradient_rollout import GradientRollout
@@ -118,6 +119,33 @@ def test_named_heads_stand_side_by_side_for_all_images():
     assert_nothing_is_clipped(results["maps"].figure)
     asked = ("maps=[attention]", "maps.attention.heads=[5/11,0/3]")  # as it is typed
     assert runs.checked("maps", *asked)["maps"]["attention"]["heads"] == ["5/11", "0/3"]
+
+
+@pytest.mark.parametrize(("query", "framed"), [("center", (2, 2)), ((0, 3), (0, 3)), ("class", None)])
+def test_the_patch_that_looks_is_framed(query, framed):
+    model = tiny_vit(img_size=16)
+    mhprobe.attach(model)
+    data = Stored()
+    data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
+    grid = mhprobe.attach(model).layout.sites[0].token_grid
+    kinds = {
+        "attention_patch": AttentionPatch(query=query),
+        "rollout": Rollout(),
+        "named": AttentionPatch(heads=["0/1"]),
+        "all": Attention(),
+    }
+    results, _ = gallery(model, data, [0], kinds, score=False)
+    per_head, overview = (
+        [patch for axes in results[name].figure.axes for patch in axes.patches if not patch.get_fill()]
+        for name in ("attention_patch_0", "maps")
+    )
+    cell = 8 / grid[0]  # pixels of the stored picture
+    expected = None if framed is None else (framed[1] * cell - 0.5, framed[0] * cell - 0.5)
+    assert {patch.get_xy() for patch in per_head} == ({expected} if expected else set())
+    assert {patch.get_width() for patch in per_head} <= {cell}
+    middle = (grid[1] // 2 * cell - 0.5, grid[0] // 2 * cell - 0.5)
+    assert {patch.get_xy() for patch in overview} == {middle}, "of the named head, and not of the rollout"
+    assert not [patch for axes in results["all_0"].figure.axes for patch in axes.patches], "the same heads, all queries"
 
 
 def test_two_kinds_whose_maps_have_one_name_are_two_columns():

@@ -113,6 +113,12 @@ def test_figures_are_those_of_the_reports(found):
     images = loader[0][0][:2]
     figure = mhprobe.plot.maps(images, mhprobe.attention(model, images, head=[0, 5], query="class"), titles=["a", "b"])
     assert len(figure.axes) == 6 and [axes.get_title() for axes in figure.axes[:3]] == ["image", "a", "b"]
+    seen = mhprobe.attention(model, images, head=[0, 5], query=(0, 1))
+    framed = [axes.patches for axes in mhprobe.plot.maps(images, seen, query=(0, 1)).axes]
+    cell = images.shape[-1] / seen.shape[-1]
+    assert [{patch.get_xy() for patch in each} for each in framed] == [set(), *[{(cell - 0.5, -0.5)}] * 2] * 2
+    with pytest.raises(mhprobe.UserError, match=r"plot.maps: query: expected a patch of \(\d, \d\), got \(99, 0\)"):
+        mhprobe.plot.maps(images, seen, query=(99, 0))
 
 
 def test_figures_for_paper_are_as_wide_as_its_columns_and_can_be_read(found):

@@ -12,7 +12,7 @@ import mhprobe
 from curves import curve, masked_head
 from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped, images
 from layouts import LAYOUTS
-from mhprobe.heads import HeadLayout
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import Likeness
@@ -192,11 +192,27 @@ def test_curves_that_were_searched_differently_say_how():
     assert_nothing_is_clipped(figure)
 
 
+@pytest.mark.parametrize("paper", [False, True])
+def test_matrices_of_twelve_blocks_leave_their_labels_room(paper):
+    """On a printed page the title of a block once stood on the numbers of the heads above it."""
+    sites = [HeadSite(f"blocks.{block}.attn", 0, block, 6, 8) for block in range(12)]
+    layout = HeadLayout(tuple(sites))
+    value = torch.full((72, 72), torch.nan, dtype=torch.float64)
+    for site in range(12):
+        span = layout.span(site)
+        value[span, span] = 0.3 + 0.01 * site
+    figure = pairwise.draw(layout, {"value": value, "null": 0.1 * torch.ones_like(value)}, "similarity")
+    if paper:
+        style.printed(figure, 300, paper=True)
+    assert_axes_do_not_overlap(figure)
+
+
 def test_many_curves_can_be_told_apart():
     names = [f"curve {n}" for n in range(16)]
     figure = curves.draw(some_curves(144, names), 144, chance=0.1)
     drawn = [line for line in figure.axes[0].get_lines() if line.get_label() in names]
     assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 16
+    assert not [line for line in figure.axes[0].get_lines() if "validation" in line.get_label()], "as many lines again"
     assert_nothing_is_clipped(figure)
 
 
@@ -223,6 +239,17 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
     assert len(filled.get_xdata()) == 1 and filled.get_markerfacecolor() != "none"  # the other one is not redundant
     assert_nothing_is_clipped(figure)
     assert_axes_do_not_overlap(figure)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_legend_of_maskable_stands_clear_of_its_axes(count):
+    heads = [masked_head(name, "before", Likeness(0, 0.3, 0.05), 0.4) for name in "abc"[:count]]
+    figure = maskable.draw(heads, "svcca", 0.5)
+    figure.draw_without_rendering()
+    top = figure.legends[0].get_window_extent().y1
+    assert all(axes.xaxis.get_label().get_window_extent().y0 >= top for axes in figure.axes)
+    assert_nothing_is_clipped(figure)
+    assert figure.axes[0].get_ylim()[1] < 0.6  # no empty half above the highest head
 
 
 def test_maskable_without_a_compared_head_is_an_empty_figure():

@@ -7,6 +7,7 @@ import torch
 
 import mhprobe
 from drawn import assert_nothing_is_clipped
+from mhprobe.report import twins
 from mhprobe.report.figures import (
     accuracy_without,
     before_training,
@@ -82,9 +83,35 @@ def test_kinds_have_a_panel_each_and_those_that_are_not_there_none(layout):
 
 def test_slopes_are_lines_of_kinds_and_not_of_sums(layout):
     names = ("gradient_special", "gradient_cls", "gradient_left")
-    figure = slopes_by_layer.draw(layout, per_head(layout, *names), "unused")
+    found = per_head(layout, *names)
+    found["gradient_left"] = 3 * found["gradient_cls"]
+    figure = slopes_by_layer.draw(layout, found, "unused")
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["class token", "left"]
     assert_nothing_is_clipped(figure)
+
+
+def test_lines_that_lie_on_one_another_are_one_with_all_their_names(layout):
+    """Eleven kinds were eleven lines, of which seven hid behind the last; a kind keeps its colour in the control."""
+    first = per_head(layout, "x")["x"].abs() + 1
+    kinds = {"cls": 1.0, "self": 3.0, "left": 1.1, "right": 0.9, "far": 1.5}
+    found = {f"gradient_{kind}": factor * first for kind, factor in kinds.items()}
+    found["gradient_far"] = found["gradient_far"].clone()
+    found["gradient_far"][layout.span(len(layout.sites) - 1)] = 0  # its line ends earlier
+    figure = twins.draw("slopes_by_layer", layout, found, "unused", None, {**found, "gradient_self": 1.05 * first})
+    own, control = ({line.get_label(): line for line in axes.get_lines()} for axes in figure.axes)
+    assert list(own) == ["class token, left, right", "self", "far"]
+    assert list(control) == ["class token, self, left,\nright", "far"]
+    assert own["far"].get_color() == control["far"].get_color() != own["self"].get_color()
+    drawn = torch.tensor(own["class token, left, right"].get_ydata())
+    means = torch.stack([first[layout.span(i)].mean() for i in range(len(layout.sites))])
+    torch.testing.assert_close(drawn, means * (1.0 * 1.1 * 0.9) ** (1 / 3))
+    assert_nothing_is_clipped(figure)
+
+
+def test_a_network_at_chance_has_no_empty_panel(layout):
+    columns = {"drop": per_head(layout, "drop")["drop"], "p_holm": torch.ones(layout.num_heads)}
+    figure = twins.draw("drop_histogram", layout, columns, "unused", None, {**columns, "value": columns["drop"]})
+    assert len(figure.axes) == 1 and not figure.subfigs
 
 
 def test_blocks_have_their_range_and_chance(layout):

@@ -42,6 +42,10 @@ class AttentionPatch(MapKind):
         }
         return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
 
+    def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
+        at = patch_of(self.query, grid)
+        return None if isinstance(at, str) else (int(at[0]), int(at[1]))
+
 
 def token_of(query: str | Sequence[int], site: HeadSite) -> int:
     """The token that asks, numbered as in ``HeadSite.places``. UserError where the site has none of that name."""
@@ -50,7 +54,7 @@ def token_of(query: str | Sequence[int], site: HeadSite) -> int:
         return 0
     if query == "register" and site.prefix_tokens > site.class_token:
         return int(site.class_token)
-    at = (height // 2, width // 2) if query == "center" else query
+    at = patch_of(query, site.token_grid)
     if isinstance(at, str) or len(at) != 2 or not (0 <= at[0] < height and 0 <= at[1] < width):
         raise UserError(
             f"attention_patch.query: {site.name} has {'a' if site.class_token else 'no'} class token, "
@@ -58,6 +62,11 @@ def token_of(query: str | Sequence[int], site: HeadSite) -> int:
             f"[{height - 1}, {width - 1}], got {quoted(query)}."
         )
     return site.prefix_tokens + int(at[0]) * width + int(at[1])
+
+
+def patch_of(query: str | Sequence[int], grid: tuple[int, int]) -> str | Sequence[int]:
+    """The (row, column) of the query, or the name of a token that is no patch."""
+    return (grid[0] // 2, grid[1] // 2) if query == "center" else query
 
 
 def of_query(attn: Tensor, site: HeadSite, token: int) -> Tensor:

@@ -35,6 +35,10 @@ class MapKind(ABC):
         attention weights.
         """
 
+    def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
+        """(row, column) of the one patch that looks, on a map of ``grid``; None where none or all do."""
+        return None
+
 
 def layout_of(model: nn.Module) -> HeadLayout:
     """The heads of a model, which gets gates if it has none; gates that it has stay as they are."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import curves, pairwise, pairwise_layers, per_head
+from mhprobe.report.figures.maps import frame
 from mhprobe.report.figures.style import canvas, place, printed
 from mhprobe.report.paper import DPI
 from mhprobe.report.values import Values
@@ -72,15 +73,23 @@ def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Fi
     return _styled(curves.draw(together, given[0].layout.num_heads, chance), style)
 
 
-def maps(images: Tensor, seen: Tensor, titles: Any = None, style: Style = "screen") -> Figure:
+def maps(
+    images: Tensor,
+    seen: Tensor,
+    titles: Any = None,
+    style: Style = "screen",
+    query: tuple[int, int] | None = None,
+) -> Figure:
     """A row per image, a column per map laid over it, the images themselves first.
 
     images: (B, 3, height, width), as the model saw them; drawn with their own darkest as black and brightest as white.
-    seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns.
-    Raises UserError for maps of another number of images.
+    seen: (B, H, rows, columns), from ``mhprobe.attention``. titles: of the H columns. query: (row, column) of the patch
+    that looks, which is framed. Raises UserError for maps of another number of images, and a patch outside the grid.
     """
     if seen.dim() != 4 or len(seen) != len(images):
         raise UserError(f"plot.maps: expected ({len(images)}, heads, rows, columns) maps, got {tuple(seen.shape)}.")
+    if query is not None and not all(0 <= at < size for at, size in zip(query, seen.shape[2:], strict=True)):
+        raise UserError(f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}.")
     count = seen.shape[1]
     names = [f"map {number}" for number in range(count)] if titles is None else [str(title) for title in titles]
     size = ((count + 1) * (_SIDE + _GAP) + _GAP, len(images) * (_SIDE + _GAP) + _TITLE)
@@ -96,6 +105,7 @@ def maps(images: Tensor, seen: Tensor, titles: Any = None, style: Style = "scree
                     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
                     grid = seen[row, column - 1].detach().float().cpu().numpy()
                     axes.imshow(grid, alpha=0.65, cmap="viridis", extent=extent, interpolation="nearest")
+                    frame(axes, query, grid.shape, (height, width))
                 if not row:
                     axes.set_title("image" if not column else names[column - 1], fontsize=7, pad=3)
     return _styled(figure, style)

@@ -234,8 +234,7 @@ def prune(
     looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
-    scored = images.scores["test"].scored
-    found = Pruned(model, nothing, scored=scored, chosen_by=looked_at, kinds=layout.kinds)
+    found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, images, found)
     score("dense", 0, model)
     for number in range(1, rounds + 1):

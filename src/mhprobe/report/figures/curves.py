@@ -6,6 +6,7 @@ from typing import Any, Literal
 from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, place
 
+CROWD = 6  # curves: of more the bands are paler, and the thin lines of the images that chose are left out
 Over = Literal["heads", "steps"]  # what the x axis counts
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew
 
@@ -19,10 +20,10 @@ CAPTION = (
 def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
     """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
-    Drawn is the last split that occurs, the one to report; thin and without a band the split that a searched curve was
-    chosen on. A ring: the first step that is significantly less accurate than the unmasked model (McNemar, Holm over
-    the curve); on the images that chose the path there is none, and the legend says so. Of a random curve the mean
-    over repeats is drawn, in grey. The legend names the searches.
+    Drawn is the last split that occurs, the one to report; thin and without a band, of few curves, the split that a
+    searched curve was chosen on. A ring: the first step that is significantly less accurate than the unmasked model
+    (McNemar, Holm over the curve); on the images that chose the path there is none, and the legend says so. Of a random
+    curve the mean over repeats is drawn, in grey. The legend names the searches.
     What accuracy is, the score says (``Curve.scored``), and the axis; it is larger where masking hurts less.
     Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
     chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
@@ -38,11 +39,10 @@ def draw(curves: Sequence[Curve], num_heads: int, chance: float | None = None, o
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with canvas((6.3, tall)) as figure:
         axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
-        _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
+        if len(shown) <= CROWD:
+            _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
         for curve in shown:
-            _line(
-                axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, crowded=len(shown) > 6
-            )
+            _line(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, len(shown) > CROWD)
             _promise(axes, curve, over)
         _notes(axes, shown)
         if curves[0].step[0] == 0:

@@ -7,6 +7,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import COLOURS, NAMELESS, Figure, Names, canvas, place
 
+DRAWS_CONTROL = True  # as nothing: what is at chance loses nothing without a head; the table has it
 CAPTION = (
     "How many heads change accuracy by how much when they alone are switched off. Left of 0 the model is better "
     "without the head. Dark: significant (McNemar, Holm over all heads, 5 %)."

@@ -8,25 +8,29 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Figure, Names, canvas, colour_bar, place
 
-_ENDS = (1, 3, 5)  # powers of two at which colours may end: 32 times at most
+_ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
+_INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
 
 CAPTION = (
     "Attention to each kind of key as a multiple of what even attention would give it: red more, blue less, white "
-    "is chance. Grey: the model has no such key."
+    "is chance. Cells beyond the ends of the colours (at most one in twenty) take the last colour. Kinds of which the "
+    "model has no key are left out."
 )
 
 
 def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """log2 of attention over even attention: red above it, blue below; grey where there is no such key."""
+    """log2 of attention over even attention: red above it, blue below; grey where a head has no such key."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
-    ratio = torch.stack([(columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds])
+    ratios = {kind: (columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds}
+    kinds = [kind for kind, each in ratios.items() if not each.isnan().all()]
+    ratio = torch.stack([ratios[kind] for kind in kinds])
     ratio = ratio.masked_fill(ratio.isneginf(), -_ENDS[-1])
     finite = ratio[ratio.isfinite()].abs()
-    most = finite.max().item() if len(finite) else 0.0
+    most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
     count = layout.num_heads
     wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
@@ -53,6 +57,7 @@ def draw(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: N
         axes.spines[:].set_visible(False)
         axes.set_xlabel("block (a column per head)")
         bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
+        bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
         bar.locator = FixedLocator(
             [-power for power in reversed(_ENDS)] + [0, *_ENDS]
         )  # a control may take other limits

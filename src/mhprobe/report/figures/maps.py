@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -10,7 +11,8 @@ from mhprobe.report.figures.style import Axes, Figure, canvas, place, scale
 
 CAPTION = (
     "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
-    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look."
+    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
+    "frame: the patch whose attention is shown."
 )
 
 
@@ -31,13 +33,21 @@ class Judged(NamedTuple):
         return not bool(self.deletion.isnan().any())
 
 
+Asking = Mapping[str, tuple[int, int]]
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
 
 
-def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged], smooth: bool = False) -> Figure:
+def draw(
+    pictures: Tensor,
+    titles: Sequence[str],
+    columns: Mapping[str, Judged],
+    smooth: bool = False,
+    asking: Asking = MappingProxyType({}),
+) -> Figure:
     """A row per image (B, 3, height, width) in [0, 1], a column per kind of map, the images themselves first.
 
     smooth: values between the patches' middles are interpolated, instead of a square per patch.
+    asking: by the name of a map, the patch that looks: it is framed.
     """
     rows, wide = len(pictures), 1 + len(columns)
     tall = rows * (_SIDE + _BELOW)
@@ -49,13 +59,16 @@ def draw(pictures: Tensor, titles: Sequence[str], columns: Mapping[str, Judged],
             axes.text(0, -0.05, titles[row], transform=axes.transAxes, va="top", fontsize=7)
             for column, (name, judged) in enumerate(columns.items(), 1):
                 axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row, smooth)
+                frame(axes, asking.get(name), judged.maps.shape[-2:], pictures.shape[-2:])
                 if row == 0:
                     axes.set_title(name, pad=3)
     return figure
 
 
-def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number: int) -> Figure:
-    """One image, number ``number`` of the batch, and every head's map of it."""
+def draw_heads(
+    picture: Tensor, title: str, heads: Mapping[str, Judged], number: int, asking: Asking = MappingProxyType({})
+) -> Figure:
+    """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``draw``."""
     per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)
@@ -67,6 +80,7 @@ def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number:
             row, column = divmod(place_in_grid, per_row)
             bottom = tall - row * (_SIDE + _BELOW + _TITLE) - _SIDE - _TITLE + 0.1
             axes = _overlay(figure, _GAP + (column + 1) * (_SIDE + _GAP), bottom, picture, judged, number)
+            frame(axes, asking.get(name), judged.maps.shape[-2:], picture.shape[-2:])
             axes.set_title(name, pad=3)
     return figure
 
@@ -74,6 +88,18 @@ def draw_heads(picture: Tensor, title: str, heads: Mapping[str, Judged], number:
 def _picture(axes: Axes, picture: Tensor) -> None:
     axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
     axes.set_axis_off()
+
+
+def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
+    """Frame a patch, black on white, of a (rows, columns) grid over a picture of (height, width) pixels."""
+    from matplotlib.patches import Rectangle
+
+    if patch is None:
+        return
+    tall, wide = (size / cells for size, cells in zip(pixels, grid, strict=True))
+    corner = patch[1] * wide - 0.5, patch[0] * tall - 0.5
+    for shade, width in (("white", 2.4), ("black", 1.0)):
+        axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=shade, linewidth=width, clip_on=False))
 
 
 def _overlay(

@@ -84,11 +84,10 @@ def draw(
             image = axes.imshow(panel.numpy(), cmap=cmap, norm=scale(panel)[1] if own else norm)
             axes.set_title(_with_limits(title, panel) if own else title, pad=3)
             _mark_blocks(axes, layout) if across else _mark_heads(axes, len(panel), side)
-            noun = "block" if across else "head"
-            if number + per_row >= len(panels):
-                axes.set_xlabel(noun)
-            if column == 0:
-                axes.set_ylabel(noun)
+            noun, below, beside = "block" if across else "head", number + per_row >= len(panels), column == 0
+            axes.set(xlabel=noun if below else "", ylabel=noun if beside else "")
+            if len({len(panel) for panel in panels}) == 1:  # all have the same heads
+                axes.tick_params(labelbottom=below, labelleft=beside)
         bar = colour_bar(figure, image, bar_at, bottom + (tall - bar_tall) / 2, bar_tall, label)
         if own:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])

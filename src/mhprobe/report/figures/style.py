@@ -168,8 +168,11 @@ def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: flo
 
 
 def panel_grid(count: int) -> tuple[int, int]:
-    """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled."""
-    rows = math.ceil(count / (6 if count > 8 else 4))
+    """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled.
+
+    Twelve blocks are three rows: six side by side leave their labels no room on a printed page.
+    """
+    rows = math.ceil(count / (6 if count > 12 else 4))
     return rows, math.ceil(count / rows)
 
 

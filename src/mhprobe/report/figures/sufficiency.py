@@ -7,6 +7,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures.style import NAMELESS, Figure, Names, canvas, place
 
+DRAWS_CONTROL = True  # as nothing: an untrained network is at chance whichever heads it has; the table has it
 CAPTION = (
     "Accuracy of the whole model when a block keeps one head. The filled point was chosen on validation images; "
     "the open one is the best on test, which flatters. The dashed line is the whole model: a block on it has one "
