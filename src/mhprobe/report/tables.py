@@ -45,6 +45,7 @@ Kind = Literal[
     "stages",  # a row per stage of a pruning
     "speed",  # a row per mask and batch size
     "maps",  # a row per image and map
+    "claims",  # a row per finding of the literature
     "table",  # anything else
 ]
 

@@ -154,6 +154,14 @@ class Faithfulness(_Section):
     random_orders: Annotated[int, Field(ge=1)]
 
 
+class EvidenceParts(_Section):
+    measure: dict[str, dict[str, Any]]
+    masking: Masking
+    maps: dict[str, dict[str, Any]]
+    images_of_maps: Annotated[int, Field(ge=1)]
+    images_of_control: Annotated[int, Field(ge=1)]
+
+
 class Repair(_Section):
     per: Literal["none", "head", "weights"]
     ridge: Annotated[float, Field(ge=0)]
@@ -235,6 +243,8 @@ class Config(_Section):
     paper: Paper | None = None
     figures: list[int | str] | None = None
     control: Literal["random_init"] | None = None
+    claims: list[str] | None = None
+    evidence: EvidenceParts | None = None
     causal: Causal | None = None
     voita: Voita | None = None
     to: str | None = None

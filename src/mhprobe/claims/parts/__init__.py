@@ -1,0 +1,1 @@
+"""Parts of the verdicts on claims: the judge, the estimates, and the evidence that claims ask for."""

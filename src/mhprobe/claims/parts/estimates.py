@@ -1,0 +1,299 @@
+"""Estimates of effects with 95 % intervals, and the p of any number that the effect might be.
+
+Heads vary where a claim is about heads: the heads of a block are taken for a sample, and the blocks as they are. The
+error is that of the delete-one jackknife, block by block (Shao & Tu, 1995, The Jackknife and Bootstrap, ch. 6): the
+influence of a head is how the number moves without it, and spreads inside its block. Images
+vary where a claim is about accuracy: differences on the same images are paired.
+
+Shapes: A heads of all sites, n images.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.stats.significance import Z95
+
+RELIABLE = 0.8  # share of a measure's variance over heads; a correlation is then at least .89 of what it would be
+FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An effect, its 95 % interval, and what it was estimated from.
+
+    p: of a number the two-sided p that the effect is this number. unit: heads, blocks or images, which vary; count: of
+    them. chance: what chance gives, where that was subtracted; NaN otherwise. needed: images that would tell, where
+    their number is what stands in the way and is known better than from the interval.
+    """
+
+    effect: float
+    low: float
+    high: float
+    p: Callable[[float], float]
+    unit: str
+    count: int
+    chance: float = math.nan
+    needed: int | None = None
+
+
+def over_heads(
+    layout: HeadLayout,
+    statistic: Callable[[Tensor], float],
+    heads: Tensor | None = None,
+    correlation: bool = False,
+    against: float = 0.0,
+    chance: float = math.nan,
+) -> Estimate:
+    """Estimate of a statistic of heads by the jackknife.
+
+    statistic: of the (K,) flat indices of the heads that are kept. heads: (A,) bool, of which something is known; None
+    for all. correlation: the statistic is one, and its error is that of its arctanh. against: is subtracted.
+    UserError for too few heads.
+    """
+    known = torch.ones(layout.num_heads, dtype=torch.bool) if heads is None else heads
+    all_of = torch.nonzero(known).flatten()
+    variance, freedom = 0.0, 0
+    scale = _stretched if correlation else float
+    for span in (layout.span(site) for site in range(len(layout.sites))):
+        members = all_of[(all_of >= span.start) & (all_of < span.stop)]
+        if len(members) > 1:
+            moved = [scale(statistic(all_of[all_of != head])) for head in members.tolist()]
+            of_one = (1 - 1 / len(all_of)) ** 2 * len(members)  # what is left out is one of all heads, not of its block
+            variance += of_one * statistics.variance(moved)
+            freedom += len(members) - 1
+    if freedom < FEWEST:
+        raise UserError(f"there are {len(all_of)} heads that can be compared, which are too few to vary over.")
+    value = statistic(all_of)
+    return _student(value, math.sqrt(variance), freedom, "heads", len(all_of), correlation, against, chance)
+
+
+def over_images(differences: Tensor, drawn: float = 0.0, of_accuracy: bool = False) -> Estimate:
+    """Estimate of the mean of (n,) differences, paired image by image.
+
+    drawn: standard error that comes from random draws beside the images. of_accuracy: the differences are between
+    right (1) and wrong (0), mostly 0; then an image more is counted on either side, so that there is an error where no
+    image differs (Bonett & Price, 2012, Journal of Educational and Behavioral Statistics 37:479).
+    UserError for fewer than 10 images.
+    """
+    count = len(differences)
+    if count < 10:
+        raise UserError(f"there are {count} images, expected 10 at the least.")
+    values = differences.double()
+    if of_accuracy:
+        values = torch.cat([values, values.new_tensor([1.0, -1.0])])
+    error = math.hypot(float(values.std()) / math.sqrt(len(values)), drawn)
+    return _student(float(values.mean()), error, len(values) - 1, "images", count)
+
+
+def share(
+    sure: Tensor, possible: Tensor, against: float = 0.0, images: int | Tensor = 0, unit: str = "heads"
+) -> Estimate:
+    """Estimate of the share of heads of which something is true, by the exact binomial law (Clopper & Pearson, 1934).
+
+    sure, possible: (K,) bool, heads of which the images show it, and of which they do not exclude it. Where the two
+    differ both ends of the interval take the worse, and more of the ``images`` would tell. against: is subtracted, e.g.
+    a half for "most". unit: "blocks" where these are counted. UserError for too few of them.
+    """
+    from scipy.stats import binom, binomtest
+
+    count, least, most = len(sure), int(sure.sum()), int((sure | possible).sum())
+    if count < FEWEST:
+        raise UserError(f"there are {count} {unit} that can be counted, which are too few.")
+    low = binomtest(least, count).proportion_ci(method="exact").low - against
+    high = binomtest(most, count).proportion_ci(method="exact").high - against
+
+    def p(effect: float) -> float:
+        expected = effect + against
+        if not 0 <= expected <= 1:
+            return 0.0  # no share can be that
+        if least <= expected * count <= most:
+            return 1.0
+        tail = binom.sf(least - 1, count, expected) if least > expected * count else binom.cdf(most, count, expected)
+        return min(1.0, 2 * float(tail))
+
+    over, number = ("images", int(images)) if least < most and images else (unit, count)
+    return Estimate((least + most) / 2 / count - against, float(low), float(high), p, over, number)
+
+
+def more_often(inside: Tensor, outside: Tensor) -> Estimate:
+    """Estimate of the chance that a number of the first group is larger than one of the second, minus a half.
+
+    inside, outside: (P,), (N,) of images. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for an empty group.
+    """
+    from mhprobe.stats.auroc import auroc
+
+    if not len(inside) or not len(outside):
+        raise UserError(f"{len(inside)} images are right and {len(outside)} wrong, expected some of either.")
+    area = auroc(inside, outside)
+    first, second = len(inside), len(outside)
+    more = (first - 1) * (area / (2 - area) - area**2) + (second - 1) * (2 * area**2 / (1 + area) - area**2)
+    error = math.sqrt(max(area * (1 - area) + more, 0.25) / (first * second)) if first * second else math.nan
+    return _student(area - 0.5, error, first + second - 2, "images", first + second)
+
+
+def _student(
+    value: float,
+    error: float,
+    freedom: int,
+    unit: str,
+    count: int,
+    correlation: bool = False,
+    against: float = 0.0,
+    chance: float = math.nan,
+) -> Estimate:
+    from scipy.stats import t
+
+    if not math.isfinite(value) or not math.isfinite(error):
+        raise UserError("the number that would decide it is not defined here: all heads, or all images, are alike.")
+    stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
+    middle, half = stretch(value), float(t.ppf(0.975, freedom)) * error
+
+    def p(effect: float) -> float:
+        distance = abs(middle - stretch(effect + against))
+        return float(2 * t.sf(distance / error, freedom)) if error else float(distance == 0)
+
+    ends = (shrink(middle - half) - against, shrink(middle + half) - against)
+    return Estimate(value - against, *ends, p, unit, count, chance)
+
+
+def _stretched(correlation: float) -> float:
+    return math.atanh(min(max(correlation, -1 + 1e-9), 1 - 1e-9))
+
+
+# statistics of heads
+
+
+def block_of(layout: HeadLayout) -> Tensor:
+    """(A,) the number of each head's block among those with heads."""
+    return torch.tensor([number for number, _, _ in layout])
+
+
+def third_of(layout: HeadLayout) -> Tensor:
+    """(A,) 0, 1 or 2 for heads of the early, the middle and the late blocks. UserError for fewer than three blocks."""
+    if len(layout.sites) < 3:
+        raise UserError(f"the network has {len(layout.sites)} blocks, expected three at the least.")
+    return block_of(layout) * 3 // len(layout.sites)
+
+
+def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
+    """(A,) bool each: heads of the early and of the late half of the blocks; a block in the middle is in neither.
+
+    UserError for a single block.
+    """
+    half = len(layout.sites) // 2
+    if not half:
+        raise UserError("the network has one block, expected two at the least.")
+    return block_of(layout) < half, block_of(layout) >= len(layout.sites) - half
+
+
+def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
+    """Mean of (A,) values over the heads of the later half of the blocks, minus that of the earlier half.
+
+    NaN values are left out.
+    """
+    early, late = halves(layout)
+
+    def difference(kept: Tensor) -> float:
+        return float(values[kept][late[kept]].mean() - values[kept][early[kept]].mean())
+
+    return over_heads(layout, difference, values.isfinite() & (early | late))
+
+
+def mean_of_heads(layout: HeadLayout, values: Tensor, chance: float = math.nan) -> Estimate:
+    """Mean of (A,) values over heads; NaN values are left out."""
+    return over_heads(layout, lambda kept: float(values[kept].mean()), values.isfinite(), chance=chance)
+
+
+def go_together(layout: HeadLayout, first: Tensor, second: Tensor, against: float = 0.0) -> Estimate:
+    """Rank correlation of two (A,) values over heads, or of two (A, A) values over the pairs of heads of each block.
+
+    Ranks are taken over all, and their mean in each block is subtracted: what blocks alone explain does not count. NaN
+    values are left out.
+    """
+    block = block_of(layout)
+    known = first.isfinite() & second.isfinite()
+    pairs = (in_blocks(layout) & known).triu() if first.dim() == 2 else torch.diag(known)
+    row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
+    values = torch.stack([_ranks(each if each.dim() == 2 else torch.diag(each), pairs) for each in (first, second)])
+    nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
+
+    def correlation(kept: Tensor) -> float:
+        left = torch.isin(row, kept) & torch.isin(column, kept)
+        here, group = values[:, left], block[row[left]]
+        size = torch.bincount(group, minlength=len(layout.sites)).clamp(min=1)
+        x, y = here - (nothing.index_add(1, group, here) / size)[:, group]
+        length = float((x.square().sum() * y.square().sum()).sqrt())
+        return float((x * y).sum()) / length if length > 0 else math.nan
+
+    heads = pairs.any(0) | pairs.any(1)
+    return over_heads(layout, correlation, heads, correlation=True, against=against)
+
+
+def _ranks(values: Tensor, pairs: Tensor) -> Tensor:
+    """(K,) ranks of the (A, A) values that are named, equal ones sharing theirs."""
+    from scipy.stats import rankdata
+
+    return torch.from_numpy(rankdata(values[pairs].double().numpy()))
+
+
+def with_noise(layout: HeadLayout, found: Estimate, columns: Mapping[str, Tensor]) -> Estimate:
+    """Return a correlation with a measure that few images leave uncertain: nothing is told where noise outweighs heads.
+
+    columns: of the measure, with "low", "high" and "images". Its reliability is the share of the variance inside blocks
+    that is not the images' noise (Spearman, 1904: noise makes a correlation smaller by the root of it). Below RELIABLE
+    the interval is everything, and ``needed`` is the number of images that would reach it.
+    """
+    noise = ((columns["high"] - columns["low"]) / 2 / Z95).double().square().mean()
+    inside = [(part - part.mean()).square().sum() for part in layout.split(columns["value"].double())]
+    variance = sum(inside) / max(1, layout.num_heads - len(layout.sites))
+    reliability = float((1 - noise / variance).clamp(min=0)) if variance > 0 else 0.0
+    if reliability >= RELIABLE:
+        return found
+    images = int(columns["images"])
+    odds = RELIABLE / (1 - RELIABLE)
+    needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
+    return Estimate(found.effect, -1.0, 1.0, lambda effect: 1.0, "images", images, needed=needed)
+
+
+def in_blocks(layout: HeadLayout) -> Tensor:
+    """(A, A) bool: pairs of different heads of one block."""
+    block = block_of(layout)
+    return (block[:, None] == block) & ~torch.eye(len(block), dtype=torch.bool)
+
+
+def mean_of_pairs(
+    layout: HeadLayout, values: Tensor, pairs: Tensor, minus: Tensor | None = None, chance: float = math.nan
+) -> Estimate:
+    """Mean of (A, A) values over the pairs of heads that (A, A) bool ``pairs`` names, minus that over ``minus``.
+
+    NaN values are left out.
+    """
+    known = values.isfinite()
+    groups = [pairs & known] if minus is None else [pairs & known, minus & known]
+
+    def mean(kept: Tensor) -> float:
+        inner = values[kept][:, kept]
+        means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
+        return means[0] - sum(means[1:])
+
+    return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=chance)
+
+
+def most_alike(values: Tensor, pairs: Tensor) -> Tensor:
+    """(A,) the largest of (A, A) values that each head has with another, over the pairs that are named; NaN: none."""
+    largest = values.masked_fill(~pairs | ~values.isfinite(), -math.inf).amax(1)
+    return largest.where(largest.isfinite(), math.nan)
+
+
+def error_of(estimate: Estimate) -> float:
+    """About the standard error: half the width of the 95 % interval over its quantile of the normal law."""
+    return (estimate.high - estimate.low) / 2 / Z95

@@ -1,0 +1,90 @@
+"""Verdicts on claims: does the interval lie beyond what would matter, inside it, or across?
+
+The number line is cut where an effect begins to matter. A claim's p is the smallest level at which its interval lies in
+one piece: the two-sided p of the cut that is nearest. So a verdict is wrong only if an interval misses the truth, in
+whatever piece that is (the partitioning principle: Finner & Strassburger, 2002, Annals of Statistics 30:1194), and
+Holm's correction over all claims that were asked keeps the chance of any wrong verdict at 5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mhprobe.claims.parts.claim import Claim
+from mhprobe.claims.parts.estimates import Estimate, error_of
+from mhprobe.errors import UserError
+from mhprobe.stats.significance import Z95, holm
+
+LEVEL = 0.05
+Word = Literal["holds", "contradicted", "too small to matter", "cannot be told", "not applicable"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on one claim.
+
+    word: holds, contradicted, too small to matter, cannot be told or not applicable. estimate: None where there is
+    none. p, p_holm: that the interval is wrong about the piece that the effect lies in. power: the chance that the
+    claim would hold here, before Holm, if the effect were twice the smallest that matters. needed: how many heads or
+    images would tell, where it cannot be told; None if the effect lies on the cut. reason: of not applicable.
+    """
+
+    word: Word
+    estimate: Estimate | None = None
+    p: float = math.nan
+    p_holm: float = math.nan
+    power: float = math.nan
+    needed: int | None = None
+    reason: str = ""
+
+
+def p_of(claim: Claim, estimate: Estimate) -> float:
+    """Smallest level at which the interval of the effect lies in one piece."""
+    low, high = claim.bounds
+    if estimate.effect >= high:
+        return estimate.p(high)
+    return estimate.p(low) if estimate.effect <= low else max(estimate.p(low), estimate.p(high))
+
+
+def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]) -> dict[str, Verdict]:
+    """A verdict on each claim, by its name. found: the estimate of each, or why there is none."""
+    told = {name: each for name, each in found.items() if isinstance(each, Estimate)}
+    p = torch.tensor([p_of(claims[name], each) for name, each in told.items()], dtype=torch.float64)
+    adjusted = dict(zip(told, holm(p).tolist(), strict=True))
+    verdicts: dict[str, Verdict] = {}
+    for name, claim in claims.items():
+        each = found[name]
+        if isinstance(each, UserError):
+            verdicts[name] = Verdict("not applicable", reason=str(each))
+        else:
+            verdicts[name] = _verdict(claim, each, p_of(claim, each), adjusted[name], len(told))
+    return verdicts
+
+
+def _verdict(claim: Claim, estimate: Estimate, p: float, p_holm: float, asked: int) -> Verdict:
+    from scipy.stats import norm
+
+    error = error_of(estimate)
+    power = float(norm.cdf(claim.matters / error - Z95)) if error else 1.0
+    if p_holm < LEVEL:
+        return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
+    if estimate.needed is not None:
+        return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed)
+    distance = min(abs(estimate.effect - bound) for bound in claim.bounds)
+    strict = float(norm.isf(LEVEL / 2 / asked))  # Holm's first step, which is the hardest
+    needed = math.ceil(estimate.count * (strict * error / distance) ** 2) if distance > 0 else None
+    return Verdict("cannot be told", estimate, p, p_holm, power, needed)
+
+
+def _piece(claim: Claim, estimate: Estimate) -> Word:
+    low, high = claim.bounds
+    if low < estimate.effect < high:
+        return "holds" if claim.shape == "none" else "too small to matter"
+    if claim.shape == "none" or estimate.effect <= low:
+        return "contradicted"
+    return "holds"

@@ -1,0 +1,62 @@
+"""A forest of claims: the effect of each against the smallest that matters, coloured by its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
+
+CAPTION = (
+    "Findings of the literature, judged on this network. A dot is an effect in multiples of the smallest that matters, "
+    "its bar the 95 % interval; bars end at 4. A claim holds if its bar lies right of 1, and is contradicted left of "
+    "-1. That a cost is at most so large (square) holds right of -1, that there is no effect (diamond) between. "
+    "Colours are after Holm's correction. A ring: it holds for an untrained network as well."
+)
+WORDS = {
+    "holds": COLOURS[2],
+    "contradicted": COLOURS[1],
+    "too small to matter": COLOURS[0],
+    "cannot be told": "0.6",
+    "not applicable": "0.6",
+}
+FARTHEST = 4.0  # multiples of what matters; what is further out ends in an arrow
+MARKS = {"more": "o", "at most": "s", "none": "D"}
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Return the figure.
+
+    rows: claim, verdict, effect, low, high, matters, shape, learned; those without a number are left out, and named.
+    """
+    told = [row for row in rows if math.isfinite(row["effect"])]
+    order = sorted(told, key=lambda row: (list(WORDS).index(row["verdict"]), -row["effect"] / row["matters"]))
+    tall = 0.17 * max(1, len(order)) + 0.1
+    left = 0.25 + 0.062 * max((len(row["claim"]) for row in order), default=10)
+    missing = [row["claim"].replace("_", " ") for row in rows if row not in told]
+    with canvas((left + 4.2, tall + 1.0)) as figure:
+        axes = place(figure, left, 0.6, 4.0, tall)
+        axes.axvspan(-1, 1, color="0.94", linewidth=0)
+        for at in (-1, 0, 1):
+            axes.axvline(at, color="0.5", linewidth=0.6, linestyle="-" if at else ":")
+        for y, row in enumerate(order):
+            colour = WORDS[row["verdict"]]
+            middle, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
+            axes.hlines(y, max(low, -FARTHEST), min(high, FARTHEST), color=colour, linewidth=1.4)
+            mark = MARKS[row["shape"]] if abs(middle) <= FARTHEST else ">" if middle > 0 else "<"
+            axes.plot(min(max(middle, -FARTHEST), FARTHEST), y, mark, color=colour, markersize=3.5, clip_on=False)
+            if row["learned"]:
+                axes.plot(min(middle, FARTHEST), y, "o", color="black", markersize=7, fillstyle="none", clip_on=False)
+        for word, colour in WORDS.items():
+            if any(row["verdict"] == word for row in order):
+                axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
+        axes.set_xlim(-FARTHEST - 0.15, FARTHEST + 0.15)
+        axes.set_ylim(len(order) - 0.4, -0.6)
+        axes.set_yticks(range(len(order)), [row["claim"].replace("_", " ") for row in order])
+        axes.set_xlabel("effect, in multiples of the smallest that matters")
+        if order:
+            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
+        if missing:
+            axes.text(0, -0.42 / tall, f"{len(missing)} not applicable", transform=axes.transAxes, fontsize=7, va="top")
+    return figure

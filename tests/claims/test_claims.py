@@ -1,0 +1,66 @@
+"""Every claim on evidence in which it is true, false, and just at the cut: what its verdict promises."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from laws import LAWS
+from scipy.stats import binom
+
+from mhprobe.claims.parts.asking import ask
+from mhprobe.claims.parts.claim import chosen, known
+from mhprobe.errors import UserError
+
+CLAIMS = sorted(known())
+DRAWS = 200
+MOST = int(binom.ppf(0.999, DRAWS, 0.05))  # so many of 200 at the most, if each is wrong in 5 %
+
+
+def verdict(name, effect, seed):
+    random = torch.Generator().manual_seed(seed)
+    return ask({name: known()[name]}, LAWS[name].draw(effect, random))[name]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_holds_where_it_is_true_and_not_where_it_is_false(name):
+    law, matters = LAWS[name], known()[name].matters
+    if known()[name].shape == "none":  # of 36 heads no claim of nothing can be shown
+        assert verdict(name, law.true * matters, seed=1).word == "cannot be told"
+    else:
+        assert verdict(name, law.true * matters, seed=1).word == "holds"
+    assert verdict(name, law.false * matters, seed=1).word == law.word
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_at_the_cut_a_claim_hardly_ever_holds(name):
+    claim = known()[name]
+    words = [verdict(name, claim.bounds[1], seed).word for seed in range(DRAWS)]
+    assert words.count("holds") <= MOST
+    if claim.shape == "more":
+        assert words.count("contradicted") == 0
+    if claim.shape == "at most":
+        assert words.count("contradicted") <= MOST
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_says_what_it_is(name):
+    claim = known()[name]
+    assert re.fullmatch(r"[A-Z].*\.", claim.says) and claim.because and claim.source and claim.network
+    assert claim.matters > 0
+
+
+def test_every_claim_has_a_law_to_be_tried_on():
+    assert set(LAWS) == set(known())
+    assert len(known()) >= 35
+
+
+def test_an_unknown_claim_is_answered_with_the_nearest_name():
+    with pytest.raises(UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*There are a_fifth"):
+        chosen(["most_heads_go"])
+    with pytest.raises(UserError, match="empty list"):
+        chosen([])
+    assert list(chosen(["most_heads_can_go", "entropy_falls_with_depth"])) == sorted(
+        ["most_heads_can_go", "entropy_falls_with_depth"]
+    )

@@ -1,0 +1,171 @@
+"""Estimates against well-known functions, and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from layouts import layout_of
+from mhprobe.claims.parts.estimates import (
+    go_together,
+    in_blocks,
+    late_minus_early,
+    mean_of_heads,
+    mean_of_pairs,
+    more_often,
+    most_alike,
+    over_images,
+    share,
+    third_of,
+    with_noise,
+)
+from mhprobe.claims.parts.masked import at_share
+from mhprobe.errors import UserError
+from mhprobe.studies.panels.heat import auc_interval
+
+RANDOM = torch.Generator().manual_seed(3)
+
+
+def drawn(*shape):
+    return torch.randn(*shape, generator=RANDOM, dtype=torch.float64)
+
+
+def test_the_mean_over_the_heads_of_one_block_is_students():
+    values = drawn(9)
+    found, expected = mean_of_heads(layout_of(9), values), stats.ttest_1samp(values.numpy(), 0.3)
+    ends = expected.confidence_interval()
+    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
+    assert found.p(0.3) == pytest.approx(expected.pvalue)
+
+
+def test_blocks_do_not_vary_their_heads_do():
+    values = drawn(12) + 100 * torch.arange(3).repeat_interleave(4)
+    of_blocks = values.view(3, 4)
+    error = math.sqrt(float((of_blocks.var(1) / 4).sum())) / 3  # of a mean of three means
+    found = mean_of_heads(layout_of(4, 4, 4), values)
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, 9) * error)
+
+
+def test_late_minus_early_is_a_difference_of_means_without_the_middle():
+    values = torch.tensor([1.0, 3.0, 5.0, 7.0, 100.0, 100.0, 7.0, 8.0, math.nan, 9.0, 4.0]).double()
+    found = late_minus_early(layout_of(2, 2, 2, 2, 3), values)
+    assert found.effect == pytest.approx((7 + 8 + 9 + 4) / 4 - (1 + 3 + 5 + 7) / 4)
+
+
+def test_the_mean_over_images_is_students():
+    values = drawn(40)
+    found, expected = over_images(values), stats.ttest_1samp(values.numpy(), 0.2)
+    ends = expected.confidence_interval()
+    assert (found.low, found.high, found.p(0.2)) == pytest.approx((ends.low, ends.high, expected.pvalue))
+    assert over_images(values, drawn=1.0).high > found.high
+
+
+def test_where_no_image_differs_there_is_an_interval_all_the_same():
+    found = over_images(torch.zeros(100), of_accuracy=True)
+    variance = 2 / 101  # of 102 images with one lost and one won
+    half = stats.t.ppf(0.975, 101) * math.sqrt(variance / 102)
+    assert (found.effect, found.low, found.high) == pytest.approx((0, -half, half))
+    assert found.p(-0.01) > 0.05
+
+
+def test_a_share_is_binomial():
+    flags = torch.tensor([True] * 9 + [False] * 11)
+    found, expected = share(flags, flags, against=0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
+    assert (found.low, found.high) == pytest.approx((expected.low - 0.2, expected.high - 0.2))
+    assert found.p(0.0) == pytest.approx(2 * stats.binomtest(9, 20, 0.2, "greater").pvalue)
+    assert found.p(0.5) == pytest.approx(2 * stats.binomtest(9, 20, 0.7, "less").pvalue)
+    assert found.p(-0.3) == 0
+
+
+def test_heads_of_which_images_tell_nothing_count_for_either_side():
+    sure, possible = torch.arange(20) < 5, torch.arange(20) < 15
+    found = share(sure, possible, images=300)
+    assert found.low == pytest.approx(stats.binomtest(5, 20).proportion_ci(method="exact").low)
+    assert found.high == pytest.approx(stats.binomtest(15, 20).proportion_ci(method="exact").high)
+    assert (found.unit, found.count, found.p(0.5)) == ("images", 300, 1.0)
+
+
+def test_the_hotter_one_is_counted_as_in_the_figure_of_heat():
+    hot, cold = drawn(60) + 0.5, drawn(50)
+    found = more_often(hot, cold)
+    area = float((hot[:, None] > cold).double().mean())
+    assert found.effect == pytest.approx(area - 0.5)
+    assert (found.low + 0.5, found.high + 0.5) == pytest.approx(auc_interval(area, 60, 50), abs=2e-3)  # t for z
+    with pytest.raises(UserError, match="60 images are right and 0 wrong"):
+        more_often(hot, cold[:0])
+
+
+def test_a_correlation_in_one_block_is_spearmans():
+    first = drawn(30)
+    second = first + drawn(30)
+    found = go_together(layout_of(30), first, second)
+    assert found.effect == pytest.approx(stats.spearmanr(first, second).statistic)
+    assert found.low < found.effect < found.high < 1
+
+
+def test_what_blocks_alone_explain_is_no_correlation_of_heads():
+    block = torch.arange(6).repeat_interleave(8).double()
+    found = go_together(layout_of(*[8] * 6), block + 0.1 * drawn(48), block + 0.1 * drawn(48))
+    assert abs(found.effect) < 0.5 < stats.spearmanr(block, block).statistic
+
+
+def test_noise_of_few_images_is_no_sign_that_nothing_goes_together():
+    layout, truth = layout_of(*[20] * 5), drawn(100)
+    for images, told in ((40, False), (4000, True)):
+        error = 20 / math.sqrt(images)
+        value = truth + error * drawn(100)
+        columns = {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error, "images": images}
+        found = with_noise(layout, go_together(layout, truth, value), columns)
+        assert (found.high - found.low < 1) == told
+        assert told or (found.unit == "images" and found.p(0.3) == 1)
+        assert told or found.needed is None or found.needed > 400  # 1600 are so many that four fifths are of heads
+
+
+def test_pairs_are_correlated_within_blocks():
+    layout, first = layout_of(5, 6), drawn(11, 11)
+    second = -first
+    assert go_together(layout, first, second).effect == pytest.approx(-1)
+
+
+def test_pairs_of_a_head_vary_together():
+    """The error of a mean over pairs is that of a U-statistic: about twice what the means of the heads vary."""
+    layout = layout_of(12)
+    errors, means = [], []
+    for _ in range(200):
+        of_head = drawn(12)
+        found = mean_of_pairs(layout, of_head[:, None] + of_head, in_blocks(layout))
+        errors.append((found.high - found.low) / 2 / stats.t.ppf(0.975, 11))
+        means.append(found.effect)
+    assert float(torch.tensor(errors).square().mean().sqrt()) == pytest.approx(
+        float(torch.tensor(means).std()), rel=0.2
+    )
+
+
+def test_the_nearest_head_is_looked_for_among_the_named_pairs():
+    values = torch.tensor([[9.0, 0.2, 0.9], [0.2, 9.0, 0.1], [0.9, 0.1, 9.0]])
+    assert most_alike(values, in_blocks(layout_of(2, 1)))[:2].tolist() == pytest.approx([0.2, 0.2])
+    assert most_alike(values, in_blocks(layout_of(2, 1)))[2].isnan()
+
+
+def test_too_few_heads_or_images_are_refused():
+    with pytest.raises(UserError, match="too few to vary"):
+        mean_of_heads(layout_of(1, 1, 1, 1), drawn(4))
+    with pytest.raises(UserError, match="expected 10"):
+        over_images(torch.zeros(9))
+    with pytest.raises(UserError, match="two at the least"):
+        late_minus_early(layout_of(8), drawn(8))
+    with pytest.raises(UserError, match="three at the least"):
+        third_of(layout_of(4, 4))
+    with pytest.raises(UserError, match="not defined"):
+        go_together(layout_of(9), torch.ones(9), drawn(9))
+
+
+def test_a_mask_at_a_share_closes_no_more_than_that():
+    path = torch.ones(5, 10).tril(-1).bool()  # after step s the first s of ten
+    path = torch.stack([path, path.flip(1)])
+    assert at_share(path, 0.3).sum(1).tolist() == [3, 3]
+    assert at_share(path, 0.35).sum(1).tolist() == [3, 3]
+    assert at_share(path[0], 0.05).sum() == 0
