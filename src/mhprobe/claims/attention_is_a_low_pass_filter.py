@@ -1,4 +1,4 @@
-"""What heads write has fewer high frequencies than the stream that they read."""
+"""Heads write fewer high frequencies than the stream that they read has."""
 
 from __future__ import annotations
 

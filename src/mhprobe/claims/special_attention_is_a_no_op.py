@@ -1,4 +1,4 @@
-"""How much is attended to special tokens matters less to the loss than other attention."""
+"""Attention to special tokens matters less to the loss than other attention does."""
 
 from __future__ import annotations
 
