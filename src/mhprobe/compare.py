@@ -2,8 +2,8 @@
 
 RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``groups``, ``curves`` and ``agreement``
 (of the heads), of runs that differ in two settings or more the table ``grid`` (accuracy by these), the table ``paired``
-(McNemar's test of every two runs that were tested on the same images), and comparison.html, which shows two or more
-runs side by side.
+(McNemar's test of every two runs that were tested on the same images), of runs of mhprobe.claims the matrix ``claims``,
+and comparison.html, which shows two or more runs side by side.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binom, norm
 
 from mhprobe.claims.parts.claim import Claim
-from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.judge import judge, p_of
 from mhprobe.errors import UserError
 
@@ -20,8 +20,8 @@ def claim(shape="more"):
 
 
 def estimate(effect, error=0.1, count=50):
-    def p(other):
-        return float(2 * norm.sf(abs(effect - other) / error))
+    def p(other, times=1.0):
+        return float(2 * norm.sf(abs(effect - other) * math.sqrt(times) / error))
 
     return Estimate(effect, effect - 1.96 * error, effect + 1.96 * error, p, "heads", count)
 
@@ -99,4 +99,6 @@ def test_what_cannot_be_asked_keeps_its_reason_and_its_place():
     verdicts = judge({"one": claim(), "two": claim()}, {"one": UserError("no class token."), "two": estimate(2)})
     assert [each.word for each in verdicts.values()] == ["not applicable", "holds"]
     assert verdicts["one"].reason == "no class token."
+    few = judge({"one": claim()}, {"one": TooFewError("there are 3 images.", 10)})["one"]
+    assert (few.word, few.needed, few.reason) == ("cannot be told", 10, "there are 3 images.")
     assert verdicts["two"].p_holm == verdicts["two"].p  # what was not asked takes no part in Holm's correction

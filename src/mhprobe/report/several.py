@@ -24,6 +24,7 @@ from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, expand, read_run, settings
 from mhprobe.report.tables import Table, from_rows
+from mhprobe.report.verdicts import matrix
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import t_interval
 
@@ -46,7 +47,7 @@ class One(NamedTuple):
 
 
 def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[str, Result]:
-    """The results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``.
+    """The results ``runs``, ``groups``, ``grid``, ``paired``, ``curves``, ``agreement``, ``claims``.
 
     over: settings by the end of their names.
     folders: of runs, or of sweeps. UserError for fewer than two runs, and for a folder that holds none.
@@ -57,7 +58,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     ones = told_apart(found, over)
     paired = outcomes.pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
     results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones), "paired": Result(from_rows(paired))}
-    results |= {"curves": _curves(ones), "agreement": _agreement(ones)}
+    results |= {"curves": _curves(ones), "agreement": _agreement(ones), "claims": _claims(ones)}
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
@@ -249,10 +250,17 @@ def _agreement(ones: Sequence[One], k: int = 10) -> Result:
         for key in [key for key in first if key in second]:
             values = {one.name: _values(each[key]) for one, each in ((a, first), (b, second))}
             alike = agreement(values, k)
-            numbers = (matrix[0, 1].item() for matrix in (alike.spearman, alike.overlap, alike.chance))
+            numbers = (of_two[0, 1].item() for of_two in (alike.spearman, alike.overlap, alike.chance))
             numbered = dict(zip(("spearman", "overlap", "chance"), numbers, strict=True))
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbered, "k": alike.k})
     return Result(from_rows(rows), run_agreement.draw(rows), drawn="run_agreement") if rows else Result()
+
+
+def _claims(ones: Sequence[One]) -> Result:
+    """Verdicts on claims, of the runs that judged any."""
+    names = [str(one.run.config.get("name")) for one in ones]
+    told_apart = names if len(set(names)) == len(names) else [one.name for one in ones]
+    return matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
 
 
 def _values(measure: Mapping[str, Any]) -> torch.Tensor:

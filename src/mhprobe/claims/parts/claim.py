@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mhprobe.claims
 from mhprobe.claims.parts.estimates import Estimate
-from mhprobe.errors import UserError
+from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
 
 Columns = Mapping[str, Tensor]
@@ -27,7 +27,10 @@ class Evidence(Protocol):
     A UserError from any method says why this network, or this data set, cannot be asked.
     """
 
-    layout: HeadLayout
+    @property
+    def layout(self) -> HeadLayout:
+        """Layout of the network's heads."""
+        ...
 
     def columns(self, name: str) -> Columns:
         """Columns of a measure of the test images, by its name in conf/claims.yaml."""
@@ -95,5 +98,5 @@ def chosen(names: Sequence[str] | None) -> dict[str, Claim]:
         if name not in known():
             close = difflib.get_close_matches(str(name), known(), n=1, cutoff=0.4)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise UserError(f"claims: there is no claim {name!r}; {hint}There are {', '.join(known())}.")
+            raise UserError(f"claims: there is no claim {quoted(name)}; {hint}There are {', '.join(known())}.")
     return {name: claim for name, claim in known().items() if name in names}

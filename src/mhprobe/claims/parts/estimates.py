@@ -26,19 +26,27 @@ RELIABLE = 0.8  # share of a measure's variance over heads; a correlation is the
 FEWEST = 4  # degrees of freedom below which an error is too uncertain to be used
 
 
+class TooFewError(UserError):
+    """Raised where there are too few heads or images for any estimate; ``needed`` are the fewest."""
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
 @dataclass(frozen=True)
 class Estimate:
     """An effect, its 95 % interval, and what it was estimated from.
 
-    p: of a number the two-sided p that the effect is this number. unit: heads, blocks or images, which vary; count: of
-    them. chance: what chance gives, where that was subtracted; NaN otherwise. needed: images that would tell, where
-    their number is what stands in the way and is known better than from the interval.
+    p: of a number the two-sided p that the effect is this number, and of how many times as many heads or images there
+    were. unit: heads, blocks or images, which vary; count: of them. chance: what chance gives, where that was
+    subtracted; NaN otherwise. needed: images that would tell, where their number is what stands in the way.
     """
 
     effect: float
     low: float
     high: float
-    p: Callable[[float], float]
+    p: Callable[[float, float], float]
     unit: str
     count: int
     chance: float = math.nan
@@ -57,7 +65,7 @@ def over_heads(
 
     statistic: of the (K,) flat indices of the heads that are kept. heads: (A,) bool, of which something is known; None
     for all. correlation: the statistic is one, and its error is that of its arctanh. against: is subtracted.
-    UserError for too few heads.
+    TooFewError for too few heads.
     """
     known = torch.ones(layout.num_heads, dtype=torch.bool) if heads is None else heads
     all_of = torch.nonzero(known).flatten()
@@ -71,7 +79,10 @@ def over_heads(
             variance += of_one * statistics.variance(moved)
             freedom += len(members) - 1
     if freedom < FEWEST:
-        raise UserError(f"there are {len(all_of)} heads that can be compared, which are too few to vary over.")
+        raise TooFewError(
+            f"there are {len(all_of)} heads that can be compared, which are too few to vary over.",
+            len(layout.sites) + FEWEST,
+        )
     value = statistic(all_of)
     return _student(value, math.sqrt(variance), freedom, "heads", len(all_of), correlation, against, chance)
 
@@ -82,11 +93,11 @@ def over_images(differences: Tensor, drawn: float = 0.0, of_accuracy: bool = Fal
     drawn: standard error that comes from random draws beside the images. of_accuracy: the differences are between
     right (1) and wrong (0), mostly 0; then an image more is counted on either side, so that there is an error where no
     image differs (Bonett & Price, 2012, Journal of Educational and Behavioral Statistics 37:479).
-    UserError for fewer than 10 images.
+    TooFewError for fewer than 10 images.
     """
     count = len(differences)
     if count < 10:
-        raise UserError(f"there are {count} images, expected 10 at the least.")
+        raise TooFewError(f"there are {count} images, expected 10 at the least.", 10)
     values = differences.double()
     if of_accuracy:
         values = torch.cat([values, values.new_tensor([1.0, -1.0])])
@@ -101,23 +112,24 @@ def share(
 
     sure, possible: (K,) bool, heads of which the images show it, and of which they do not exclude it. Where the two
     differ both ends of the interval take the worse, and more of the ``images`` would tell. against: is subtracted, e.g.
-    a half for "most". unit: "blocks" where these are counted. UserError for too few of them.
+    a half for "most". unit: "blocks" where these are counted. TooFewError for too few of them.
     """
     from scipy.stats import binom, binomtest
 
     count, least, most = len(sure), int(sure.sum()), int((sure | possible).sum())
     if count < FEWEST:
-        raise UserError(f"there are {count} {unit} that can be counted, which are too few.")
+        raise TooFewError(f"there are {count} {unit} that can be counted, which are too few.", FEWEST)
     low = binomtest(least, count).proportion_ci(method="exact").low - against
     high = binomtest(most, count).proportion_ci(method="exact").high - against
 
-    def p(effect: float) -> float:
+    def p(effect: float, times: float = 1.0) -> float:
         expected = effect + against
+        few, many, of = (round(times * number) for number in (least, most, count))
         if not 0 <= expected <= 1:
             return 0.0  # no share can be that
-        if least <= expected * count <= most:
+        if few <= expected * of <= many:
             return 1.0
-        tail = binom.sf(least - 1, count, expected) if least > expected * count else binom.cdf(most, count, expected)
+        tail = binom.sf(few - 1, of, expected) if few > expected * of else binom.cdf(many, of, expected)
         return min(1.0, 2 * float(tail))
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
@@ -157,9 +169,9 @@ def _student(
     stretch, shrink = (_stretched, math.tanh) if correlation else (float, float)
     middle, half = stretch(value), float(t.ppf(0.975, freedom)) * error
 
-    def p(effect: float) -> float:
-        distance = abs(middle - stretch(effect + against))
-        return float(2 * t.sf(distance / error, freedom)) if error else float(distance == 0)
+    def p(effect: float, times: float = 1.0) -> float:
+        distance = abs(middle - stretch(effect + against)) * math.sqrt(times)
+        return float(2 * t.sf(distance / error, freedom * times)) if error else float(distance == 0)
 
     ends = (shrink(middle - half) - against, shrink(middle + half) - against)
     return Estimate(value - against, *ends, p, unit, count, chance)
@@ -261,7 +273,7 @@ def with_noise(layout: HeadLayout, found: Estimate, columns: Mapping[str, Tensor
     images = int(columns["images"])
     odds = RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-    return Estimate(found.effect, -1.0, 1.0, lambda effect: 1.0, "images", images, needed=needed)
+    return Estimate(found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, "images", images, needed=needed)
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:

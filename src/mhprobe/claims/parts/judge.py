@@ -8,6 +8,7 @@ Holm's correction over all claims that were asked keeps the chance of any wrong 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from typing import Literal
 import torch
 
 from mhprobe.claims.parts.claim import Claim
-from mhprobe.claims.parts.estimates import Estimate, error_of
+from mhprobe.claims.parts.estimates import Estimate, TooFewError, error_of
 from mhprobe.errors import UserError
 from mhprobe.stats.significance import Z95, holm
 
 LEVEL = 0.05
+MOST = 10_000  # times as many heads or images; an effect that needs more lies on the cut
 Word = Literal["holds", "contradicted", "too small to matter", "cannot be told", "not applicable"]
 
 
@@ -31,7 +33,7 @@ class Verdict:
     word: holds, contradicted, too small to matter, cannot be told or not applicable. estimate: None where there is
     none. p, p_holm: that the interval is wrong about the piece that the effect lies in. power: the chance that the
     claim would hold here, before Holm, if the effect were twice the smallest that matters. needed: how many heads or
-    images would tell, where it cannot be told; None if the effect lies on the cut. reason: of not applicable.
+    images would tell, where it cannot be told; None if the effect lies on the cut. reason: why there is no estimate.
     """
 
     word: Word
@@ -43,12 +45,12 @@ class Verdict:
     reason: str = ""
 
 
-def p_of(claim: Claim, estimate: Estimate) -> float:
-    """Smallest level at which the interval of the effect lies in one piece."""
+def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
+    """Smallest level at which the interval of the effect lies in one piece, from so many ``times`` as many images."""
     low, high = claim.bounds
     if estimate.effect >= high:
-        return estimate.p(high)
-    return estimate.p(low) if estimate.effect <= low else max(estimate.p(low), estimate.p(high))
+        return estimate.p(high, times)
+    return estimate.p(low, times) if estimate.effect <= low else max(estimate.p(low, times), estimate.p(high, times))
 
 
 def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]) -> dict[str, Verdict]:
@@ -59,7 +61,9 @@ def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]
     verdicts: dict[str, Verdict] = {}
     for name, claim in claims.items():
         each = found[name]
-        if isinstance(each, UserError):
+        if isinstance(each, TooFewError):
+            verdicts[name] = Verdict("cannot be told", needed=each.needed, reason=str(each))
+        elif isinstance(each, UserError):
             verdicts[name] = Verdict("not applicable", reason=str(each))
         else:
             verdicts[name] = _verdict(claim, each, p_of(claim, each), adjusted[name], len(told))
@@ -73,12 +77,18 @@ def _verdict(claim: Claim, estimate: Estimate, p: float, p_holm: float, asked: i
     power = float(norm.cdf(claim.matters / error - Z95)) if error else 1.0
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
-    if estimate.needed is not None:
-        return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed)
-    distance = min(abs(estimate.effect - bound) for bound in claim.bounds)
-    strict = float(norm.isf(LEVEL / 2 / asked))  # Holm's first step, which is the hardest
-    needed = math.ceil(estimate.count * (strict * error / distance) ** 2) if distance > 0 else None
-    return Verdict("cannot be told", estimate, p, p_holm, power, needed)
+    return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, asked))
+
+
+def _needed(claim: Claim, estimate: Estimate, asked: int) -> int | None:
+    """Fewest heads or images from which the same effect would be told at Holm's first step, the hardest."""
+    counts = range(estimate.count, MOST * estimate.count)
+
+    def told(count: int) -> bool:
+        return p_of(claim, estimate, count / estimate.count) < LEVEL / asked
+
+    place = bisect.bisect_left(counts, True, key=told)
+    return None if place == len(counts) else counts[place]
 
 
 def _piece(claim: Claim, estimate: Estimate) -> Word:

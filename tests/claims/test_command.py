@@ -1,0 +1,157 @@
+"""mhprobe.claims on a small network: every claim gets a verdict, in a table, a figure, the page and two sentences."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+import mhprobe.claims.__main__ as command
+import runs
+from drawn import assert_nothing_is_clipped
+from mhprobe.claims.parts import words
+from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.judge import Verdict
+from mhprobe.claims.parts.measured import Measured
+from mhprobe.errors import UserError
+from mhprobe.report.report import Report
+from mhprobe.report.runs.run import read_run
+from mhprobe.report.several import several
+from mhprobe.report.verdicts import matrix
+
+SMALL = (
+    *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=3", "backbone.num_heads=3", "weights=random"),
+    *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
+    *("trainer.precision=32-true", "evidence.images_of_control=20", "evidence.images_of_maps=12"),
+)
+WORDS = {"holds", "contradicted", "too small to matter", "cannot be told", "not applicable"}
+
+
+def settings(folder, *more):
+    return runs.checked("claims", *SMALL, f"cache_dir={folder}", *more)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Lines that the command says."""
+    lines: list[str] = []
+    monkeypatch.setattr("mhprobe.claims.parts.asking.announce", lines.extend)
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # forty images of noise are few for nearly every measure
+def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, told):
+    monkeypatch.setattr(Measured, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    (folder := tmp_path / "run").mkdir()
+    command.run(settings(tmp_path), folder)
+    rows = {row["claim"]: row for row in runs.rows(folder / "tables" / "claims.csv")}
+    assert set(rows) == set(known()) and {row["verdict"] for row in rows.values()} <= WORDS
+    refused = {name: row["reason"] for name, row in rows.items() if row["verdict"] == "not applicable"}
+    assert all(refused.values()) and set(refused) <= {"specialised_heads_stay", "high_norm_tokens_draw_attention"}
+    assert re.match(rf"\d+ of {len(known())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
+    assert re.match(r"Of those that hold, \d+ hold for an untrained network as well", told[1])
+    page = (folder / "report.html").read_text()
+    assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
+    entry = Report(folder).results.results["claims"]
+    assert (entry.kind, entry.drawn, entry.interval) == ("claims", "claims", ["low", "high"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path, monkeypatch, told):
+    (folder := tmp_path / "run").mkdir()
+    asked = "claims=[entropy_falls_with_depth,a_fifth_of_the_heads_goes]"
+    command.run(settings(tmp_path, asked), folder)
+    first = (folder / "tables" / "claims.csv").read_text()
+    assert "an untrained network guesses" not in first and "not shown to be better than a guess" in first
+    monkeypatch.setattr("mhprobe.claims.parts.measured.measure", None)
+    command.run(settings(tmp_path, asked), folder)
+    assert (folder / "tables" / "claims.csv").read_text() == first
+    assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("1 is not applicable.")
+    with pytest.raises(UserError, match="did you mean entropy_falls_with_depth"):
+        command.run(settings(tmp_path, "claims=[entropy_falls]"), folder)
+
+
+def verdict(word, effect=math.nan):
+    estimate = (
+        None if math.isnan(effect) else Estimate(effect, effect - 0.02, effect + 0.02, lambda *_: 0.1, "heads", 36)
+    )
+    return Verdict(word, estimate, reason="" if estimate else "it has no class token.")
+
+
+def made(folder, seen):
+    """A run's folder with these verdicts."""
+    claims = {name: known()[name] for name in seen}
+    report = Report(folder)
+    report.add("claims", words.result(claims, seen, {name: verdict("holds", 0.3) for name in seen}))
+    (folder / "config").mkdir()
+    (folder / "config" / "config.yaml").write_text(f"seed: 0\nname: {folder.name}\n")
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path):
+    first = {
+        "entropy_falls_with_depth": verdict("holds", 0.4),
+        "the_class_token_draws_attention": verdict("not applicable"),
+        "importance_beats_random": verdict("cannot be told", 0.01),
+    }
+    second = {
+        "entropy_falls_with_depth": verdict("contradicted", -0.3),
+        "a_fifth_of_the_heads_goes": verdict("holds", 0.0),
+    }
+    return [made(tmp_path / name, seen) for name, seen in (("vit", first), ("swin", second))]
+
+
+def test_compared_runs_give_the_matrix_of_claims_by_networks(folders):
+    result = several(folders)["claims"]
+    rows = {
+        row["claim"]: row for row in (dict(zip(result.table.columns, each, strict=True)) for each in result.table.rows)
+    }
+    names = [column for column in result.table.columns if column not in ("claim", "says", "holds_in")]
+    assert len(names) == 2
+    assert [rows["entropy_falls_with_depth"][name] for name in names] == ["holds", "contradicted"]
+    assert [rows["a_fifth_of_the_heads_goes"][name] for name in names] == ["", "holds"]
+    assert rows["entropy_falls_with_depth"]["holds_in"] == 1
+    signs = [text.get_text() for text in result.figure.axes[0].texts]
+    assert sorted(signs) == sorted(["+", "\N{MINUS SIGN}", "/", "", "·", "", "", "+"])
+    assert_nothing_is_clipped(result.figure)
+
+
+def test_runs_without_claims_have_no_matrix():
+    assert matrix({"vit": [], "swin": []}).empty
+
+
+def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
+    claims = {name: known()[name] for name in ("entropy_falls_with_depth", "a_fifth_of_the_heads_goes")}
+    seen = {"entropy_falls_with_depth": verdict("holds", 0.1), "a_fifth_of_the_heads_goes": verdict("holds", 0.9)}
+    result = words.result(claims, seen, {"entropy_falls_with_depth": verdict("holds", 0.1)})
+    (axes,) = result.figure.axes
+    dots = {line.get_marker(): line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1}
+    assert dots[">"] == 4.0  # ninety times what matters is beyond the end
+    assert dots["o"] == pytest.approx(0.1 / 0.05)
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        "a fifth of the heads goes",
+        "entropy falls with depth",
+    ]
+    assert_nothing_is_clipped(result.figure)
+    learned = {row[0]: row[result.table.columns.index("learned")] for row in result.table.rows}
+    assert learned == {"entropy_falls_with_depth": "no", "a_fifth_of_the_heads_goes": ""}
+
+
+def test_a_line_says_the_number_or_why_there_is_none():
+    claim = known()["entropy_falls_with_depth"]
+    found = Estimate(0.0834, 0.0501, 0.1234, lambda *_: 0.1, "heads", 72)
+    assert words.line("entropy_falls_with_depth", claim, found) == (
+        "entropy_falls_with_depth: 0.0834 of maximal entropy (95 % 0.0501 to 0.123; matters from 0.05), of 72 heads"
+    )
+    assert words.line("x", claim, UserError("no labels.")) == "x: not applicable, no labels."
+    assert words.sentences({"x": verdict("holds", 1.0)}, {})[1] == "There is no untrained twin to compare with."
+
+
+def test_the_page_of_a_run_reads_its_claims(folders):
+    assert {row["claim"] for row in read_run(folders[0]).rows("claims")} == {
+        *("entropy_falls_with_depth", "the_class_token_draws_attention", "importance_beats_random"),
+    }
