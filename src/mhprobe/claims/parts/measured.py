@@ -27,7 +27,7 @@ from mhprobe.masking.parts.cache import MaskCache, cache_key
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.outcomes import outcomes
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.measuring import measure
 from mhprobe.scoring.evaluate import evaluator
 from mhprobe.stats.significance import wilson
