@@ -24,7 +24,7 @@ from mhprobe.report.verdicts import matrix
 SMALL = (
     *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=3", "backbone.num_heads=3", "weights=random"),
     *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
-    *("trainer.precision=32-true", "evidence.images_of_control=20", "evidence.images_of_maps=12"),
+    *("trainer.precision=32-true", "evidence.control_of=20", "evidence.maps_of=12"),
 )
 WORDS = {"holds", "contradicted", "too small to matter", "cannot be told", "not applicable"}
 
@@ -66,7 +66,7 @@ def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path,
     command.run(settings(tmp_path, asked), folder)
     first = (folder / "tables" / "claims.csv").read_text()
     assert "an untrained network guesses" not in first and "not shown to be better than a guess" in first
-    monkeypatch.setattr("mhprobe.claims.parts.measured.measure", None)
+    monkeypatch.setattr("mhprobe.questions.material.look", None)
     command.run(settings(tmp_path, asked), folder)
     assert (folder / "tables" / "claims.csv").read_text() == first
     assert told[0].startswith("0 of 2 claims hold") and told[0].endswith("1 is not applicable.")

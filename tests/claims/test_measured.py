@@ -1,4 +1,4 @@
-"""Evidence is measured once, in shared passes, kept for the next run, and refused with a reason."""
+"""Evidence is measured once, kept for the next run, and refused with a reason."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import pytest
 import torch
 
 import mhprobe
-import mhprobe.claims.parts.measured as room
 from data_sets import Noise
 from mhprobe.claims.parts.asking import ask
 from mhprobe.claims.parts.claim import chosen
 from mhprobe.claims.parts.measured import Measured
-from mhprobe.data.base import ImageData
+from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.measures.ablation_delta import AblationDelta
-from mhprobe.measures.confidence import Confidence
 from mhprobe.measures.entropy import Entropy
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.token_kinds import TokenKinds
+from mhprobe.questions.masking import Masking
+from mhprobe.questions.material import Material
 from models import make_loud, tiny_swin, tiny_vit
 
 
 class Whole(L.LightningModule):
+    features_only = False
+
     def __init__(self, backbone):
         super().__init__()
         self.backbone = backbone
@@ -36,17 +38,15 @@ class Whole(L.LightningModule):
 
 @pytest.fixture
 def made(tmp_path):
-    def make(build=tiny_vit, twin=True, loud=0.2):
+    def make(build=tiny_vit, twin=True):
         backbone = build()
-        make_loud(backbone, loud)
+        make_loud(backbone, 0.2)
         layout = mhprobe.attach(backbone).layout
-        noise = Noise((40, 30), 5, 32)
-        data = ImageData(noise, 8, eval_batch_size=16, cache_dir=tmp_path, val_fraction=0.5)
+        data = ImageData(Noise((40, 30), 5, 32), 8, eval_batch_size=16, cache_dir=tmp_path, val_fraction=0.5)
         data.prepare_data()
         data.setup("test")
-        size = backbone.patch_embed.img_size
-        data.spec = mhprobe.data.base.InputSpec(tuple(size))
-        kinds = (Confidence, Entropy, TokenKinds, GateImportance, AblationDelta)
+        data.spec = InputSpec(tuple(backbone.patch_embed.img_size))
+        kinds = (Entropy, TokenKinds, GateImportance, AblationDelta)
         measures = {each.name: each for each in (kind(layout) for kind in kinds)}
 
         def control():
@@ -54,52 +54,36 @@ def made(tmp_path):
             mhprobe.attach(other)
             return other.eval()
 
-        return Measured(
+        material = Material(
+            layout,
             Whole(backbone).eval(),
             data,
             measures={**measures, "rarity": UserError("it does not fit.")},
-            options={name: {"_target_": f"{type(each).__module__}.{name}"} for name, each in measures.items()},
-            wanted=["entropy", "confidence", "token_kinds"],
-            specs={"importance": CurveSpec("importance", "head", ByScore(GateImportance))},
-            maps={},
-            of_maps=10,
-            folder=tmp_path / "measured",
-            cache=tmp_path / "orders",
-            control=control if twin else None,
-            of_control=12,
+            options={name: {"_target_": type(each).__module__} for name, each in measures.items()},
+            masking=Masking(
+                {"importance": CurveSpec("importance", "head", ByScore(GateImportance))}, tmp_path / "orders"
+            ),
+            twin=control if twin else None,
+            store=tmp_path / "measured",
         )
+        return Measured(material, maps={}, of_maps=10, of_control=12)
 
     return make
 
 
-def test_what_is_wanted_shares_a_pass_and_is_not_measured_twice(made, monkeypatch):
-    passes = []
-    whole = room.measure
-
-    def counted(model, group, **rest):
-        passes.append(list(group))
-        return whole(model, group, **rest)
-
-    monkeypatch.setattr(room, "measure", counted)
+def test_the_twin_is_shown_fewer_images_and_both_are_kept(made, monkeypatch):
     evidence = made()
-    shares = evidence.columns("entropy")["share"]
-    evidence.columns("confidence"), evidence.columns("entropy"), evidence.columns("ablation_delta")
-    assert passes == [["entropy", "confidence", "token_kinds"], ["ablation_delta"]]
-    again = made()  # another run in the same folder
-    assert torch.equal(again.columns("entropy")["share"], shares) and len(passes) == 2
-    assert not torch.equal(again.control("entropy")["share"], shares) and len(passes) == 3
-    assert int(again.control("entropy")["images"]) == 12 and int(again.columns("entropy")["images"]) == 30
-
-
-def test_columns_of_other_weights_are_measured_anew(made):
-    first = made().columns("entropy")["share"]
-    other = made(loud=0.3)
-    assert not torch.equal(other.columns("entropy")["share"], first)
+    shares, untrained = evidence.columns("entropy")["share"], evidence.control("entropy")["share"]
+    assert int(evidence.columns("entropy")["images"]) == 30 and int(evidence.control("entropy")["images"]) == 12
+    monkeypatch.setattr("mhprobe.questions.material.look", None)  # another run measures nothing
+    again = made()
+    assert torch.equal(again.columns("entropy")["share"], shares)
+    assert torch.equal(again.control("entropy")["share"], untrained) and not torch.equal(shares, untrained)
 
 
 def test_a_network_that_guesses_has_no_accuracy_to_lose(made):
     evidence = made()
-    for question in (lambda: evidence.path("importance"), lambda: evidence.right(torch.zeros(1, 8, dtype=torch.bool))):
+    for question in (lambda: evidence.path("importance"), lambda: evidence.right(torch.zeros(1, 6, dtype=torch.bool))):
         with pytest.raises(UserError, match="not shown to be better than a guess"):
             question()
     with pytest.raises(UserError, match="an untrained network guesses"):

@@ -85,7 +85,7 @@ class Masking:
                 log.info("%s: stages differ in their heads, so units=%s goes stage by stage", name, spec.units)
         splits = (self.select_on, "test")
         costs = self._costs(subject)
-        select, report = (self._evaluator(subject, split, spec) for split in splits)
+        select, report = (self.evaluate(subject, split, spec) for split in splits)
         on = measured_on(spec.order) or self.select_on
         chosen: dict[str, Any] = {"chosen_on": on, "chosen_by": subject.data.images_of(SPLITS[on])}
         path: dict[str, Any] = {"splits": splits, "steps": self.steps, "step": self.step}
@@ -111,7 +111,8 @@ class Masking:
                 log.warning("maskable_heads without %s: %s", name, error)
         return self.join.answer(whole, columns)
 
-    def _evaluator(self, subject: Subject, split: str, spec: CurveSpec) -> Evaluate:
+    def evaluate(self, subject: Subject, split: str, spec: CurveSpec) -> Evaluate:
+        """A function from masks to their scores on a split, for the fill and the scale of a curve."""
         model: Any = subject.model
         score, fill = self._score(subject, split), self._fill(subject, spec.fill)
         beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}

@@ -33,6 +33,7 @@ from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
+OWN = ("paper", "evidence")  # sections with measures and masking curves of their own
 Asks = Callable[[Material], Sequence[Question]]
 
 
@@ -65,9 +66,10 @@ def of_run(
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
-    """The model and its images, with the measures and the masking curves of the run, or of its paper."""
-    paper = cfg.get("paper")
-    section, where = (paper, "paper.measure") if paper else (cfg, "measure")
+    """The model and its images, with the measures and the masking curves of the run, its paper, or its claims."""
+    own = next((key for key in OWN if cfg.get(key)), "")
+    paper = cfg.get(own)
+    section, where = (paper, f"{own}.measure") if paper else (cfg, "measure")
     parts = (section.get("measure") or {}) if paper or "probe" in cfg else {}
     built = builders.measures(parts, model.gates.layout, where)
     if "optim" in cfg:  # found before the training, not after it
@@ -93,7 +95,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
 
 def _usual(cfg: Config, material: Material) -> list[Question]:
     """The questions of probe, mask and train: each measure, what measures say together, gates, masking curves."""
-    if cfg.get("paper"):
+    if any(cfg.get(key) for key in OWN):
         return []
     names, asked = tuple(material.measures), []
     if names:

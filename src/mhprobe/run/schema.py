@@ -158,8 +158,8 @@ class EvidenceParts(_Section):
     measure: dict[str, dict[str, Any]]
     masking: Masking
     maps: dict[str, dict[str, Any]]
-    images_of_maps: Annotated[int, Field(ge=1)]
-    images_of_control: Annotated[int, Field(ge=1)]
+    maps_of: Annotated[int, Field(ge=1)]
+    control_of: Annotated[int, Field(ge=1)]
 
 
 class Repair(_Section):

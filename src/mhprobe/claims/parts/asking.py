@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
-
-import lightning as L
 
 from mhprobe import ranks
 from mhprobe.claims.parts import words
@@ -16,29 +13,26 @@ from mhprobe.claims.parts.judge import Verdict, judge
 from mhprobe.claims.parts.measured import Measured
 from mhprobe.errors import UserError
 from mhprobe.io.progress import announce
-from mhprobe.report.report import Report
+from mhprobe.maps.base import MapKind
+from mhprobe.questions.material import Material
+from mhprobe.report.result import Result
 
 log = logging.getLogger(__name__)
 
 
-class AsksClaims(L.Callback):
-    """Judges claims at the end of the test, of the network and of its untrained twin.
+def judged(
+    material: Material, claims: Mapping[str, Claim], maps: Mapping[str, MapKind], of_maps: int, of_control: int
+) -> dict[str, Result]:
+    """Verdicts on claims, of the network and of its untrained twin. A collective.
 
-    claims: by name. evidence: makes it, where the network is. verdicts, of_twin: by claim, once the test has ended.
+    maps, of_maps, of_control: as of ``Measured``.
     """
-
-    def __init__(self, claims: Mapping[str, Claim], evidence: functools.partial[Measured], report: Report) -> None:
-        self.claims, self.evidence, self.report = claims, evidence, report
-        self.verdicts: dict[str, Verdict] = {}
-        self.of_twin: dict[str, Verdict] = {}
-
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        evidence = self.evidence(pl_module, trainer.datamodule)  # type: ignore[attr-defined]
-        self.verdicts = ask(self.claims, evidence, say=trainer.is_global_zero)
-        self.of_twin = {} if evidence.twin is None else ask(self.claims, evidence.twin)
-        if trainer.is_global_zero:
-            self.report.add("claims", words.result(self.claims, self.verdicts, self.of_twin))
-            announce(words.sentences(self.verdicts, self.of_twin))
+    evidence = Measured(material, maps, of_maps, of_control)
+    verdicts = ask(claims, evidence, say=material.first)
+    of_twin = {} if evidence.twin is None else ask(claims, evidence.twin)
+    if material.first:
+        announce(words.sentences(verdicts, of_twin))
+    return {"claims": words.result(claims, verdicts, of_twin)}
 
 
 def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Verdict]:
@@ -56,8 +50,6 @@ def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> d
 
 def _estimate(claim: Claim, evidence: Evidence) -> Estimate | UserError:
     try:
-        for name in claim.measures:  # before the claim's own work: its numbers share a pass with those of others
-            evidence.columns(name)
         return claim.effect(evidence)
     except ranks.LeftAlone:
         raise

@@ -46,7 +46,7 @@ class Estimate:
     effect: float
     low: float
     high: float
-    p: Callable[[float, float], float]
+    p: Callable[..., float]
     unit: str
     count: int
     chance: float = math.nan
@@ -273,7 +273,11 @@ def with_noise(layout: HeadLayout, found: Estimate, columns: Mapping[str, Tensor
     images = int(columns["images"])
     odds = RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-    return Estimate(found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, "images", images, needed=needed)
+
+    def anything(effect: float, times: float = 1.0) -> float:
+        return 1.0
+
+    return Estimate(found.effect, -1.0, 1.0, anything, "images", images, needed=needed)
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
