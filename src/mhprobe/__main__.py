@@ -5,8 +5,6 @@ says ``python -m <its name>: what it does``, or ``mhprobe <command>: ...`` where
 measure=svcca`` says what that is. bash can complete it all.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

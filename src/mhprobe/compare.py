@@ -6,8 +6,6 @@ RUN is the folder of a run or of a sweep. Writes tables and figures ``runs``, ``
 and comparison.html, which shows two or more runs side by side.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Prints the specification; ``--save`` sends both to W&B. ``--group`` takes the runs of one sweep or experiment.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

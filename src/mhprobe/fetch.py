@@ -3,8 +3,6 @@
 Give it the arguments of the command that will run there. It prints the arguments to add.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

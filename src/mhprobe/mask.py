@@ -1,7 +1,5 @@
 """python -m mhprobe.mask: the masking curves of trained weights (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

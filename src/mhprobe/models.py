@@ -1,7 +1,5 @@
 """python -m mhprobe.models: which of timm's models are supported, and why the others are not, as markdown."""
 
-from __future__ import annotations
-
 import argparse
 
 

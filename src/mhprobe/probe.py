@@ -1,7 +1,5 @@
 """python -m mhprobe.probe: what the heads of trained weights do (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

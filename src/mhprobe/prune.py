@@ -1,7 +1,5 @@
 """python -m mhprobe.prune: remove heads from trained weights, and save the smaller network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 All but ``rank`` and ``size`` are collectives: every rank calls them, in the same order.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """python -m mhprobe.study: every figure and table of one paper, on one model (no training)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

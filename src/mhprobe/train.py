@@ -1,7 +1,5 @@
 """python -m mhprobe.train: train, then test, probe and mask the best weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Asking: the one callback that works at the end of a test. It asks the questions of the run."""
 
-from __future__ import annotations
-
 import lightning as L
 
 from mhprobe.questions.ask import Answers

@@ -1,7 +1,5 @@
 """Checkpoints that are whole or absent, hold plain data, and outlive a SIGTERM."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import FrameType

@@ -1,7 +1,5 @@
 """A training whose validation accuracy rises no more ends before its last epoch."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training stops at the first NaN or infinity, before it reaches the weights, and says where it came from."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

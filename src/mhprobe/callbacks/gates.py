@@ -1,7 +1,5 @@
 """GateHistory: how gates moved while they were learned."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """History: shows measures what the heads do along training, on the validation images."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

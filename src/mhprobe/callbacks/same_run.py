@@ -1,7 +1,5 @@
 """Every checkpoint says which run it belongs to. A setting that was changed before the run goes on takes effect."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training as the screen shows it: epoch, batches, rate, time left, the best epoch so far."""
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 A resumed run then draws what the uninterrupted one would have drawn, at every step, with nothing to store.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measurements behind the sentences on a network: of its heads on the photographs, and of an untrained network's."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Mapping

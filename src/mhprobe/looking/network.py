@@ -1,7 +1,5 @@
 """The network that a command names: a run, a file of weights, a folder of transformers', or a name of timm's."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

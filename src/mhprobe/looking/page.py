@@ -1,7 +1,5 @@
 """The page of a network and photographs: one file that answers clicks, without a server and without a network."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Photographs of a folder for a page, and masks of what is salient in them. Those that cannot be read are named."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path, PurePosixPath

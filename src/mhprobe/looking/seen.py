@@ -8,8 +8,6 @@ over fields of patches, then images are left out.
 Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of a window.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import math

@@ -1,7 +1,5 @@
 """Every kind of map of some images, judged, drawn and written down: what ``python -m mhprobe.maps`` does."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

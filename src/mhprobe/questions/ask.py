@@ -1,7 +1,5 @@
 """One way from questions to a report: each is asked as soon as what it needs is measured, and written at once."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

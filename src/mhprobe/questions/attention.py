@@ -3,8 +3,6 @@
 Shapes: B images, T tokens, h x w token grid.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Sequence

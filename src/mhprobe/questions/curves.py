@@ -1,7 +1,5 @@
 """Question about masking curves: how accuracy falls as heads go, and what the heads were that could go."""
 
-from __future__ import annotations
-
 import logging
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Learned gates: which heads they keep, and what the binary decision costs."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.gates import gates_of

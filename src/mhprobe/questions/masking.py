@@ -5,8 +5,6 @@ reproduces papers that did not separate them). Answers about masks are kept in `
 and split. Curves and the jobs of a sweep share them, and a run that was killed finds its own.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

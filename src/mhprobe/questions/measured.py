@@ -1,7 +1,5 @@
 """Questions about measures: their tables and figures with the control inside, and how measures agree."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

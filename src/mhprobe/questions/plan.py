@@ -5,8 +5,6 @@ at images themselves, then measures that mask heads, which take long, and maskin
 Times are those of a few images, multiplied; they stand in front of the work, and nothing depends on them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence

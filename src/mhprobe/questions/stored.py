@@ -4,8 +4,6 @@ A file is named by the digest of everything that decides its columns, and holds 
 cannot be read, or is not as it was written, is ignored.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

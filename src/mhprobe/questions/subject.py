@@ -1,7 +1,5 @@
 """Subject of questions: a model and its images."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Shapes: A heads, P points in training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

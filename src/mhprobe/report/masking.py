@@ -1,7 +1,5 @@
 """Results of masking for a report: curves, what became of the heads, and when importance settles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

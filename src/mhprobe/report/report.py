@@ -1,7 +1,5 @@
 """Named results of one run -> tables, figures, metrics.json, and whatever dashboard listens. On rank 0 only."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The answer is the yaml's own first lines, its options with their defaults as the
 the classes behind it say of them. Nothing is imported.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """data.batch_size=auto: the largest training batch that the device takes."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import tempfile

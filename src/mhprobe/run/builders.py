@@ -3,8 +3,6 @@
 A part that a command's configuration has no section for is left out: what a command does is what its file in conf/ has.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path

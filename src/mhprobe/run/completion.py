@@ -4,8 +4,6 @@ Hydra's own completion (``-sc install=bash``) is of a program that is one comman
 asked for one of several commands, and answers with what this command has. Where it knows nothing, bash offers files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mhprobe.errors import UserError

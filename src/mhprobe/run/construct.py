@@ -1,7 +1,5 @@
 """Build a part of the configuration with a ``_target_``; a wrong key or value is named in one line."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 A default is a literal, or a name for one. One that is made (``default_factory``) is left to the constructor.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Iterator

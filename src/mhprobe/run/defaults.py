@@ -3,8 +3,6 @@
 ``--cfg job`` shows it, and an override needs no ``+``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 

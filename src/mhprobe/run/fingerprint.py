@@ -5,8 +5,6 @@ that only say where files lie or what is measured (folders, loggers, measures, c
 plain values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ its folder, where whoever started the sweep reads it. A job whose process or mac
 ours for Ray names each, submitit's raises for the first of them, joblib's for all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

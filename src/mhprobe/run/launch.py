@@ -6,8 +6,6 @@ that fails ends the others, a parent that dies ends them all, and nothing of one
 torchrun or SLURM the processes are there already.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

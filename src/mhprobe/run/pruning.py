@@ -1,7 +1,5 @@
 """The prune command as a function of a model, images and a report: surgery.pruning, files, tables and figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The questions of a run, made from the checked configuration, and the one way to answer them."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Sequence

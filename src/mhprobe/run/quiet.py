@@ -1,7 +1,5 @@
 """Noise that a user can do nothing about is left out, each line of it with its reason."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

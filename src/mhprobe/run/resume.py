@@ -1,7 +1,5 @@
 """From which checkpoint a training run goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the thing they construct.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal, cast, get_args
 

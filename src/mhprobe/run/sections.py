@@ -5,8 +5,6 @@ command takes the sections it has, and leaves the others out. A section that a c
 command line, and the answer names the commands that have it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Shortage of memory or of room on a disk: one line names the setting to change."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping

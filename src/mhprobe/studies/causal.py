@@ -1,7 +1,5 @@
 """python -m mhprobe.studies.causal: which heads are necessary, irrelevant or interfering (no training)."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

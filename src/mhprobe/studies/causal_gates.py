@@ -19,8 +19,6 @@ since the model was trained with all heads on, and weight is per head.
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Causal roles of heads: gates fitted on training images, and what the classes of heads are worth on test images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

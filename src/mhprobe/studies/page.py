@@ -1,7 +1,5 @@
 """figures.md: the figures of a paper in its order, each with what it shows, what to look for and where it differs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

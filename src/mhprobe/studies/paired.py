@@ -3,8 +3,6 @@
 Shapes: N test images.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

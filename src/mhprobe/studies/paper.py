@@ -4,8 +4,6 @@ A figure is an entry of conf/paper/<paper>.yaml: the measures and masking curves
 same file gives them, the kinds of figures that draw them or a panel of its own, and its caption.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ Michel, Levy & Neubig, 2019, arXiv 1905.10650, sec. 6 and fig. 5: after every ep
 much the order of the scores still changes (Spearman between epochs).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

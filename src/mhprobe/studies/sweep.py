@@ -8,8 +8,6 @@ measures that ``survival`` takes (position, token_kinds, entropy, attention_dist
 images have masks). No torch, no training: seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path

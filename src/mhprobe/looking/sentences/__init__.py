@@ -4,8 +4,6 @@ A rule is a file of this package with a ``tell(facts)``; it is found by its bein
 that names heads says by ``Claim`` which are sure, and which would need more photographs.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence

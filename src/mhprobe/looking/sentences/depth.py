@@ -1,7 +1,5 @@
 """Distance of attention from the first block to the last."""
 
-from __future__ import annotations
-
 import math
 
 import torch

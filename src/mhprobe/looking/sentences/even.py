@@ -1,7 +1,5 @@
 """Heads that look everywhere alike."""
 
-from __future__ import annotations
-
 import functools
 
 from mhprobe.io.written import rounded

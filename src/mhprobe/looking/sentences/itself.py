@@ -1,7 +1,5 @@
 """Heads whose patches look at themselves."""
 
-from __future__ import annotations
-
 from mhprobe.io.written import percent
 from mhprobe.looking.facts import Facts
 from mhprobe.looking.sentences import Sentence, claim, head_name, measured, share_of, strongest

@@ -1,7 +1,5 @@
 """Heads that look at one fixed place beside the patch, whatever the photograph shows."""
 
-from __future__ import annotations
-
 from mhprobe.io.written import percent, rounded
 from mhprobe.looking.facts import Facts
 from mhprobe.looking.sentences import Sentence, claim, head_name, measured, share_of, strongest

@@ -1,7 +1,5 @@
 """Heads that look near, and heads that look as far as even attention would."""
 
-from __future__ import annotations
-
 from mhprobe.io.written import rounded
 from mhprobe.looking.facts import Facts
 from mhprobe.looking.sentences import Sentence, claim, head_name, measured, share_of, strongest

@@ -1,7 +1,5 @@
 """Heads that look at what is salient, by masks; chosen on one half of the photographs, judged on the other."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.errors import UserError

@@ -1,7 +1,5 @@
 """Heads that rest on one token of the image, and whether they do nothing by it."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.io.written import percent, rounded

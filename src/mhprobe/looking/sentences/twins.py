@@ -1,7 +1,5 @@
 """Pairs of heads of one block that attend alike and write alike."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.io.written import counted, rounded

@@ -1,7 +1,5 @@
 """Differences between the network and an untrained one of the same architecture."""
 
-from __future__ import annotations
-
 import functools
 
 from torch import Tensor

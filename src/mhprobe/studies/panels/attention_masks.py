@@ -7,8 +7,6 @@ over queries; here the mean, or the maximum, over the heads of a block.
 Shapes: B images, H heads of one site, h x w patches.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from torch import Tensor

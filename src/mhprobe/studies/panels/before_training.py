@@ -3,8 +3,6 @@
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

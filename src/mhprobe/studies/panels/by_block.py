@@ -1,7 +1,5 @@
 """Pairs of heads summed up per block, as a table and drawn."""
 
-from __future__ import annotations
-
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import by_block as figure

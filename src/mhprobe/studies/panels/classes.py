@@ -6,8 +6,6 @@ over all cells of the curve).
 Shapes: K steps, n images, C classes.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

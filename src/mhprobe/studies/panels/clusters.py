@@ -11,8 +11,6 @@ clusters, against relabellings of the heads.
 Shapes: N heads of one group.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -8,8 +8,6 @@ other view, is more like it; by chance one of H does.
 Shapes: B images, T patches, H heads of one site, D head width.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -7,8 +7,6 @@ padding are left out, and rows renormalised.
 Shapes: b images, W windows, H heads of one site, Q queries, K keys, Y, X offsets, A heads of all sites.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Clark et al., 2019, arXiv 1906.04341, Figure 4.
 """
 
-from __future__ import annotations
-
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables

@@ -7,8 +7,6 @@ logarithm, with frequency 0 in the middle.
 Shapes: B images, h x w patches, C channels, L blocks.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

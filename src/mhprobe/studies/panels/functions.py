@@ -6,8 +6,6 @@ with masks of objects.
 Shapes: A heads of all sites.
 """
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.questions.material import Material

@@ -1,7 +1,5 @@
 """The distribution that learned gates are drawn from, and gates that were learned (Voita et al. 2019, Figure 6)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

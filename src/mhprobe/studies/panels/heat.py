@@ -9,8 +9,6 @@ A walk of its own: a kind of map records its images itself.
 Shapes: B images, h x w patches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

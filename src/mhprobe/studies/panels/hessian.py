@@ -7,8 +7,6 @@ of the whole one that belongs to its weights.
 Shapes: K eigenvalues.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ that mean holds is the column ``linear``, 1 for a single convolution.
 Shapes: B images, H heads, D head width, C channels, k x k pixels that reach a patch, N kernels.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

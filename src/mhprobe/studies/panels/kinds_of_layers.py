@@ -6,8 +6,6 @@ late blocks, the stages of a network that has several, and blocks whose windows 
 Shapes: A heads, M masks.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

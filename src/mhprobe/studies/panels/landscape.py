@@ -7,8 +7,6 @@ dimension (biases, norms) stay where they are. Park & Kim, 2022, arXiv 2202.0670
 Shapes: S steps along each direction, W weights.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

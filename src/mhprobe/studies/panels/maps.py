@@ -1,7 +1,5 @@
 """Maps of single images laid over them, as python -m mhprobe.maps draws them, and how they are judged over many."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: A heads, S steps, P pairs, D draws.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

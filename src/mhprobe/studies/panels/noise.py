@@ -6,8 +6,6 @@ same size in every ring, and added to the image as the model sees it (normalised
 Shapes: B images, F rings.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -14,8 +14,6 @@ The edge is that of the structure tensor (Bigun & Granlund 1987): across the dir
 Shapes: B images, h x w patches, T = h w, R relations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -7,8 +7,6 @@ of noise, scaled to the same energy in the ring, and keeps its phase. panels/noi
 Shapes: B images, F rings.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

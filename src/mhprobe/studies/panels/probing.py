@@ -12,8 +12,6 @@ All heads have to look at the same patches, so windows are refused. Attention is
 Shapes: n queries, K keys (all patches), F = 2 A features, V facts about a pair of patches, R relations.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -7,8 +7,6 @@ Shapes: b images, W windows, H heads of one site, Q queries, K keys, R relations
 O offsets.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

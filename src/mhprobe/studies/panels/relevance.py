@@ -1,7 +1,5 @@
 """Relevance and confidence of the same heads, sorted within each layer (Voita et al. 2019, Figure 1)."""
 
-from __future__ import annotations
-
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import sorted_heads

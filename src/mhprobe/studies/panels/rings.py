@@ -3,8 +3,6 @@
 Shapes: B images, C ways to show them (whole, and one for each change), F rings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ A walk of its own: a kind of map records its images itself.
 Shapes: K maps, N images, R resamples, h x w patches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

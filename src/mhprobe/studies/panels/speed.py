@@ -1,7 +1,5 @@
 """Speed of the network without heads, by batch size (Michel et al. 2019, Table 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from mhprobe.questions.material import Material

@@ -3,8 +3,6 @@
 Shapes: B images, h x w patches, L blocks of the last stage, C channels.
 """
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.maps.rollout import Rollout

@@ -11,8 +11,6 @@ Where attention is in windows only candidates of the window count, and most quer
 Shapes: b images, T = h w patches of a site, A heads of all sites, S sites, O offsets, N images of a split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
