@@ -12,7 +12,7 @@ from results import figure_kinds
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # group of conf -> the page that tells of its members, and how it writes a name
-    "measure": ("docs/measures.md", "## {}\n", "[{0}](#{0})"),
+    "measure": ("docs/measures.md", "## {}\n"),
     "maps": ("docs/maps.md", "| **{}** |"),
     "masking": ("docs/masking.md", "`masking={}`"),
     "search": ("docs/masking.md", "| `{}` |"),
