@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,3 +65,10 @@ def test_an_unknown_claim_is_answered_with_the_nearest_name():
     assert list(chosen(["most_heads_can_go", "entropy_falls_with_depth"])) == sorted(
         ["most_heads_can_go", "entropy_falls_with_depth"]
     )
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_page_of_claims_has_a_row_with_what_matters(name):
+    page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text()
+    matters = f"{known()[name].matters:g}".removeprefix("0")
+    assert f"| {name.replace('_', ' ')} | {matters} |" in page
