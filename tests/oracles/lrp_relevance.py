@@ -30,14 +30,16 @@ class Books:
     """LRP of one image. logit: the explained one.
 
     cuts: per attention, from input to output: relevance of z (windows, tokens, H, D); relevance beside it; what all
-        steps between it and the logit kept for themselves. patches: relevance of the patch embeddings.
+        steps between it and the logit kept for themselves. neurons: per MLP (N,) relevance of what enters its last
+        layer. patches: relevance of the patch embeddings.
     """
 
     def __init__(self, model: nn.Module, image: Tensor, gamma: float, label: int | None = None) -> None:
-        self.gamma, self.kept, self.cuts = gamma, torch.tensor(0.0, dtype=torch.float64), []
+        self.gamma, self.kept, self.cuts, self.neurons = gamma, torch.tensor(0.0, dtype=torch.float64), [], []
         with torch.no_grad():
             self.patches = (self.swin if hasattr(model, "layers") else self.vit)(model, image, label)
             self.cuts.reverse()
+            self.neurons.reverse()
 
     def start(self, logits: Tensor, label: int | None) -> Tensor:
         best = int(logits.argmax()) if label is None else label
@@ -113,6 +115,7 @@ class Books:
         def back(relevance):
             share = over(relevance, out)
             branch = self.linear(block.mlp.fc2, h2, more * share)  # a scale hands everything on
+            self.neurons.append(branch.sum(0))
             branch = self.linear(block.mlp.fc1, n2, branch)  # and so does GELU
             relevance = middle * share + self.norm(block.norm2, middle, branch)
             share = over(relevance, middle)

@@ -19,9 +19,13 @@ from mhprobe.data.batch import Batch
 from mhprobe.heads import KINDS
 from mhprobe.measures import ActivationNorm, Magnitude, WriteNorm
 from mhprobe.measures.base import MeasureWarning
+from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.fills import find_fill
+from mhprobe.recording.measuring import needs_of
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import masked_logits
+from mhprobe.report import tables
+from mhprobe.surgery.costs import head_latency
 from mhprobe.surgery.removal import kept_heads, largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
@@ -29,6 +33,7 @@ from mhprobe.weights.pruned import pruned_description
 from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_tokens, tiny_vit
 from oracles import activation_norm, magnitude
 from oracles import gate_importance as slopes_oracle
+from oracles import lrp_relevance as lrp_oracle
 from oracles import surgery as oracle
 from pruned import description, logits, network
 
@@ -162,6 +167,24 @@ def test_masks_of_any_raggedness_and_pruning_twice(name, data):
     assert nearly(logits(twice, images), masked(model, both, images), 1e-12)
 
 
+def test_a_row_of_a_table_says_its_kind_where_there_are_neurons():
+    model = tiny_vit()
+    heads, both = layout_of(model), layout_of(model, KINDS)
+    alone, mixed = (tables.per_head(each, {"value": torch.arange(each.num_heads)}) for each in (heads, both))
+    assert alone.columns == ["head", "site", "stage", "block", "index", "value", "layout"]
+    assert mixed.columns == ["head", "site", "stage", "block", "index", "kind", "value", "layout"]
+    assert [row[:5] for row in mixed.rows[:6]] == [row[:5] for row in alone.rows]
+    assert mixed.rows[6][:7] == [6, "blocks.0.mlp", 0, 0, 0, "neuron", 6]
+
+
+def test_the_time_of_neurons_is_found_as_that_of_heads():
+    model = tiny_vit()
+    layout = mhprobe.attach(model, units=KINDS).layout
+    shares = head_latency(model, layout, images_for(model, 2), repeats=3)
+    assert shares.shape == (198,) and (shares >= 0).all() and shares.sum() < 1.5
+    assert all(len(part.unique()) == 1 for part in layout.split(shares))
+
+
 def test_an_mlp_without_neurons_gives_its_bias():
     model = copy.deepcopy(twin("vit"))
     layout = layout_of(model, KINDS)
@@ -218,6 +241,10 @@ def test_slopes_of_neurons_are_those_of_explicit_gates(name):
     torch.testing.assert_close(found["gate_importance"], expected.abs().mean(0), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found["fisher"], expected.square().mean(0), rtol=1e-9, atol=1e-12)
     assert expected.std() > 0.1 * expected.abs().mean()
+    # of heads and of neurons together: one forward and one backward pass, which costs less than two more
+    both = needs_of([mhprobe.measures.GateImportance(layout), mhprobe.measures.Fisher(layout)])
+    batch = Batch(images, labels, torch.arange(3), torch.ones(3, dtype=torch.bool), None, None)
+    assert forward_equivalents(model, batch, both) < 3
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "swiglu"])
@@ -240,6 +267,26 @@ def test_sizes_of_neurons_are_those_of_their_oracles(name):
     expected = batch.z[1][..., 0].abs() * column.norm(dim=0) / batch.stream[site.block].middle.norm(dim=-1)[..., None]
     torch.testing.assert_close(found["write_norm"][span], expected.mean((0, 1)).detach(), rtol=1e-9, atol=0)
     assert gates.layout.num_heads == len(found["write_norm"])
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_relevance_of_neurons_is_what_enters_the_last_layer_of_their_mlp(name):
+    """Among the neurons of an MLP, as among the heads of a layer, whose shares stay what they were."""
+    model = twin(name, torch.float64)
+    images, labels = images_for(model, 3, dtype=torch.float64), labels_for(3)
+    shares = []
+    for image in images:
+        sizes = [each.abs() for each in lrp_oracle.Books(model, image, 0.25).neurons]
+        shares.append(torch.cat([each / each.sum() for each in sizes]))
+    gated = copy.deepcopy(model)
+    heads = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])["lrp_relevance"]
+    mhprobe.attach(gated, units=KINDS)
+    both = mhprobe.measure(gated, [(images, labels)], [mhprobe.measures.LRPRelevance])["lrp_relevance"]
+    torch.testing.assert_close(both[: len(heads)], heads, rtol=0, atol=0)
+    torch.testing.assert_close(both[len(heads) :], torch.stack(shares).mean(0), rtol=1e-8, atol=1e-9)  # as for heads
+    assert both.columns["residual"][len(heads) :].isnan().all()
+    for column in set(heads.columns) - {"images"}:
+        torch.testing.assert_close(both.columns[column][: len(heads)], heads.columns[column], rtol=0, atol=0)
 
 
 def test_measures_of_heads_leave_neurons_out_and_say_so():

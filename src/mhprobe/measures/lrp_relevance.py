@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
-from mhprobe.heads import HeadBatch, HeadLayout, Relevance
+from mhprobe.heads import KINDS, HeadBatch, HeadLayout, Relevance
 from mhprobe.measures.base import Measure
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
@@ -34,7 +34,7 @@ class LRPRelevance(Measure):
         relevance explodes in deep networks. epsilon: keeps denominators away from 0.
     UserError for rules that are none of these, and from ``update`` for a batch without this relevance.
 
-    Columns, (A,), the last four equal for all heads of a layer:
+    Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons:
         value: share of the layer's relevance, in [0, 1], the heads of a layer add up to 1; larger is more relevant.
         signed: mean R_h / sum |R|, in [-1, 1]; negative heads spoke against the explained class.
         voita: mean R_h / sum R; unbounded where heads cancel.
@@ -50,6 +50,7 @@ class LRPRelevance(Measure):
         "by definition: a head that only passes on what others would bring as well: relevance is not what is "
         "lost without it"
     )
+    of_units = frozenset(KINDS)
     kind = "per_head"
     within = SHARE
     label = "|relevance|, share of the layer"
@@ -100,7 +101,11 @@ class LRPRelevance(Measure):
             sum_B1 = heads_BH.sum(1, keepdim=True)
             self.voita[span] += torch.where(total_B1 > _TINY, heads_BH / sum_B1, heads_BH).sum(0)
             # a block of parallel attentions has several sites, and its relevance crosses in all of them
-            block = [h.sum(1) for s, h in zip(self.layout.sites, heads, strict=True) if s.block == site.block]
+            block = [
+                h.sum(1)
+                for s, h in zip(self.layout.sites, heads, strict=True)
+                if (s.block, s.kind) == (site.block, site.kind)
+            ]
             attention_B, residual_B = torch.stack(block).sum(0), skipped[:, site.block]
             error_B = (attention_B + residual_B - logit_B).abs()
             crossing = torch.stack([attention_B, residual_B, error_B * logit_B.sign(), masses[number] * logit_B.sign()])
@@ -111,7 +116,9 @@ class LRPRelevance(Measure):
         value = self.share / self.images
         error = standard_error(self.share, self.square, self.images)
         low, high = interval(value, error, int(self.images) - 1, self.within)
-        attention, residual, lost, mass = self.crossing / self.images
+        of_heads = [site.kind == "head" for _, _, site in self.layout]
+        crossing = torch.where(value.new_tensor(of_heads) > 0, self.crossing / self.images, torch.nan)
+        attention, residual, lost, mass = crossing
         return {
             "value": value,
             "signed": self.signed / self.images,
