@@ -22,12 +22,12 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
     ],
     "See": [
         *("look.md", "tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
-        *("headbench.md", "results.md", "run-folder.md", "papers/"),
+        *("headbench.md", "claims.md", "results.md", "run-folder.md", "papers/"),
     ],
     "Prune": ["tutorials/engineer.md", "masking.md", "pruning.md", "gates.md", "models.md"],
     "Train and scale": ["training.md", "scaling.md", "dashboards.md"],
     "Teach": ["tutorials/teacher.md"],
-    "Contribute": ["extending.md", "api.md", "reliability.md", "changelog.md"],
+    "Contribute": ["extending.md", "api.md", "reliability.md", "levels.md", "changelog.md"],
 }
 
 
