@@ -87,7 +87,7 @@ licences: .venv/installed-test
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -e .
+	$(BIN)/python -m pip install -q -e ".[live]"
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mhprobe.backbones import attach as attach
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
+    from mhprobe.looking.live import live as live
     from mhprobe.looking.page import look as look
     from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
@@ -32,6 +33,7 @@ _HOME = {
     "attach": "backbones",
     "attention": "maps.of_heads",
     "detach": "backbones",
+    "live": "looking.live",
     "load": "api",
     "load_pruned": "weights.pruned",
     "look": "looking.page",
@@ -47,6 +49,7 @@ __all__ = [
     "attach",
     "attention",
     "detach",
+    "live",
     "load",
     "load_pruned",
     "look",

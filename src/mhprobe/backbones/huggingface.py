@@ -218,7 +218,7 @@ def _open(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention whose weights (B, H, T, T) pass ``module.softmaxed``."""
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = scores if attention_mask is None else scores + attention_mask
     weights = module.softmaxed(scores.softmax(-1))
     return (F.dropout(weights, dropout, module.training) @ value).transpose(1, 2).contiguous(), weights

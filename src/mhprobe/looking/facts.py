@@ -61,7 +61,7 @@ def facts(
     images: (N, 3, height, width), normalised. objects: (N, height, width) int64, 1 on what is salient. twin: makes the
     untrained network, or raises a UserError. done: called with the number of images after each batch.
     """
-    layout = attach(model).layout
+    layout = attach(model).layout.of("head")
     alone: list[Callable[[HeadLayout], Measure]] = [Position, AttentionDistance, Entropy, Sinks]
     pairs: list[Callable[[HeadLayout], Measure]] = [functools.partial(JSDistance, null_images=NULL), CKA]
     found, refused = _measured(
@@ -83,7 +83,7 @@ def _measured(
     model: nn.Module, kinds: list[Callable[[HeadLayout], Measure]], images: Tensor, objects: Tensor | None,
     done: Callable[[int], None],
 ) -> tuple[dict[str, Columns], dict[str, str]]:  # fmt: skip
-    layout = attach(model).layout
+    layout = attach(model).layout.of("head")
     device = next(model.parameters()).device
     measures = {each.name: each for each in (kind(layout) for kind in kinds)}
     numbers = torch.arange(len(images)).split(TOGETHER)

@@ -37,7 +37,7 @@ class Network(NamedTuple):
 
     @property
     def layout(self) -> HeadLayout:
-        return attach(self.model).layout
+        return attach(self.model).layout.of("head")
 
     def twin(self) -> nn.Module:
         """The same architecture without training. UserError where it cannot be rebuilt."""
@@ -75,7 +75,7 @@ def given(model: nn.Module) -> Network:
     if name is not None:
         try:  # sizes that its configuration does not tell make another layout
             rebuilt = {"name": name, "img_size": list(spec["size"])}
-            if layout_of(build(**rebuilt, num_classes=0)) == attach(model).layout:
+            if layout_of(build(**rebuilt, num_classes=0)) == attach(model).layout.of("head"):
                 recipe = {"backbone": rebuilt, "class_names": ()}
         except UserError:
             recipe = None

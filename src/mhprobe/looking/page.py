@@ -151,7 +151,7 @@ def _page(shown: _Shown) -> Look:
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
         told=shown.told,
-        packs=shown.packs,
+        packs={f"attention-{number}": pack for number, pack in enumerate(shown.packs)},
         reason=shown.reason,
         waiting=shown.facts is None,
         notes=_notes(shown),

@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
     """Per site (W, H, K, K) weights of one (1, 3, height, width) image. UserError where a model has none to see."""
-    layout = attach(model).layout
+    layout = attach(model).layout.of("head")
     batch = record(model, image, needs={"attn"})
     return [attention_of("look", layout, batch, number)[0].float().cpu() for number in range(len(layout.sites))]
 
@@ -117,7 +117,7 @@ def all_packed(
 
     images: (N, 3, height, width), normalised. done: called after each. UserError as ``attention_of_image``.
     """
-    layout = attach(model).layout
+    layout = attach(model).layout.of("head")
     attention = attention_of_image(model, images[:1])
     form = fitting(attention, layout, len(images), ROOM)
     packs = [packed(attention, layout, form)]

@@ -33,6 +33,7 @@ from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
 from mhprobe.measures.base import Measure, fitted
 from mhprobe.questions.attention import keep_attention
+from mhprobe.questions.live import keep_live
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, counted
 from mhprobe.report.runs.facts import origin
@@ -289,6 +290,8 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
+    if cfg["report"]["live"] and (reason := keep_live(report.folder, model.backbone, data)):
+        print(f"live.html is left out: {reason}")
     finish_report(report.folder, cfg["command"], model.gates.layout.of("head"), model.description)
     report.close()  # dashboards take the page along
     show(report.folder)

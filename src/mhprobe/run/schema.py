@@ -207,6 +207,10 @@ class TrainerSettings(_Section):
     gradient_clip_val: Annotated[float, Field(ge=0)] | None
 
 
+class ReportSettings(_Section):
+    live: bool
+
+
 class Config(_Section):
     """All sections; a command has some of them, and None stands for the others."""
 
@@ -217,6 +221,7 @@ class Config(_Section):
     cache_dir: str
     progress: Literal["auto", "lines", "off"]
     verbose: bool
+    report: ReportSettings
     style: Literal["screen", "paper"]
     backbone: dict[str, Any]
     data: dict[str, Any]

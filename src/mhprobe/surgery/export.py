@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import family_of
+from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
 
 
 def torch_export_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-5) -> bytes:
     """``torch.export.save`` of ``model``: what ``torch.export.load`` reads. images: (B >= 2, 3, height, width)."""
-    model = _ready(model)
+    model = ready(model)
     dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=dynamic)
@@ -41,7 +41,7 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
     needs_onnx()
     import onnxruntime
 
-    model = _ready(model)
+    model = ready(model)
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
     with warnings.catch_warnings(), torch.no_grad():
@@ -74,11 +74,12 @@ def needs_onnx() -> None:
             raise UserError(f"prune.onnx: needs the package {package}: pip install 'mhprobe[export]'.")
 
 
-def _ready(model: nn.Module) -> nn.Module:
+def ready(model: nn.Module) -> nn.Module:
     """A copy on the CPU in eval mode, whose emptied layers are in a form that every runtime takes."""
-    ready = copy.deepcopy(model).cpu().eval()
-    family_of(ready).replace_empty(ready)
-    return ready
+    copied = copy.deepcopy(model).cpu().eval()
+    backbone = backbone_of(copied)
+    family_of(backbone).replace_empty(backbone)
+    return copied
 
 
 def _same(form: str, expected: Tensor, got: Tensor, tolerance: float) -> None:

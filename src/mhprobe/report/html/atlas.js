@@ -70,9 +70,10 @@ function drawGrid() {
     if (stages > 1 && row.stage !== stage) rows.push(el("p", { class: "stage", role: "presentation" }, `Stage ${row.stage}`));
     stage = row.stage;
     rows.push(el("div", { role: "row", class: "row" },
-      el("span", { role: "rowheader" }, `Block ${row.block}`),
+      el("span", { role: "rowheader" }, DATA.live ? many(row.heads.map(({ id }) => id), `Block ${row.block}`) : `Block ${row.block}`),
       el("div", { class: "cells", role: "presentation" }, ...row.heads.map((head) => cell(head, choice, scale)))));
   }
+  if (DATA.live) rows.unshift(el("div", { class: "row columns" }, el("span"), el("div", { class: "cells" }, ...d3.range(d3.max(HEADS, ({ index }) => index) + 1).map((index) => many(HEADS.filter((head) => head.index === index).map(({ id }) => id), String(index), "column")))));
   byId("grid").replaceChildren(...rows);
   byId("grid").classList.toggle("no-numbers", !byId("numbers").checked);
   if (hadFocus) cellOf(atlas.focus)?.focus();
@@ -86,6 +87,12 @@ function drawGrid() {
   const nothing = choice?.main && !decided && !besides(choice).length ? " This run has no control for it: probe.control=random_init makes one." : "";
   byId("about").textContent = choice ? `${choice.measure.about}${choice.measure.about ? " " : ""}Colour: ${choice.main ? choice.measure.label : choice.column.replaceAll("_", " ")}.${choice.main && choice.measure.larger ? ` Larger means: ${choice.measure.larger}.` : ""}${nothing}`
     : "This run measured no single heads: the squares are there to choose heads and to follow them through the masking orders.";
+}
+
+// a button for all heads of a row or a column: it chooses them, or lets them go if all are chosen
+function many(ids, text, kind = "row") {
+  const all = ids.every((id) => atlas.chosen.has(id)), rest = [...atlas.chosen].filter((id) => !ids.includes(id));
+  return el("button", { type: "button", class: `link ${kind}`, "aria-pressed": String(all), "aria-label": kind === "row" ? text : `Heads number ${text}`, onclick: () => choose(all ? rest : [...rest, ...ids]) }, text);
 }
 
 const cellOf = (id) => byId("grid").querySelector(`[data-id="${id}"]`);

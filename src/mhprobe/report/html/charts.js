@@ -5,6 +5,7 @@ const LINES = DATA.lines;
 const [LOST, UNIT] = DATA.lost;
 const ORDER = [...new Set(LINES.map(({ curve }) => curve))];
 const hidden = new Set();
+const own = []; // the points of the reader's own order, where heads are switched live
 const isAveraged = (curve) => LINES.some((line) => line.curve === curve && line.averaged);
 const searched = ORDER.filter((curve) => !isAveraged(curve));
 const strokeOf = (curve) => (isAveraged(curve) ? isDark() ? "#9aa2aa" : "#6b7177" : lineColour(searched.indexOf(curve)));
@@ -29,6 +30,7 @@ function drawCurve() {
         Plot.line(points, { x: "heads_masked", y: "accuracy", stroke: strokeOf(curve), strokeDasharray: dashOf(curve), strokeWidth: 2 }),
         ...(points.length <= 40 || one ? [Plot.dot(points, { x: "heads_masked", y: "accuracy", fill: strokeOf(curve), r: 2.6, symbol: isAveraged(curve) ? "circle" : ["circle", "square", "triangle", "diamond", "star", "wye", "times"][searched.indexOf(curve) % 7] })] : []),
       ]),
+      ...(own.length && split === "test" ? [Plot.line(own, { x: "heads_masked", y: "accuracy", stroke: "var(--ring)", strokeWidth: 2.5 }), Plot.dot(own, { x: "heads_masked", y: "accuracy", fill: "var(--ring)", r: 4 })] : []),
       Plot.dot(ringed, { x: "heads_masked", y: "accuracy", r: 8, stroke: "var(--ring)", strokeWidth: 3 }),
       Plot.tip(points, Plot.pointer({ x: "heads_masked", y: "accuracy", title: (p) => `${p.curve}, step ${p.step}: ${number(p.heads_masked)} heads masked\n${split} ${DATA.scored} ${share(p)}${p.delta == null ? "" : `\n${LOST} ${p.delta < 0 ? "" : "+"}${withInterval(p.delta, p.delta_low, p.delta_high)} ${UNIT}`}` })),
     ],

@@ -8,6 +8,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -16,6 +17,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
 from mhprobe.report.html.attention import maps
+from mhprobe.report.html.live import Live, live, runtime
 from mhprobe.report.html.pictures import embed
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.facts import write_facts
@@ -23,6 +25,7 @@ from mhprobe.report.runs.folder import MB, reading
 from mhprobe.report.runs.run import Run, read_run
 
 HERE = Path(__file__).parent
+LIVE = "live.html"  # the page with the network in it, beside report.html
 ROOM = 1_500_000  # characters of a page that tables may take
 FIGURE = 20 * MB  # of a single file
 
@@ -47,10 +50,13 @@ def write_report(folder: Path) -> Path:
     """``folder/report.html``, from what the run left in its folder. UserError if it holds no run."""
     with reading(folder):
         run = read_run(folder)
-        return write(run.folder / "report.html", _page(run).encode())
+        network = live(run)
+        if network is not None and atlas.heads(run):
+            write(run.folder / LIVE, _page(run, network).encode())
+        return write(run.folder / "report.html", _page(run, page_beside=network is not None).encode())
 
 
-def _page(run: Run) -> str:
+def _page(run: Run, network: Live | None = None, page_beside: bool = False) -> str:
     heads, measures = atlas.heads(run), atlas.measures(run)
     tables, left_out = _tables(run)
     data = {
@@ -68,6 +74,7 @@ def _page(run: Run) -> str:
         "chance": words.chance(run) if scored == LABELS.right else None,
         "prune": prune_command(run),
         "tables": tables,
+        "live": network and network.about,
     }
     return render(
         "report.html.jinja",
@@ -80,7 +87,16 @@ def _page(run: Run) -> str:
             "chance": data["chance"] is not None,
             "control": any(one["chance"] or one["twin"] for one in measures),
         },
-        scripts=["common.js", *(["atlas.js", "charts.js"] if heads else []), "tables.js"],
+        scripts=[
+            "common.js",
+            *(["atlas.js", "charts.js"] if heads else []),
+            *(["live.js"] if network else []),
+            "tables.js",
+        ],
+        packs=network.packs if network else {},
+        modules=[runtime()] if network else [],
+        live=network is not None,
+        live_page=page_beside,
         words=words.result(run, heads, measures),
         glance=words.glance(heads, measures),
         facts=facts(run),
@@ -91,9 +107,18 @@ def _page(run: Run) -> str:
 
 
 def render(
-    template: str, data: dict[str, Any], scripts: Sequence[str], styles: Sequence[str] = ("page.css",), **names: Any
+    template: str,
+    data: dict[str, Any],
+    scripts: Sequence[str],
+    styles: Sequence[str] = ("page.css",),
+    packs: Mapping[str, str] = MappingProxyType({}),
+    modules: Sequence[str] = (),
+    **names: Any,
 ) -> str:
-    """A page with its styles, scripts and data inside. What comes from data is escaped in every place."""
+    """A page with its styles, scripts and data inside. What comes from data is escaped in every place.
+
+    packs: base64 of compressed bytes, by the id of their element. modules: texts of modules, which may use WebAssembly.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -104,7 +129,9 @@ def render(
         json=as_script(data),
         style="".join((HERE / name).read_text(encoding="utf-8") for name in styles),
         scripts=texts,
-        allowed=[_digest(text) for text in texts],
+        modules=modules,
+        packs=packs,
+        allowed=[_digest(text) for text in (*texts, *modules)],
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
     )
 

@@ -1,0 +1,43 @@
+"""Heads that switch live, from a notebook: a page with a network and images of one's own in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach, backbone_of, input_spec
+from mhprobe.errors import UserError
+from mhprobe.looking.page import Look
+from mhprobe.questions.live import keep
+from mhprobe.report.html.page import write_report
+from mhprobe.report.runs.facts import write_facts
+
+
+def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:
+    """A page in which the heads of a network are switched, with its accuracy on images.
+
+    model: a classifier of a supported family, of at most 25 MB; gates are attached if it has none, and those that are
+        closed stay closed. images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
+    class_names: of the logits; by default their numbers.
+
+    Raises UserError for images that are no uint8, for a network without logits, and one that ONNX cannot hold.
+    """
+    layout = attach(model).layout.of("head")
+    if not isinstance(images, Tensor) or images.dim() != 4 or "uint8" not in str(images.dtype):
+        got = f"{tuple(images.shape)} {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}.")
+    if len(labels) != len(images):
+        raise UserError(f"live: labels: expected one for each of {len(images)} images, got {len(labels)}.")
+    names = class_names or [str(number) for number in range(getattr(backbone_of(model), "num_classes", 0))]
+    with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
+        folder = Path(place) / "live"
+        folder.mkdir()
+        titles = [f"image {number}" for number in range(len(images))]
+        keep(folder, model, images, labels, names, titles, input_spec(backbone_of(model)))
+        (folder / "metrics.json").write_text("{}")
+        write_facts(folder, "live", layout, None)
+        write_report(folder)
+        return Look((folder / "live.html").read_text(encoding="utf-8"), [])

@@ -1,0 +1,80 @@
+"""The network and test images beside a run's results, for a page in which heads are switched live."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from mhprobe.backbones import attach
+from mhprobe.data.augment import normalise
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.split import evenly
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+from mhprobe.recording.state import inspecting
+from mhprobe.report.html.live import KEPT
+from mhprobe.surgery.live import pieces
+
+IMAGES = 500  # of the test split, evenly; a page answers in seconds
+MOST = 25_000_000  # bytes of a network that a page can hold
+
+
+def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
+    """Write ``folder/live.safetensors``, of a run's test images. Never fails the run: returns why it could not."""
+    try:
+        chosen = evenly(IMAGES, data.sizes["test"])
+        batch = data.stored("test", chosen)
+        names = [f"image {number}" for number in chosen]
+        spec = dataclasses.asdict(data.spec or InputSpec(data.stored_size))
+        keep(folder, model, batch.images, batch.labels, data.class_names, names, spec)
+    except Exception as error:  # the results are there: a live page is no reason to lose the run
+        return str(error) or type(error).__name__
+    return ""
+
+
+def keep(
+    folder: Path, model: nn.Module, images: Tensor, labels: Tensor, classes: Sequence[str], titles: Sequence[str],
+    spec: dict[str, Any],
+) -> Path:  # fmt: skip
+    """Write the network as ONNX, the images as the network sees them, and what torch says of them.
+
+    model: with gates. images: (N, 3, height, width) uint8. labels: (N,) int64. spec: size, mean and std. UserError for
+    a network that gives features, is larger than ``MOST``, or cannot be exported.
+    """
+    pixels = _resized(images.cpu(), tuple(spec["size"]))
+    size = sum(each.numel() * each.element_size() for each in model.parameters())
+    if size > MOST:
+        raise UserError(f"live: the network has {size / 1e6:.0f} MB of weights, expected at most {MOST / 1e6:.0f}.")
+    seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
+    device = next(model.parameters()).device
+    with inspecting(model, gradients=False):
+        logits = torch.cat([model(some.to(device)).cpu() for some in seen.split(100)]).float()
+    if logits.dim() != 2 or logits.shape[1] != len(classes):
+        raise UserError("live: expected a network with logits of the classes, got one that gives features.")
+    made, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    about = {
+        "pieces": [[piece.first, piece.heads, piece.sites] for piece in made],
+        "spec": {key: list(value) for key, value in spec.items()},
+        "sites": [None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token] for site in sites],
+        "classes": list(classes),
+        "titles": list(titles),
+    }
+    arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(made)}
+    arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
+    from safetensors.torch import save
+
+    return write(folder / KEPT, save(arrays, {"live": json.dumps(about)}))
+
+
+def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(N, 3, *size) uint8: whole numbers, so that the page has exactly what torch is asked about."""
+    if tuple(images.shape[-2:]) == size:
+        return images
+    return interpolate(images.float(), size=size, mode="bicubic", antialias=True).clamp(0, 255).round().byte()

@@ -1,0 +1,68 @@
+"""live.html: a run's page with the network in it, so that heads are switched where the page is read.
+
+ONNX Runtime Web runs the network: its WebAssembly stands in the page, compressed, and nothing is fetched. The policy of
+the page lets WebAssembly be compiled, and no script but those whose hashes it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import lzma
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mhprobe.report.runs.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = "live.safetensors"  # what questions/live.py leaves
+VENDOR = Path(__file__).parent / "vendor"
+_EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
+
+
+class Live(NamedTuple):
+    """A network for a page. about: what the page's scripts need. packs: compressed bytes by the id of their element."""
+
+    about: dict[str, Any]
+    packs: dict[str, str]
+
+
+def live(run: Run) -> Live | None:
+    """Return the network that a run has kept; None where it has not."""
+    try:
+        arrays, about = run.files.tensors(KEPT)
+        if not arrays:
+            return None
+        told = json.loads(about["live"])
+        count = len(told["pieces"])
+        bytes_ = {f"live-piece-{n}": packed(arrays[f"piece/{n}"].numpy().tobytes()) for n in range(count)}
+        bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
+    except (ValueError, KeyError, TypeError) as error:
+        run.unread.append(f"{KEPT}: {error}")
+        return None
+    bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
+    return Live({**told, **_of(arrays)}, bytes_)
+
+
+def _of(arrays: dict[str, Tensor]) -> dict[str, Any]:
+    logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]
+    return {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
+
+
+def packed(data: bytes) -> str:
+    """base64 of gzip, which a browser unpacks by itself."""
+    return base64.b64encode(gzip.compress(data, 6)).decode()
+
+
+def runtime() -> str:
+    """Return ONNX Runtime Web as a script of the page: what its module exports becomes the global ``ort``."""
+    text = (VENDOR / "ort.wasm.bundle.min.mjs").read_text(encoding="utf-8")
+    names = _EXPORTED.search(text)
+    assert names is not None  # the file is as it was published
+    pairs = [each.split(" as ") for each in names[1].split(",")]
+    exported = ",".join(f"{pair[-1]}:{pair[0]}" for pair in pairs if pair[-1] != "default")
+    return f"{text[: names.start()]}globalThis.ort={{{exported}}};"

@@ -1,0 +1,137 @@
+"""A model as ONNX pieces with its gates as inputs: what a page needs to switch heads where there is no Python.
+
+A piece for the stem, one for each residual block, and one for the tail: whoever changes a gate of block 5 keeps what
+blocks 0 to 4 gave. A model that cannot be taken apart is one piece.
+
+Shapes: B images, H heads of a site, W windows, K places of a window, A heads of all sites.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach, backbone_of, family_of
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.recording.state import inspecting
+from mhprobe.surgery.export import ready
+
+OPSET = 17
+
+
+class Piece(NamedTuple):
+    """A part of a model.
+
+    onnx: takes "stream" (B, ...) and, if ``heads``, "gates" (heads,), of the heads ``first`` and following; gives
+    "out", and "attention<site>" (B * W, H, K, K) of each of ``sites``.
+    """
+
+    onnx: bytes
+    first: int
+    heads: int
+    sites: list[int]
+
+
+def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
+    """Take a model apart into ONNX; chained, the pieces give its logits.
+
+    images: (B >= 2, 3, height, width), normalised. Gates that the model has are in the pieces: an input of 1 leaves a
+    head as it is, 0 switches it off. Raises UserError where the package onnx is missing, and for what ONNX cannot hold.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise UserError("live: needs the package onnx: pip install 'mhprobe[live]'.")
+    whole = ready(model)
+    layout, backbone = attach(whole).layout.of("head"), backbone_of(whole)
+    family, found, stream = family_of(backbone), [], images.cpu()
+    segments = None if backbone is not whole else family.segments(backbone)
+    every = list(range(len(layout.sites)))
+    parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("the whole model", whole, every)]
+    if segments is not None:
+        of_block = [
+            [site for site in every if layout.sites[site].block == block] for block in range(len(segments.blocks))
+        ]
+        blocks = zip([block.name for block in layout.blocks], segments.blocks, of_block, strict=True)
+        parts = [("the stem", segments.stem, []), *blocks, ("the classifier", segments.tail, [])]
+    with inspecting(whole, gradients=False):
+        for name, part, sites in parts:
+            made = _Gated(backbone, layout, part, sites)
+            found.append(_exported(made, name, stream))
+            stream = made(stream, torch.ones(made.count))[0]
+    return found
+
+
+class _Gated(nn.Module):
+    """A part of a model as a function of its input and its gates."""
+
+    def __init__(
+        self, model: nn.Module, layout: HeadLayout, part: Callable[[Tensor], Any], sites: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.model, self.layout, self.part, self.sites = model, layout, part, list(sites)
+        spans = [layout.span(site) for site in sites]
+        self.first = spans[0].start if spans else 0
+        self.count = spans[-1].stop - self.first if spans else 0
+        self.eval()  # the exporter puts back the mode that it found, in all that is inside
+
+    def forward(self, stream: Tensor, gates: Tensor) -> tuple[Tensor, ...]:
+        """Return what the part gives, then the attention of its sites where there is any to see."""
+        seen: dict[int, Tensor] = {}
+        with contextlib.ExitStack() as stack:
+            for site in self.sites:
+                stack.enter_context(self._gated(site, gates))
+                stack.enter_context(self._watched(site, seen))
+            out = self.part(stream)
+        return getattr(out, "logits", out), *(seen[site] for site in sorted(seen))
+
+    @contextlib.contextmanager
+    def _gated(self, number: int, gates: Tensor) -> Iterator[None]:
+        site, span = self.layout.sites[number], self.layout.span(number)
+        wide = gates[span.start - self.first : span.stop - self.first].repeat_interleave(site.head_dim)
+
+        def close(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return inputs[0] * wide, *inputs[1:]
+
+        handle = family_of(self.model).seam(self.model, site).point.register_forward_pre_hook(close)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def _watched(self, number: int, seen: dict[int, Tensor]) -> Iterator[None]:
+        seam = family_of(self.model).seam(self.model, self.layout.sites[number])
+        if seam.weights is None:
+            yield
+            return
+        with seam.watched(lambda module, inputs: seen.__setitem__(number, inputs[0])):
+            yield
+
+
+def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
+    """One piece. UserError names the part and the operator that ONNX has not."""
+    gates = torch.ones(part.count)
+    data: Any = io.BytesIO()  # the exporter takes a file, too, and does not say so
+    given = part(stream, gates)
+    outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(given)]
+    moving = {name: {0: "images"} for name in ("stream", *outputs)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer warns of every shape that it takes as fixed
+        try:
+            torch.onnx.export(
+                part, (stream, gates), data, dynamo=False, opset_version=OPSET, dynamic_axes=moving,
+                input_names=["stream", "gates"], output_names=outputs,
+            )  # fmt: skip
+        except Exception as error:  # the exporter raises a dozen unrelated types
+            operator = re.search(r"aten::\w+", str(error))
+            reason = operator[0] if operator else " ".join(str(error).split())[:100]
+            raise UserError(f"live: {name}: ONNX cannot hold it ({reason}).") from error
+    return Piece(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])

@@ -1,0 +1,185 @@
+"""Heads that switch live in a real browser: the same numbers as PyTorch's, and what a reader does with them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from mhprobe.backbones import attach
+from mhprobe.data.augment import normalise
+from mhprobe.errors import UserError
+from mhprobe.questions.live import keep, keep_live
+from mhprobe.report.html import live as module
+from mhprobe.report.html import write_report
+from models import make_loud, tiny_vit
+from report_html.conftest import CLASSES, make_run
+from report_html.test_browser import browser, pytestmark, visit
+
+__all__ = ["browser", "pytestmark", "visit"]
+SPEC = {"size": (16, 16), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.25, 0.3)}
+IMAGES = 100
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run's folder with a network of 3 blocks of 4 heads, as its tables say, and the network."""
+    folder = make_run(tmp_path_factory.mktemp("live") / "run")
+    model = tiny_vit(depth=3, num_heads=4, num_classes=len(CLASSES))
+    make_loud(model, 0.3)
+    attach(model)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (IMAGES, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    with torch.no_grad():
+        labels = model(normalise(images, **SPEC)).argmax(1)
+    labels[::4] = (labels[::4] + 1) % len(CLASSES)  # right about three of four
+    keep(folder, model, images, labels, CLASSES, [f"image {n}" for n in range(IMAGES)], SPEC)
+    write_report(folder)
+    return folder, model, images, labels
+
+
+def expected(kept, gates):
+    """(N, C) logits of torch."""
+    _, model, images, _ = kept
+    held = attach(model)
+    with torch.no_grad():
+        held.values.copy_(gates)
+        logits = model(normalise(images, **SPEC))
+        held.values.fill_(1)
+    return logits
+
+
+@pytest.fixture
+def page(visit, kept):
+    page = visit((kept[0] / "live.html").as_uri())
+    page.wait_for_function("() => document.getElementById('live').dataset.answered !== undefined", timeout=60_000)
+    return page
+
+
+def test_predictions_of_random_masks_are_those_of_torch(page, kept):
+    code = """async (gates) => {
+        const found = [];
+        for (let start = 0; start < COUNT; start += CHUNK) {
+            const count = Math.min(CHUNK, COUNT - start);
+            const images = () => normalised(live.pixels.subarray(start * SIZE, (start + count) * SIZE), count);
+            found.push(...(await forward(`chunk ${start}`, images, Float32Array.from(gates))).data);
+        }
+        return found;
+    }"""
+    generator = torch.Generator().manual_seed(1)
+    moved = 0.0
+    whole = expected(kept, torch.ones(12))
+    for number in range(20):
+        gates = (torch.rand(12, generator=generator) > 0.4).float()
+        if number >= 16:
+            gates = torch.rand(12, generator=generator)  # gates half open
+        logits = torch.tensor(page.evaluate(code, gates.tolist())).view(IMAGES, -1)
+        truth = expected(kept, gates)
+        assert (logits - truth).abs().max() < 1e-4
+        assert torch.equal(logits.argmax(1), truth.argmax(1))
+        moved = max(moved, float((truth - whole).abs().max()))
+    assert moved > 0.1  # masks do something
+
+
+def test_a_choice_says_its_accuracy_with_an_interval_and_what_changes(page, kept):
+    labels = kept[3]
+    page.keyboard.press("Escape")
+    for head in (1, 5, 6):
+        page.locator(f'[data-id="{head}"]').click(modifiers=["Control"])
+    page.wait_for_function("() => document.getElementById('live').dataset.answered === '1,5,6'")
+    gates = torch.ones(12)
+    gates[[1, 5, 6]] = 0
+    taken, before = expected(kept, gates).argmax(1), expected(kept, torch.ones(12)).argmax(1)
+    says = page.inner_text("#live-says")
+    share = float(100 * (taken == labels).float().mean())
+    assert says.startswith(f"Without these 3 heads {share:.1f} % (") and "of all 100 test images are right" in says
+    assert f"with all heads {float(100 * (before == labels).float().mean()):.1f} %" in says
+    changed = int((taken != before).sum())
+    assert page.inner_text("#live-classes").startswith(f"{changed} image") and changed > 0
+    assert page.locator("#live-changed figure").count() == min(12, changed)
+    page.click("#undo")
+    page.wait_for_function("() => document.getElementById('live').dataset.answered === '1,5'")
+    assert "heads=1%2C5" in page.url or "heads=1,5" in page.url
+    page.locator("#gate").fill("0.5")
+    page.wait_for_function(
+        "() => document.getElementById('live-says').textContent.startsWith('With the gate of 2 heads at 0.5')"
+    )
+
+
+def test_rows_columns_and_the_link_choose(visit, page, kept):
+    page.get_by_role("button", name="Block 1", exact=True).click()
+    page.wait_for_function("() => document.getElementById('live').dataset.answered === '4,5,6,7'")
+    page.get_by_role("button", name="Heads number 0").click()
+    page.wait_for_function("() => document.getElementById('live').dataset.answered === '0,4,5,6,7,8'")
+    again = visit(page.url)
+    again.wait_for_function("() => document.getElementById('live').dataset.answered === '0,4,5,6,7,8'", timeout=60_000)
+    assert again.inner_text("#live-says") == page.inner_text("#live-says")
+    assert again.locator("#curve-chart svg").count() == 1
+
+
+def test_an_image_of_ones_own_is_taken_for_something_with_and_without_the_heads(page, kept, tmp_path):
+    from PIL import Image
+
+    images = kept[2]
+    Image.fromarray(images[3].permute(1, 2, 0).numpy()).save(tmp_path / "own.png")
+    page.set_input_files("#own-file", tmp_path / "own.png")
+    page.wait_for_function("() => document.getElementById('own-says').textContent.includes('with the choice')")
+    shares = expected(kept, torch.ones(12))[3].softmax(0)
+    assert f"({100 * float(shares.max()):.1f} %)" in page.inner_text("#own-says")
+    assert page.locator("#own-maps figure").count() == 3
+    (tmp_path / "no.png").write_bytes(b"no picture")
+    page.set_input_files("#own-file", tmp_path / "no.png")
+    page.wait_for_function("() => document.getElementById('own-says').textContent.includes('no.png is no picture')")
+
+
+def test_without_webassembly_the_rest_of_the_page_works(browser, kept):
+    context = browser.new_context()
+    context.add_init_script("delete globalThis.WebAssembly")
+    page = context.new_page()
+    page.goto((kept[0] / "live.html").as_uri())
+    page.wait_for_function("() => document.getElementById('live-says').textContent.includes('no WebAssembly')")
+    assert page.locator('#grid [role="gridcell"]').count() == 12
+    context.close()
+
+
+def test_the_policy_is_opened_for_webassembly_alone_and_in_the_live_page_alone(kept):
+    policy = {
+        name: re.search(r'script-src ([^;"]*)', (kept[0] / name).read_text())[1]
+        for name in ("live.html", "report.html")
+    }
+    assert "'wasm-unsafe-eval'" in policy["live.html"] and "wasm" not in policy["report.html"]
+    for words in policy.values():
+        assert all(word.startswith("'sha256-") or word == "'wasm-unsafe-eval'" for word in words.split())
+    assert 'href="live.html"' in (kept[0] / "report.html").read_text()
+
+
+def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
+    import mhprobe
+
+    _, model, images, labels = kept
+    found = mhprobe.live(model, images[:20], labels[:20])
+    page = visit(found.save(kept[0] / "own.html").as_uri())
+    page.wait_for_function("() => document.getElementById('live').dataset.answered === ''", timeout=60_000)
+    assert "of all 20 test images" in page.inner_text("#live-says")
+    with pytest.raises(UserError, match="uint8"):
+        mhprobe.live(model, images.float(), labels)
+
+
+def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
+    model = tiny_vit(num_classes=0)
+    attach(model)
+    images, labels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8), torch.zeros(3)
+    with pytest.raises(UserError, match="logits of the classes"):
+        keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
+    monkeypatch.setattr("mhprobe.questions.live.MOST", 1000)
+    with pytest.raises(UserError, match="MB of weights"):
+        keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
+    assert "NoneType" in keep_live(tmp_path, model, None)  # whatever it is, the run goes on
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_runtime_is_the_published_one_with_its_exports_as_a_global():
+    text = module.runtime()
+    assert "ONNX Runtime Web v1.30.0" in text and "export{" not in text and "</script" not in text
+    assert re.search(r"globalThis\.ort=\{[^}]*InferenceSession:\w+[^}]*env:\w+", text)

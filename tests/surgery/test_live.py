@@ -1,0 +1,102 @@
+"""Pieces of a model as ONNX give its logits and its attention, whatever the gates are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mhprobe
+from mhprobe.backbones import attach
+from mhprobe.errors import UserError
+from mhprobe.recording.outputs import logits_of
+from mhprobe.surgery.live import pieces
+from models import make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'mhprobe[export]'")
+
+
+def run(found, images, gates):
+    """Chain the pieces as a page does: logits, and attention by site."""
+    stream, seen = images.numpy(), {}
+    for piece in found:
+        session = onnxruntime.InferenceSession(piece.onnx, providers=["CPUExecutionProvider"])
+        inputs = {"stream": stream}
+        if piece.heads:
+            inputs["gates"] = gates[piece.first : piece.first + piece.heads].numpy()
+        stream, *attention = session.run(None, inputs)
+        seen |= dict(zip(piece.sites, map(torch.from_numpy, attention), strict=True))
+    return torch.from_numpy(stream), seen
+
+
+def dropping():
+    """In training it drops half of the patches, as the networks that are shipped do."""
+    return tiny_vit(patch_drop_rate=0.5)
+
+
+def hugging_face():
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=32)
+    config = transformers.ViTConfig(image_size=16, patch_size=4, num_labels=5, **sizes)
+    torch.manual_seed(0)
+    return transformers.ViTForImageClassification(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [(tiny_vit, 4), (dropping, 4), (tiny_registers, 4), (tiny_swin, 6), (tiny_eva, 4), (hugging_face, 1)],
+)
+def test_masks_and_half_open_gates_give_the_models_logits(make, count):
+    model = make()
+    make_loud(model, 0.3)
+    gates = attach(model)
+    side = 18 if make is tiny_swin else 16
+    images = torch.randn(3, 3, side, side)
+    found = pieces(model, images[:2])
+    assert len(found) == count  # stem, blocks, tail; or all in one
+    generator, heads = torch.Generator().manual_seed(0), gates.layout.num_heads
+    whole = logits_of(model(images))
+    half_open = torch.rand(heads, generator=generator)
+    for values in (torch.ones(heads), (half_open > 0.5).float(), half_open):
+        logits, seen = run(found, images, values)
+        with torch.no_grad():
+            gates.values.copy_(values)
+            expected = logits_of(model(images))
+            gates.values.fill_(1)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)  # other kernels add in another order
+        assert torch.equal(values, torch.ones(heads)) or (expected - whole).abs().max() > 1e-3
+    attn = mhprobe.record(model, images, needs={"attn"}).attn
+    _, seen = run(found, images, torch.ones(heads))
+    assert sorted(seen) == list(range(len(attn)))
+    for site, weights in seen.items():
+        torch.testing.assert_close(weights, attn[site].flatten(0, 1), rtol=0, atol=1e-5)
+
+
+def test_gates_that_were_learned_are_in_the_pieces():
+    model = tiny_vit()
+    make_loud(model, 0.3)
+    gates = attach(model)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        gates.values[1] = 0.3
+    torch.testing.assert_close(
+        run(pieces(model, images), images, torch.ones(6))[0], model(images).detach(), rtol=0, atol=1e-4
+    )
+
+
+def test_what_onnx_cannot_hold_is_named_with_its_place():
+    model = tiny_vit()
+
+    class Strange(nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+
+    model.blocks[1].mlp = Strange()
+    with pytest.raises(UserError, match=r"blocks\.1: ONNX cannot hold it \(aten::special_bessel_j0"):
+        pieces(model, torch.randn(2, 3, 16, 16))
+
+
+def test_without_the_package_the_user_is_told_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'mhprobe\[live\]'"):
+        pieces(tiny_vit(), torch.randn(2, 3, 16, 16))
