@@ -131,6 +131,8 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
     (axes,) = result.figure.axes
     dots = {line.get_marker(): line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1}
     assert dots[">"] == 4.0  # ninety times what matters is beyond the end
+    ends = [each for bar in axes.collections for line in bar.get_segments() for each in line[:, 0]]
+    assert max(ends) == 4.0
     assert dots["o"] == pytest.approx(0.1 / 0.05)
     assert [text.get_text() for text in axes.get_yticklabels()] == [
         "a fifth of the heads goes",

@@ -42,12 +42,13 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             axes.axvline(at, color="0.5", linewidth=0.6, linestyle="-" if at else ":")
         for y, row in enumerate(order):
             colour = WORDS[row["verdict"]]
-            middle, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
-            axes.hlines(y, max(low, -FARTHEST), min(high, FARTHEST), color=colour, linewidth=1.4)
-            mark = MARKS[row["shape"]] if abs(middle) <= FARTHEST else ">" if middle > 0 else "<"
-            axes.plot(min(max(middle, -FARTHEST), FARTHEST), y, mark, color=colour, markersize=3.5, clip_on=False)
+            effect, low, high = (row[name] / row["matters"] for name in ("effect", "low", "high"))
+            middle, left_end, right_end = (max(-FARTHEST, min(each, FARTHEST)) for each in (effect, low, high))
+            axes.hlines(y, left_end, right_end, color=colour, linewidth=1.4)
+            mark = MARKS[row["shape"]] if middle == effect else ">" if effect > 0 else "<"
+            axes.plot(middle, y, mark, color=colour, markersize=3.5, clip_on=False)
             if row["learned"]:
-                axes.plot(min(middle, FARTHEST), y, "o", color="black", markersize=7, fillstyle="none", clip_on=False)
+                axes.plot(middle, y, "o", color="black", markersize=7, fillstyle="none", clip_on=False)
         for word, colour in WORDS.items():
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
