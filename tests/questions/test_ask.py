@@ -73,7 +73,7 @@ def one_rank(rank: int, world: int, folder: Path) -> None:
         return table(1)
 
     def both(material: Material) -> dict[str, Result]:
-        return table(ranks.sum(torch.ones(1)).item())
+        return table(ranks.total(torch.ones(1)).item())
 
     asked = answers(folder, [Question("alone", alone), Question("both", both)], first=rank == 0)
     asked.find()
