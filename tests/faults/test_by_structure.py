@@ -26,10 +26,12 @@ from omegaconf import DictConfig, OmegaConf
 import mhprobe
 import runs
 from mhprobe.backbones import build
+from mhprobe.callbacks.asking import Asking
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column, read_kept
 from mhprobe.run import builders, cli, launch
+from mhprobe.run.questions import of_run
 from mhprobe.run.schema import check
 from mhprobe.surgery.given import Given
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
@@ -222,7 +224,8 @@ def everything_but_the_work(command: str, cfg: DictConfig, folder: Path) -> None
     data = builders.data(plain)
     model = builders.classifier(plain, data)
     report = builders.report(plain, folder, model.gates.layout)
-    builders.trainer(plain, builders.callbacks(plain, model, data, report), report)
+    asking = Asking(of_run(plain, model, data, report))
+    builders.trainer(plain, [*builders.callbacks(plain, model, data, report), asking], report)
 
 
 def taken_away(command: str, key: str) -> tuple[str, str, str]:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import runs
+from mhprobe.callbacks.asking import Asking
 from mhprobe.errors import UserError
 from mhprobe.io.options import refuse_misfits
 from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
+from mhprobe.run.questions import of_run
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
@@ -61,7 +63,8 @@ def built(cfg, folder):
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    return builders.trainer(cfg, builders.callbacks(cfg, model, data, report), report), model, data
+    asking = Asking(of_run(cfg, model, data, report))
+    return builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), asking], report), model, data
 
 
 def one_line(error) -> bool:
