@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import mhprobe
+import mhprobe.probe
+import runs
 import spawned
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.questions.ask import Answers
 from mhprobe.questions.material import Material
 from mhprobe.questions.plan import Question
+from mhprobe.report.figures.style import canvas
 from mhprobe.report.report import Report
 from mhprobe.report.result import Result
 from mhprobe.report.tables import Table
@@ -87,3 +90,26 @@ def test_all_ranks_decide_together_after_each_question(tmp_path):
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["rank 1 alone"] * 2
     assert sorted(path.name for path in (tmp_path / "tables").iterdir()) == ["result_2.0.csv"]
     assert time.monotonic() - began < 120  # starting two processes on a busy machine; for ever without the agreement
+
+
+def spread(material: Material, times: float = 1.0) -> dict[str, Result]:
+    """A kind of result of a user's own, all of it in one file."""
+    value = material.columns("gate_importance")["value"]
+    table = Table(["times", "spread"], [[times, value.std().item()]])
+    with canvas((3, 2)) as figure:
+        figure.subplots().plot(value)
+    return {"spread": Result(table, figure, caption="How far heads differ.", larger="heads differ more")}
+
+
+def test_a_new_kind_of_result_is_one_function(tmp_path):
+    told = ("measure=[gate_importance]", "+question.mine._target_=test_ask.spread", "+question.mine.times=2.5")
+    few = ("data.limit_test=20", "data.limit_val=10", "data.limit_train=20")
+    mhprobe.probe.run(runs.config("probe", tmp_path, *few, *told), tmp_path / "run")
+    (row,) = runs.rows(tmp_path / "run" / "tables" / "spread.csv")
+    values = torch.tensor([float(each["value"]) for each in runs.rows(tmp_path / "run/tables/gate_importance.csv")])
+    assert row["times"] == "2.5" and float(row["spread"]) == pytest.approx(values.std().item())
+    entry = json.loads((tmp_path / "run" / "results.json").read_text())["results"]["spread"]
+    assert entry["larger"] == "heads differ more" and entry["images"] == 20
+    assert "How far heads differ." in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(UserError, match=r"question\.mine"):
+        mhprobe.probe.run(runs.config("probe", tmp_path, *few, *told, "+question.mine.wrong=1"), tmp_path / "other")

@@ -92,7 +92,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
 
 
 def _usual(cfg: Config, material: Material) -> list[Question]:
-    """The questions of probe, mask and train: each measure, what measures say together, gates, masking curves."""
+    """The questions of probe, mask and train: each measure, what measures say together, a user's, gates, curves."""
     if any(cfg.get(key) for key in OWN):
         return []
     names, asked = tuple(material.measures), []
@@ -105,6 +105,10 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
         if (also_on := cfg["probe"]["also_on"]) is not None:
             second = functools.partial(on_another_data_set, data=_second_data(also_on, material.data))
             asked.append(Question("second data set", second, names))
+    for name, part in (cfg.get("question") or {}).items():
+        where = f"question.{name}"
+        ask = explained(construct({**part, "_partial_": True}, where), where)
+        asked.append(Question(name, ask, names, control=material.twin is not None))
     if "optim" in cfg and builders.learns_gates(cast(Any, material.model)):
         rule = {key: cfg["gates"][key] for key in ("keep", "threshold")}
         asked.append(Question("gates", functools.partial(learned_gates, **rule)))

@@ -235,6 +235,7 @@ class Config(_Section):
     checkpoint: CheckpointSettings | None = None
     measure: dict[str, dict[str, Any]] | None = None
     probe: ProbeSettings | None = None
+    question: dict[str, dict[str, Any]] = {}
     callback: dict[str, dict[str, Any]] = {}
     masking: Masking | None = None
     search: dict[str, Any] = {}
