@@ -75,6 +75,7 @@ def measure(
     Raises UserError for what is no measure or no loader, two of one name, batches of another form, or no image at all.
     """
     _refuse_no_loader("measure", loader, select_loader)
+    one_of("measure", "show_progress", show_progress, Literal[True, False])
     layout = attach(model).layout
     named = _named(measures, layout)
     choosing = [name for name, item in named.items() if item.select_needs is not None or fills_of([item])]

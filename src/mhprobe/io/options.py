@@ -57,6 +57,8 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, each) for each in typing.get_args(hint))
     if origin is Callable:
         return callable(value)
+    if origin is Literal:  # which of the names it is, the class says: an array of them would be compared one by one
+        return value is None or isinstance(value, str | int | float)
     if hint is float:
         return type(value) in (int, float)
     if hint is Path:

@@ -115,7 +115,7 @@ def gallery(
     taken = [()] * len(images) if features else _taken_for(model, images, names)
     every: dict[str, dict[str, Judged]] = {}
     results: dict[str, Result] = {}
-    rows, asking = list[list[Any]](), dict[str, tuple[int, int]]()
+    rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
     areas = Judged._fields[1:] if options.get("score", True) else ()
     told = "given" if any(isinstance(image, str) for image in chosen) else "test"
     called = [_called(image) for image in chosen]
@@ -131,16 +131,16 @@ def gallery(
             for image, label, best, beside in zip(called, shown, taken, numbers, strict=True):
                 rows.append([image, label, *best, kind, name, *beside])
         asked = _asking(kind, make, found)
-        asking |= {} if make.per_head else asked
+        framed |= {} if make.per_head else asked
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number, asked)
             results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told), drawn="maps")
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
-    overview = figures.draw(pictures, titles, whole, asking=asking) if whole else None
+    overview = figures.draw(pictures, titles, whole, asking=framed) if whole else None
     of_all = counted(len(chosen), told)
     if smooth and whole:
-        smoothed = figures.draw(pictures, titles, whole, True, asking)
+        smoothed = figures.draw(pictures, titles, whole, True, framed)
         results["maps_smooth"] = Result(figure=smoothed, of=of_all, drawn="maps")
     return {**results, "maps": Result(Table(columns, rows, "maps"), overview, of=of_all, drawn="maps")}, every
 
@@ -164,7 +164,7 @@ def _kept(
 def _asking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
     """By the name of a map, and by that of its kind, the patch that looks; without maps of all patches."""
     at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in found.items()}
-    return {title: at[name] for name in at if at[name] is not None for title in (name, key.replace("_", " "))}  # type: ignore[misc]
+    return {title: patch for name, patch in at.items() if patch for title in (name, key.replace("_", " "))}
 
 
 def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:

@@ -16,15 +16,16 @@ def who_looks(site: HeadSite, query: Query) -> Tensor:
     """(T,) the share of each token in who looks."""
     height, width = site.token_grid
     prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
-    asking = torch.zeros(tokens)
-    if query == "mean":
+    asking, word = torch.zeros(tokens), query if isinstance(query, str) else ""
+    patch = query if isinstance(query, tuple) and [type(at) for at in query] == [int, int] else (-1, -1)
+    if word == "mean":
         asking[prefix:] = 1
-    elif query == "class" and site.class_token:
+    elif word == "class" and site.class_token:
         asking[0] = 1
-    elif query == "registers" and prefix > site.class_token:
+    elif word == "registers" and prefix > site.class_token:
         asking[int(site.class_token) : prefix] = 1
-    elif isinstance(query, tuple) and len(query) == 2 and 0 <= query[0] < height and 0 <= query[1] < width:
-        asking[prefix + query[0] * width + query[1]] = 1
+    elif 0 <= patch[0] < height and 0 <= patch[1] < width:
+        asking[prefix + patch[0] * width + patch[1]] = 1
     else:
         has = ["mean"] + ["class"] * site.class_token + ["registers"] * (prefix > site.class_token)
         raise UserError(
