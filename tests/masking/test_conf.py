@@ -57,7 +57,7 @@ def test_orders_has_every_way_to_order_heads():
     ways = {curve.order._target_.rpartition(".")[2] for curve in curves.values()}
     assert ways == {order.__name__ for order in known_orders().values()}
     scores = {curve.order.measure._target_.rpartition(".")[2] for curve in curves.values() if "measure" in curve.order}
-    assert scores == {"GateImportance", "LRPRelevance", "Confidence", "AblationDelta"}
+    assert scores == {"GateImportance", "LRPRelevance", "Confidence", "AblationDelta", "Fisher"}
     assert any("rescore_every" in curve.order for curve in curves.values())
 
 
