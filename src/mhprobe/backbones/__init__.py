@@ -153,7 +153,9 @@ def kinds_of(model: nn.Module, units: Collection[Kind] | None = None) -> frozens
         gates = find_gates(model)
         return frozenset({"head"}) if gates is None else gates.layout.kinds
     if isinstance(units, str) or not isinstance(units, Collection) or not units or not set(units) <= set(KINDS):
-        raise UserError(f"units: expected some of {', '.join(KINDS)}, as in units={{'head', 'neuron'}}, got {units!r}.")
+        raise UserError(
+            f"units: expected some of {', '.join(KINDS)}, as in units={{'head', 'neuron'}}, got {quoted(units)}."
+        )
     return frozenset(units)
 
 
