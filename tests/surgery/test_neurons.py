@@ -17,6 +17,7 @@ import mhprobe
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.heads import KINDS
+from mhprobe.maps.rollout import Rollout
 from mhprobe.measures import ActivationNorm, Magnitude, WriteNorm
 from mhprobe.measures.base import MeasureWarning
 from mhprobe.recording.cost import forward_equivalents
@@ -165,6 +166,15 @@ def test_masks_of_any_raggedness_and_pruning_twice(name, data):
     twice, direct = mhprobe.prune_heads(once, again, units=KINDS), mhprobe.prune_heads(model, both, units=KINDS)
     assert torch.equal(logits(twice, images), logits(direct, images)) and twice.kept_heads == direct.kept_heads
     assert nearly(logits(twice, images), masked(model, both, images), 1e-12)
+
+
+def test_maps_are_of_heads_whatever_else_has_gates():
+    model = tiny_vit()
+    images = images_for(model, 2)
+    alone = Rollout()(model, images), mhprobe.attention(model, images, head=1)
+    mhprobe.attach(model, units=KINDS)
+    both = Rollout()(model, images), mhprobe.attention(model, images, head=1)
+    torch.testing.assert_close(both, alone, rtol=0, atol=0)
 
 
 def test_a_row_of_a_table_says_its_kind_where_there_are_neurons():

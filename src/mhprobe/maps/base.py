@@ -43,7 +43,7 @@ class MapKind(ABC):
 def layout_of(model: nn.Module) -> HeadLayout:
     """The heads of a model, which gets gates if it has none; gates that it has stay as they are."""
     gates = find_gates(model)
-    return (attach(model) if gates is None else gates).layout
+    return (attach(model) if gates is None else gates).layout.of("head")
 
 
 def usual_target(model: nn.Module) -> Literal["top1", "norm"]:

@@ -37,7 +37,7 @@ def attention(
     Raises UserError for no tensor of images, a head that is not there or is named twice, a mask, grids of several
     sizes, and a query that the model has no token for.
     """
-    layout = attach(model).layout
+    layout = attach(model).layout.of("head")
     check_batch(model, images, None, any(site.line for site in layout.sites))
     chosen = _chosen(layout, head)
     numbers = sorted({number for number, _ in chosen})

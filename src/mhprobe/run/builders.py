@@ -105,6 +105,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     )
     if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
         log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
+    if cfg["command"] == "train" and learns_gates(made) and "neuron" in made.gates.layout.kinds:
+        raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
     if gates["mask"]:
         made.gates.close(~read_kept(gates["mask"], made.gates.layout))
     if cfg.get("compile"):
