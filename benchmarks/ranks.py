@@ -37,7 +37,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.recording.measuring import measure
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.studies.causal_gates import causal_gates
 
 RANKS = 2

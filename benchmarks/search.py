@@ -36,7 +36,7 @@ from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "cifar10_vit_stem.safetensors"
 BATCH = 100

@@ -11,6 +11,7 @@ from pathlib import Path
 from mhprobe.backbones import Family
 from mhprobe.masking.base import Order
 from mhprobe.measures.base import Measure
+from mhprobe.scoring.base import Score
 
 PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -108,6 +109,7 @@ def test_helpers_stand_in_parts_not_among_members():
     assert without_members("measures", Measure) == []
     assert without_members("masking", Order) == ["redundant_or_inert"]  # a reading of curves, named by a yaml
     assert without_members("backbones", Family) == []
+    assert without_members("scoring", Score) == []
     assert {"hashing", "moments"} <= set(without_members("measures/parts", Measure))
 
 

@@ -40,8 +40,8 @@ from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
-from mhprobe.scoring.evaluate import evaluator
-from mhprobe.scoring.score import Score, score_for
+from mhprobe.scoring.base import Score, score_for
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.surgery.costs import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"

@@ -15,7 +15,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.gates import HeadGates
 from mhprobe.heads import HeadLayout, Kind
-from mhprobe.scoring.tally import Tally
+from mhprobe.scoring.parts.tally import Tally
 from mhprobe.weights.teacher import Recalled, distillation
 
 

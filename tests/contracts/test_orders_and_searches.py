@@ -28,7 +28,7 @@ from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.search.base import Step
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle
 

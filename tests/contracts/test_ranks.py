@@ -36,8 +36,8 @@ from mhprobe.recording.measuring import measure
 from mhprobe.run import launch
 from mhprobe.run.construct import construct
 from mhprobe.run.sections import CONF, options
-from mhprobe.scoring.evaluate import evaluator
-from mhprobe.scoring.tally import tally
+from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import causal_gates
 from models import images_for, labels_for, tiny_swin, tiny_vit
 

@@ -22,7 +22,7 @@ from mhprobe.errors import UserError
 from mhprobe.io.files import write_all
 from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.run.sections import CONF
-from mhprobe.scoring.score import Score, known_scores, score_for
+from mhprobe.scoring.base import Score, known_scores, score_for
 from mhprobe.weights.checkpoint import weights_files
 from models import make_loud
 

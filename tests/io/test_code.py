@@ -15,7 +15,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.io.code import code_digests, stands_on
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import Entropy
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import images_for, labels_for, tiny_vit
 
 MEASURE = """

@@ -18,7 +18,7 @@ from mhprobe.masking.fisher import Fisher, rearrange
 from mhprobe.masking.parts.constraints import constrain
 from mhprobe.masking.parts.limits import Limits, Target
 from mhprobe.masking.parts.units import make_units
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import BUILDERS, images_for, labels_for
 from oracles import surgery as oracle
 

@@ -20,8 +20,8 @@ from mhprobe.questions import masking as masking_module
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Material
 from mhprobe.questions.subject import identity_of
+from mhprobe.scoring.base import known_scores
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.score import known_scores
 from models import images_for, tiny_vit
 
 

@@ -16,7 +16,7 @@ from mhprobe.masking.parts.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay, masked_logits
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_vit
 from oracles import fill as oracle
 

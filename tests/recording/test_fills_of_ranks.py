@@ -19,7 +19,7 @@ from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
 from mhprobe.recording.fills import find_fill
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 MODELS = {"vit": tiny_vit, "swin": tiny_swin}

@@ -37,7 +37,7 @@ from mhprobe.report.figures import (
     sorted_heads,
     surfaces,
 )
-from mhprobe.scoring.score import known_scores
+from mhprobe.scoring.base import known_scores
 from models import tiny_swin, tiny_vit
 
 

@@ -27,7 +27,7 @@ from mhprobe.report.report import Report, Result
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
-from mhprobe.scoring.score import known_scores
+from mhprobe.scoring.base import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
 from results import add_measure, add_rows, figure_kinds
 from runs import composed

@@ -14,8 +14,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
-from mhprobe.scoring.evaluate import evaluator
-from mhprobe.scoring.score import known_scores
+from mhprobe.scoring.base import known_scores
+from mhprobe.scoring.parts.evaluate import evaluator
 from models import images_for, labels_for, make_loud, tiny_vit
 
 N = 23

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.scoring.tally import Tally, tally
+from mhprobe.scoring.parts.tally import Tally, tally
 
 N, C = 23, 4
 

@@ -20,7 +20,7 @@ from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
 from mhprobe.run.cli import CONF
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, removed_after

@@ -20,7 +20,7 @@ from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.report.report import Report
 from mhprobe.run.pruning import MINE, lines, run_pruning, source_of
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune

@@ -23,7 +23,7 @@ from mhprobe.masking.parts.limits import Limits
 
 
 class Scored(NamedTuple):
-    """Names of the numbers of a score (scoring/score.py).
+    """Names of the numbers of a score (scoring/base.py).
 
     name: of the score. metric: in metrics. right: the share of right images, larger is better. lost: the mean loss,
     smaller is better. Figures draw ``lost`` where it says a distance that the share of right images does not.

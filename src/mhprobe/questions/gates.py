@@ -8,7 +8,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import gate_density
 from mhprobe.report.result import Result, Sample
-from mhprobe.scoring.tally import tally
+from mhprobe.scoring.parts.tally import tally
 
 
 def learned_gates(material: Material, keep: int | None = None, threshold: float | str = 0.5) -> dict[str, Result]:

@@ -30,9 +30,9 @@ from mhprobe.questions.subject import Subject
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import measure
 from mhprobe.report.runs.run import measured_on
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.score import Score, looked, score_for
+from mhprobe.scoring.parts.evaluate import evaluator
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from mhprobe.report.report import Report
 from mhprobe.run import builders
 from mhprobe.run.builders import Config
 from mhprobe.run.construct import construct, explained
-from mhprobe.scoring.score import Score
+from mhprobe.scoring.base import Score
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mhprobe.masking.base import Scored
-from mhprobe.scoring.score import Score
+from mhprobe.scoring.base import Score
 
 
 class Cosine(Score):

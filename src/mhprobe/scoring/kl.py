@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from mhprobe.masking.base import Scored
-from mhprobe.scoring.score import Score
+from mhprobe.scoring.base import Score
 
 
 class KL(Score):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from mhprobe.masking.base import LABELS
 from mhprobe.measures.parts.losses import outcomes
-from mhprobe.scoring.score import Score
+from mhprobe.scoring.base import Score
 
 
 class Labels(Score):

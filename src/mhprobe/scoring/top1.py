@@ -4,7 +4,7 @@ from torch import Tensor
 
 from mhprobe.masking.base import Scored
 from mhprobe.measures.parts.losses import outcomes
-from mhprobe.scoring.score import Score
+from mhprobe.scoring.base import Score
 
 
 class Top1(Score):

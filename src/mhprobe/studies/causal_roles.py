@@ -12,7 +12,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import causal
 from mhprobe.report.result import Result
-from mhprobe.scoring.tally import tally
+from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import ROLES, causal_gates
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.significance import holm, mcnemar, paired_difference
 
 

@@ -21,7 +21,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.masking import of_settling
 from mhprobe.report.report import Report, counted
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.lowest import lowest
 

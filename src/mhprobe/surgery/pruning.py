@@ -28,9 +28,9 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
-from mhprobe.scoring.evaluate import evaluator
-from mhprobe.scoring.score import Score, looked, score_for
-from mhprobe.scoring.tally import tally
+from mhprobe.scoring.base import Score, looked, score_for
+from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
 from mhprobe.surgery.given import Choice, Given

@@ -16,7 +16,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import classes_at_steps as figure
 from mhprobe.report.result import Result
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.significance import holm, mcnemar
 from mhprobe.studies.panels.masked import reported
 

@@ -19,7 +19,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import kinds_of_layers as figure
 from mhprobe.report.result import Result
-from mhprobe.scoring.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.lowest import lowest
 from mhprobe.stats.significance import wilson
 

@@ -29,8 +29,8 @@ from mhprobe.recording.objective import Of
 from mhprobe.recording.outputs import broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
+from mhprobe.scoring.base import Score
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.score import Score
 
 
 def evaluator(

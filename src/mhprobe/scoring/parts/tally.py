@@ -15,8 +15,8 @@ from torchmetrics import Metric
 from mhprobe.data.batch import Batch
 from mhprobe.measures.base import all_reduce
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
+from mhprobe.scoring.base import Score
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.score import Score
 
 
 class Tally(Metric):

@@ -1,0 +1,1 @@
+"""Outcomes of many masks on a split of the images, added up by a score."""
