@@ -35,7 +35,10 @@ class Answers:
         self.refused: dict[str, UserError] = {}
 
     def find(self) -> None:
-        """Answer all questions; the model is where it is to be measured. A collective."""
+        """Answer all questions; the model is where it is to be measured. A collective.
+
+        UserError for a network of which nothing at all can be recorded.
+        """
         done = ranks.from_rank_zero(self.read)
         pending = [question for question in self.questions if not _is_done(question, done)]
         for question in [question for question in self.questions if question not in pending]:
@@ -50,6 +53,8 @@ class Answers:
                 announce(lines)
         for question in [question for step in steps for question in step.questions]:
             self._ask(question)
+            if self.material.known.broken is not None:
+                raise self.material.known.broken
 
     def _ask(self, question: Question) -> None:
         material = replace(self.material, names=question.measures, curve_names=question.curves)

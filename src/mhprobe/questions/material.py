@@ -40,12 +40,14 @@ CONTROL = "random initialisation"
 class Known:
     """Everything that was measured of one model on one data set.
 
-    columns, refused: by a measure's name and whether it is of the control. curves: by name.
+    columns, refused: by a measure's name and whether it is of the control. curves: by name. broken: why nothing at all
+    can be recorded of the network on these images.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
     refused: dict[tuple[str, bool], UserError] = field(default_factory=dict)
     curves: dict[str, list[Curve]] = field(default_factory=dict)
+    broken: UserError | None = None
 
 
 @dataclass
@@ -196,6 +198,8 @@ class Material(Subject):
             beside: frozenset[Need] = frozenset({"attn"} if any({"attn", "attn_grad"} & set(n) for n in seen) else ())
             columns, refused = look(model, group, self.data, "test", label, self.slopes_of, self.first, beside)
         except UserError as error:  # what the record refuses, it refuses for all of them
+            if not control and not self.known.columns:
+                self.known.broken = error
             return {}, dict.fromkeys(group, error)
         if self.first and self.store is not None:
             for name, values in columns.items():
