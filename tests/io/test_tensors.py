@@ -8,14 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from mhprobe.io import outcomes
 from mhprobe.io.tensors import packed, unpacked
-from mhprobe.studies import stored
+from mhprobe.questions import stored
 
 VALUES = {"value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64), "images": torch.tensor(7)}
 RIGHT = torch.tensor([True, False, True, True])
 
 
 def kept(folder):
-    return stored.read_all(folder, {"entropy": "key"}).get("entropy")
+    return stored.read(folder, "key")
 
 
 def test_tensors_come_back_with_what_was_said_of_them(tmp_path):
@@ -27,7 +27,8 @@ def test_tensors_come_back_with_what_was_said_of_them(tmp_path):
 
 @pytest.mark.parametrize("edit", ["a value", "what is said of it", "no digest"])
 def test_numbers_that_somebody_edited_are_measured_again(tmp_path, edit):
-    path = stored.write(tmp_path, "entropy", "key", VALUES, {})
+    stored.write(tmp_path, "key", VALUES)
+    path = tmp_path / "key.safetensors"
     assert kept(tmp_path).columns["value"][0] == 0.5
     tensors, about = unpacked(path)
     digest = {} if edit == "no digest" else {"sha256": unpacked_digest(path)}
@@ -47,7 +48,8 @@ def unpacked_digest(path) -> str:
 
 
 def test_every_bit_that_flips_is_seen(tmp_path):
-    path = stored.write(tmp_path, "entropy", "key", VALUES, {})
+    stored.write(tmp_path, "key", VALUES)
+    path = tmp_path / "key.safetensors"
     data = path.read_bytes()
     for place in range(8, len(data), 5):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])

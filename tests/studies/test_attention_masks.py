@@ -71,7 +71,7 @@ def test_what_is_drawn_at_random_is_k_heads_of_every_layer(material, monkeypatch
         return draw(layout, curves)
 
     monkeypatch.setattr(drawing, "draw", watched)
-    asked = SimpleNamespace(curves=(), layout=material.layout)
+    asked = SimpleNamespace(curves=lambda: (), layout=material.layout)
     assert_nothing_is_clipped(masked_at_each_step(asked, heads_per_step=k)["masked"].figure)
     (masks,) = given.values()
     steps = masks.view(len(masks), len(material.layout.sites), -1).sum(2)
