@@ -37,7 +37,7 @@ def test_a_file_that_is_not_there_is_missed_before_images_are_decoded(key, tmp_p
     def decode(*_):
         raise AssertionError("images first")
 
-    monkeypatch.setattr(builders, "_prepared", decode)
+    monkeypatch.setattr(builders, "prepared", decode)
     with pytest.raises(mhprobe.UserError, match=rf"^{key}: no file nowhere\.safetensors\. Give "):
         builders.data(runs.checked("train", f"{key}=nowhere.safetensors"))
     with pytest.raises(AssertionError, match="images first"):  # negative control

@@ -14,6 +14,7 @@ CAPTION = (
 )
 SIGNS = {"holds": "+", "contradicted": "\N{MINUS SIGN}", "too small to matter": "0", "cannot be told": "·"}
 CELL = 0.34  # inches across
+LEGEND = 4.1
 
 
 def draw(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
@@ -24,7 +25,8 @@ def draw(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
     order = sorted(rows, key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS], reverse=True)
     tall, wide = 0.17 * len(order), CELL * len(networks)
     left, bottom = 0.25 + 0.062 * max(len(row["claim"]) for row in order), 0.3 + 0.05 * max(map(len, networks))
-    with canvas((left + max(wide, 2.6) + 0.2, bottom + tall + 0.4)) as figure:
+    page = max(left + wide + 0.2, LEGEND)
+    with canvas((page, bottom + tall + 0.4)) as figure:
         axes = place(figure, left, bottom, wide, tall)
         for y, row in enumerate(order):
             for x, name in enumerate(networks):
@@ -42,7 +44,7 @@ def draw(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
         axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        axes.legend(loc="lower right", bbox_to_anchor=(max(1, 2.6 / wide), 1), ncols=3, borderaxespad=0.2)
+        axes.legend(loc="lower right", bbox_to_anchor=((page - 0.1 - left) / wide, 1), ncols=3, borderaxespad=0.2)
     return figure
 
 
