@@ -17,6 +17,7 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.budget import STEPS, savings
 from mhprobe.masking.parts.limits import Limits, Target
+from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.measures import Entropy, Fisher
 from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters, head_shares
@@ -166,6 +167,26 @@ def test_what_a_mix_cannot_be_asked_is_refused_in_a_line(order, options, words):
         source.check(layout, 1)
         source.choose(model, Table(torch.arange(198.0)), lambda: images_for(model, 1), layout, 1.0, 1.0)
     assert "\n" not in str(error.value)
+
+
+def test_what_it_refuses_it_refuses_by_its_own_name():
+    layout = heads_layout(3, 3)
+    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: give a measure or a table"):
+        Knapsack()
+    with pytest.raises(mhprobe.UserError, match=r"^masking order knapsack: the score of \S+ head 2 is nan"):
+        Knapsack(measure=Fisher).paths(make_units("head", layout), layout, Scores(torch.tensor([1, 2, torch.nan] * 2)))
+
+
+def test_units_of_several_heads_go_by_their_sums_and_have_no_rank_among_single_heads():
+    layout = heads_layout(3, 3)
+    scores = Scores(torch.tensor([3.0, 3, 3, 5, 1, 1]))
+    for name, expected in (("layer", [1, 0]), ("index", [1, 2, 0])):
+        units = make_units(name, layout)
+        (path,) = Knapsack(measure=Fisher).paths(units, layout, scores)
+        assert path.names == tuple(units.names[unit] for unit in expected)
+        for compete in ("layer", "group"):
+            with pytest.raises(mhprobe.UserError, match=rf"^masking order knapsack: compete={compete} ranks single"):
+                Knapsack(measure=Fisher, compete=compete).paths(units, layout, scores)
 
 
 def test_a_budget_is_met_in_rounds():

@@ -86,7 +86,7 @@ def test_answers_to_one_score_are_not_anothers(monkeypatch, tmp_path):
         monkeypatch.setattr(masking_module, "MaskCache", lambda folder, key, name=name: keys.setdefault(name, key))
         score = kind(outputs, labels) if kind.unmasked else kind()
         masking = Masking({}, tmp_path, score=kind, _scores={"test": score}, _fills={"zero": None})
-        masking._evaluator(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
+        masking.evaluate(material, "test", SimpleNamespace(name="curve", fill="zero", rescale=False))
     assert len(kinds) >= 6 and len(set(keys.values())) == len(kinds)
     assert keys["labels"] == cache_key(weights="same", split="test", rescale=False)  # older answers are found
 

@@ -12,6 +12,7 @@ import mhprobe
 from gated import closed, fractional, learned
 from mhprobe.data.batch import Batch
 from mhprobe.gates.fill import Fill
+from mhprobe.masking.by_score import ByScore
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
@@ -214,7 +215,8 @@ def test_every_order_draws_its_curve(order, gate):
     model = loud()
     gate(model)
     gates, loader = mhprobe.attach(model), [(images_for(model, N), labels_for(N))]
-    options = {"random": {"repeats": 1}, "by_score": {"measure": mhprobe.measures.AblationDelta}}.get(order, {})
+    scored = issubclass(known_orders()[order], ByScore)
+    options = {"measure": mhprobe.measures.AblationDelta} if scored else {"random": {"repeats": 1}}.get(order, {})
     rows = mhprobe.masking_curve(model, loader, "head", order, fill="mean", **options)
     share, fill = gates.effective().detach(), found(model, "mean")
     instead = [s * share[gates.layout.span(i)].repeat_interleave(8) for i, s in enumerate(fill.sites)]

@@ -128,8 +128,9 @@ def test_gates_come_along_where_they_are_not_one(model, tmp_path):
 
 
 def test_gates_of_another_layout_are_refused(model, file):
-    edit(file, gates=[0.5] * 7)
-    refused(file, "7 gates", "6")
+    for count, expected in ((5, "6."), (7, "6 of heads, or 198 with neurons.")):
+        edit(file, gates=[0.5] * count)
+        refused(file, f"has {count} gates, expected {expected}")
 
 
 def test_a_missing_file_a_missing_json_and_a_damaged_json_are_refused(file, tmp_path):

@@ -43,18 +43,21 @@ class ByScore(Order):
 
     def __post_init__(self) -> None:
         if (self.measure is None) == (self.table is None):
-            raise UserError("masking order by_score: give a measure or a table, and not both.")
+            raise UserError(f"{self._asker}: give a measure or a table, and not both.")
         if self.table is not None and not File(self.table).is_file():
-            raise UserError(
-                f"masking order by_score: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv."
-            )
+            raise UserError(f"{self._asker}: no file {self.table}. Give a table of a run, <folder>/tables/<name>.csv.")
         if self.first not in ("lowest", "highest"):
-            raise UserError(f"masking order by_score: first is lowest or highest, got {quoted(self.first)}.")
+            raise UserError(f"{self._asker}: first is lowest or highest, got {quoted(self.first)}.")
         if self.rescore_every is not None and (self.rescore_every < 1 or self.measure is None):
             raise UserError(
-                f"masking order by_score: rescore_every counts steps from 1 and needs a measure, since a table stays "
+                f"{self._asker}: rescore_every counts steps from 1 and needs a measure, since a table stays "
                 f"as it is; got {self.rescore_every}."
             )
+
+    @property
+    def _asker(self) -> str:
+        """Name of the order in messages: that of its file, as users ask for it."""
+        return f"masking order {type(self).__module__.rpartition('.')[2]}"
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path by score. Equal scores: lowest unit index first. UserError names a head without a score."""
@@ -77,14 +80,14 @@ class ByScore(Order):
     def _of_heads(self, drawable: Tensor, layout: HeadLayout, evaluate: Evaluate, off: Tensor) -> Tensor:
         """(A,) the scores, which are finite where ``drawable`` (A,) says that they count."""
         if self.table is not None:
-            score_A = read_column(self.table, self.column, layout, "masking order by_score")
+            score_A = read_column(self.table, self.column, layout, self._asker)
         else:
             assert self.measure is not None
             score_A = evaluate.measure(self.measure, off, self.column)
         if bad := (drawable & ~score_A.isfinite()).nonzero().flatten().tolist():
             _, head, site = list(layout)[bad[0]]
             raise UserError(
-                f"masking order by_score: the score of {site.name} {site.kind} {head} is {float(score_A[bad[0]])}, "
+                f"{self._asker}: the score of {site.name} {site.kind} {head} is {float(score_A[bad[0]])}, "
                 f"expected a number for every {site.kind}. Choose another measure or column, or leave its layer out "
                 f"(exclude_layers)."
             )

@@ -30,8 +30,8 @@ class Knapsack(ByScore):
     """The lowest score per cost of a target goes first; without a target every unit costs the same.
 
     measure, table, column, first: as for ByScore.
-    compete: "all" units by score per cost; by rank, those of a "group" that are alike (heads of one width and stage,
-        neurons of one stage), or those of one "layer".
+    compete: "all" units by score per cost; by rank, single ones of a "group" that are alike (heads of one width and
+        stage, neurons of one stage), or those of one "layer".
     normalize: "layer" divides every score by the mean size of its layer's. multiple: so many neurons of a layer go
         together, so that the widths that are left are multiples of it.
     """
@@ -44,21 +44,23 @@ class Knapsack(ByScore):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rescore_every is not None:
-            raise UserError("masking order knapsack: scores once, expected rescore_every=null.")
+            raise UserError(f"{self._asker}: scores once, expected rescore_every=null.")
         if self.multiple < 1:
-            raise UserError(f"masking order knapsack: multiple is a number of neurons from 1, got {self.multiple}.")
+            raise UserError(f"{self._asker}: multiple is a number of neurons from 1, got {self.multiple}.")
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
         """The one path to the target. Equal scores: the lower index first. UserError names a unit without a score.
 
         A layout with neurons has thousands of units: ``units`` then only says which may go, and a step takes many.
         """
+        mixed = "neuron" in layout.kinds
+        if not mixed and self.compete != "all" and bool((units.masks.sum(1) > 1).any()):
+            raise UserError(f"{self._asker}: compete={self.compete} ranks single heads, not sets of them; choose all.")
         drawable = units.masks.any(0)
         score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
         score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
         if self.normalize == "layer":
             score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
-        mixed = "neuron" in layout.kinds
         sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
         saving_A = savings(units.limits, layout)
         price_G = self._prices(sets, layout, score_A, saving_A)
@@ -74,7 +76,7 @@ class Knapsack(ByScore):
             size = self.multiple if site.kind == "neuron" else 1
             if site.num_heads % size:
                 raise UserError(
-                    f"masking order knapsack: {site.name} has {site.num_heads} neurons, which is no multiple of "
+                    f"{self._asker}: {site.name} has {site.num_heads} neurons, which is no multiple of "
                     f"{size}; choose a divisor of it, or multiple=1."
                 )
             sets += there[score_A[there].argsort(stable=True)].split(size)

@@ -81,10 +81,12 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
     if gate_values is not None and not bool((gate_values == 1).all()):
         gates = attach(model)
-        if gate_values.numel() > gates.layout.num_heads:  # neurons have some, too
+        heads = gates.layout.num_heads
+        if gate_values.numel() > heads:  # neurons have some, too
             gates = attach(model, units=KINDS)
         if gate_values.shape != gates.values.shape:
-            raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {gates.layout.num_heads}.")
+            beside = f" of heads, or {gates.layout.num_heads} with neurons" if gates.layout.num_heads > heads else ""
+            raise UserError(f"weights: {path} has {gate_values.numel()} gates, expected {heads}{beside}.")
         with torch.no_grad():
             gates.values.copy_(gate_values)
     heads = layout_of(model).num_heads
