@@ -71,7 +71,7 @@ class Split:
     def batches(self, chosen: Tensor | None = None) -> Iterator[Batch]:
         count = len(self.labels) if chosen is None else chosen.numpy()
         for picks in EvalOrder(count, BATCH, ranks.rank(), ranks.size()):
-            at, valid = (torch.from_numpy(part).to(self.labels.device) for part in picks)
+            at, valid = (torch.from_numpy(part).to(self.labels.device) for part in (picks.index, picks.valid))
             yield Batch(self.images[at], self.labels[at], at, valid, objects=self.objects[at])
 
     def training(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
