@@ -18,11 +18,12 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     report.data = data.source.name
     trainer = builders.trainer(cfg, [], report)
     kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
-    if trainer.is_global_zero:  # a few images are no work to share
-        model.to(trainer.strategy.root_device)
-        scores = cfg["faithfulness"]
-        options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
-        write_maps(report, questions.material(cfg, model, data), cfg["images"], kinds, **options)
+    model.to(trainer.strategy.root_device)
+    scores = cfg["faithfulness"]
+    options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
+    # a few images are no work to share, but questions are asked on every rank
+    write_maps(report, questions.material(cfg, model, data), cfg["images"], kinds, **options)
+    if trainer.is_global_zero:
         finish_report(folder, cfg["command"], model.gates.layout, model.description)
         report.close()
         show(folder)

@@ -53,7 +53,7 @@ def write_maps(
 ) -> None:
     """Write the table ``maps``, the figures ``maps`` and ``<kind>_<image>``, and the maps as maps.safetensors.
 
-    chosen: positions in the test split, or image files. options: of ``judged``.
+    chosen: positions in the test split, or image files. options: of ``judged``. A collective: rank 0 writes.
     """
     from safetensors.torch import save
 
@@ -69,6 +69,8 @@ def write_maps(
     answers = Answers([Question("maps", ask)], material, report)
     answers.find()
     answers.complain()
+    if not material.first:
+        return
 
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
     about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(_titles(*table))}
