@@ -67,12 +67,25 @@ def test_null_is_that_of_images_permuted_against_each_other(measure, null):
     got = columns(kind, z, layout, size=40, null=null, null_draws=20)
     x, y = z[:, :, 0].numpy(), z[:, :, 1].numpy()
     brute = permuted.null(similarity, x, y, 10, grid=GRID if null == "rolled" else None)
-    # means over 10 and over 20 draws, these over the same 16 folds, of which half are independent of each other
+    # means over 10 and over 20 draws, these from variances of 40 folds' products, which err by up to a fifth
     error = brute.std() * (1 / 10 + 1 / 20 + 1 / 8) ** 0.5
     assert float(got["null"][0, 1]) == pytest.approx(brute.mean(), abs=4 * error)
     assert float(got["null_draws"][0, 1].mean()) == pytest.approx(float(got["null"][0, 1]), abs=1e-12)
     # it is another number if the tokens of an image were independent
     assert got["null"][0, 1] > 1.5 * columns(kind, z, layout, size=40, null="rows")["null"][0, 1]
+
+
+@pytest.mark.parametrize("noise", [0.05, 2.0])
+@pytest.mark.parametrize("name", ["svcca", "pwcca", "procrustes", "cka"])
+def test_the_null_of_wide_heads_is_that_of_permuted_images_too(name, noise):
+    """As many folds as channels: folds that were swapped themselves would give half of it where tokens are alike."""
+    kind, similarity = MEASURES[name]
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(600, 1, 2, 64, generator=generator) + noise * torch.randn(600, 6, 2, 64, generator=generator)
+    got = columns(kind, z, HeadLayout((HeadSite("a", 0, 0, 2, 64, grid=(2, 3)),)), size=200)
+    brute = permuted.null(similarity, *(z[:, :, head].double().numpy() for head in (0, 1)), times=3)
+    # draws of so many correlations differ by 1 %, and their variances are of 128 products of folds
+    assert float(got["null"][0, 1]) == pytest.approx(brute.mean(), rel=0.05)
 
 
 def test_heads_whose_images_are_permuted_against_each_other_score_at_the_null(measure):

@@ -2,8 +2,7 @@
 
 Tokens of one image are not independent rows, so a null that permutes rows is far too low. Here images are swapped in
 pairs: token t of image i meets token t of its partner, and the partner's meets that of i. What position alone shares
-stays in it. One swap serves all heads of a group, so what heads share with each other stays as it is where a third one
-is compared with both.
+stays in it.
 
 That needs two images at a time, and sums have only one. So images are dealt into F folds by a hash of their pixels,
 and per fold, token and channel the sum is kept. With N images, a_it the deviation of head a from its mean at token t,
@@ -11,21 +10,22 @@ the cross-covariance of swapped images is
 
     sum_t (what the means at t share)  +  1/N sum_i a_it b_pi(i)t.
 
-The second term has mean 0 and a variance that rests on the covariances of a and of b alone. The sum of a fold's n_f
-deviations, over sqrt(n_f (1 - n_f / N)), has the same covariance as one image's: F images that stand for all. Swapped
-with each other, and scaled from folds to images, they give a cross-covariance of the same mean and variance as N
-swapped images do. It is nearly Gaussian, as a mean over N images is. The scale minds that deviations sum to 0: over
-permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, and folds are correlated likewise.
+The second term has mean 0 and is nearly Gaussian, as a mean over N images is. The variance of each of its entries is
+the sum over tokens t and s of cov(a_t, a_s) cov(b_t, b_s) / N. The sum of a fold's n_f deviations, over
+sqrt(n_f (1 - n_f / N)), has the same covariances as one image's, so the mean over pairs of folds i, j of
+(sum_t a_it b_jt)^2 is that variance. It is taken along each head's principal directions, in which entries hardly
+covary, and the second term is drawn from it. Folds that were swapped themselves would span as few directions as there
+are folds, and correlations of wide heads would come out too low.
 
-Draws are to spread as the value would in new images. Three things see to that. Every draw takes ``DEALT`` of the folds
-at random, so that draws share few sums. Folds vary as much as images do by chance only: each head's are scaled so that
-their variance is the one that all images have. And a pair of heads has one number per draw: a mean of two (a on b's
-images, b on a's) would spread less than the value does.
+Three more things. Over permutations sum_i a_i b_pi(i) has the variance N - 1, not N, times those of a and b, because
+deviations sum to 0. Folds vary as much as images do by chance only: each head's are scaled so that their variance is
+the one that all images have. And a pair of heads has one number per draw: a mean of two (a on b's images, b on a's)
+would spread less than the value does.
 
 Sums over folds depend on no order, batch or rank, and the memory is F x T x C whatever N.
 
-Shapes: B images of a batch, T tokens, C channels of a group, H heads of a group, F folds, P folds that a batch has
-images of, G folds that hold images, S pairs of folds that are swapped.
+Shapes: B images of a batch, T tokens, C channels of a group, H heads of a group of width D, F folds, P folds that a
+batch has images of, G folds that hold images.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -42,11 +43,11 @@ from torchmetrics import Metric
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.parts.jackknife import fold_of
-from mhprobe.measures.parts.moments import CHUNK, Block, Moments, Parts
+from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 
 Null = Literal["images", "rolled", "rows"]
 
-DEALT = 16  # folds of a draw
+SHIFTS = 2  # each fold meets so many others
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,60 @@ class Folds:
         apart_GTC = self.total[held]
         apart_GTC.flatten(1).addr_(count_G, mean_TC.flatten(), alpha=-1)
         apart_GTC /= (count_G * (1 - count_G / images)).sqrt()[:, None, None]
-        pairs = min(len(held), DEALT) // 2
-        # two folds of G correlate by -1 / (G - 1)
-        scale = (images - 1) / (2 * pairs * (1 + (2 * pairs - 1) / (len(held) - 1) ** 2))
-        apart_GTC *= _spread_of_all(heads, apart_GTC, placed_TC, images) * (scale**0.5 / (images * tokens - 1)) ** 0.5
-        placed_TC *= (images / 2 / (images * tokens - 1)) ** 0.5
+        factor_C = _spread_of_all(heads, apart_GTC, placed_TC, images)
+        apart_GTC *= factor_C * ((images - 1) ** 0.5 / (images * tokens - 1)) ** 0.5
+        turned_GTC = _turned(apart_GTC, heads.direction)
+        placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(draws):
-            order = torch.randperm(len(held), generator=generator).to(held.device)
-            place = slice(None) if site is None else _rolled(site, generator).to(held.device)
-            ours_STC, theirs_STC = apart_GTC[order[:pairs]], apart_GTC[order[pairs : 2 * pairs]][:, place]
-            ours_RC = torch.cat([placed_TC, ours_STC.flatten(0, 1)])
-            theirs_RC = torch.cat([placed_TC[place], theirs_STC.flatten(0, 1)])
-            yield dataclasses.replace(heads, covariance=_of_both(ours_RC, theirs_RC))
+        known: dict[tuple[int, int], Tensor] = {}
+        for draw in range(draws):
+            place = None if site is None else _rolled(site, generator).to(held.device)
+            drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), known if place is None else {}, place)
+            yield dataclasses.replace(heads, covariance=drawn)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The covariances of one draw, by runs of channels of whole heads.
+
+    known: standard deviations by where their run begins, which all draws share. place: tokens of the other images.
+    """
+
+    heads: Parts
+    turned_GTC: Tensor
+    placed_TC: Tensor
+    seed: tuple[int, int]
+    known: dict[tuple[int, int], Tensor]
+    place: Tensor | None = None
+
+    def __call__(self, one: slice, others: slice) -> Tensor:
+        where = (one.start, others.start)
+        if where not in self.known:
+            self.known[where] = self._deviations(one, others)
+        noise = np.random.default_rng([*self.seed, *where]).standard_normal(self.known[where].shape)
+        drawn = self.known[where] * torch.from_numpy(noise).to(self.known[where].device)
+        width = self.heads.spectrum.shape[1]
+        left, right = (self.heads.direction[run.start // width : run.stop // width] for run in (one, others))
+        back = left @ drawn.unflatten(0, (len(left), width))  # a head of the left run at a time
+        back = torch.einsum("adhe,hfe->adhf", back.unflatten(2, (len(right), width)), right).flatten(2).flatten(0, 1)
+        theirs_TC = self.placed_TC if self.place is None else self.placed_TC[self.place]
+        return torch.addmm(back, self.placed_TC[:, one].mT, theirs_TC[:, others])
+
+    def _deviations(self, one: slice, others: slice) -> Tensor:
+        """Standard deviation of each entry along principal directions."""
+        folds, square, count = len(self.turned_GTC), 0.0, 0
+        for shift in range(1, min(SHIFTS, folds - 1) + 1):
+            for fold in range(folds):
+                theirs_TC = self.turned_GTC[(fold + shift) % folds]
+                theirs_TC = theirs_TC if self.place is None else theirs_TC[self.place]
+                product = self.turned_GTC[fold][:, one].mT @ theirs_TC[:, others]
+                square, count = product.square_().add_(square), count + 1
+        return torch.as_tensor(square / count).sqrt()
+
+
+def _turned(apart_GTC: Tensor, direction_HDD: Tensor) -> Tensor:
+    """(G, T, C) along the principal directions of each head."""
+    return torch.einsum("gthd,hde->gthe", apart_GTC.unflatten(2, direction_HDD.shape[:2]), direction_HDD).flatten(2)
 
 
 def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: int) -> Tensor:
@@ -112,15 +154,6 @@ def _spread_of_all(heads: Parts, apart_GTC: Tensor, placed_TC: Tensor, images: i
     fold_H = torch.linalg.vector_norm(apart_GTC, dim=(0, 1)).square().view(count, width).sum(1) / len(apart_GTC)
     factor_H = (total_H.clamp(min=0) / (images - 1) / fold_H.where(fold_H > 0, torch.inf)).sqrt()
     return factor_H.repeat_interleave(width)
-
-
-def _of_both(ours_RC: Tensor, theirs_RC: Tensor) -> Block:
-    """The covariances of rows side by side, of either head's on the left."""
-
-    def covariance(one: slice, others: slice) -> Tensor:
-        return ours_RC[:, one].mT @ theirs_RC[:, others] + theirs_RC[:, one].mT @ ours_RC[:, others]
-
-    return covariance
 
 
 class Dealt(NamedTuple):
