@@ -457,8 +457,9 @@ of networks in which any of the five heads is named. js_distance lies far below 
 
 Rows "measure: interval" are of columns `low` and `high` of that measure, on 80 images of random heads that share
 something. The truth is the mean over all draws. Where a column has a name, `low` comes after it. With so few images
-the interval of fisher is too short: squares of slopes have long tails. Heads here are 3 wide; for heads of width 48 on 600 images,
-p_svcca rejected in 5.0 % (standard error 1.9) and p_procrustes in 4.0 % (1.5) of 60 draws.
+the interval of fisher is too short: squares of slopes have long tails. Heads here are 3 wide; with
+heads of width 48 and 600 images p_svcca rejected in 5.0 % (standard error 1.9) and p_procrustes in 4.0 % (1.5) of
+60 draws.
 
 The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
 

@@ -132,14 +132,15 @@ class _Drawn:
 
     def _deviations(self, one: slice, others: slice) -> Tensor:
         """Standard deviation of each entry along principal directions."""
-        folds, square, count = len(self.turned_GTC), 0.0, 0
-        for shift in range(1, min(SHIFTS, folds - 1) + 1):
+        folds = len(self.turned_GTC)
+        shifts = range(1, min(SHIFTS, folds - 1) + 1)
+        square = self.turned_GTC.new_zeros(one.stop - one.start, others.stop - others.start)
+        for shift in shifts:
             for fold in range(folds):
                 theirs_TC = self.turned_GTC[(fold + shift) % folds]
                 theirs_TC = theirs_TC if self.place is None else theirs_TC[self.place]
-                product = self.turned_GTC[fold][:, one].mT @ theirs_TC[:, others]
-                square, count = product.square_().add_(square), count + 1
-        return torch.as_tensor(square / count).sqrt()
+                square += (self.turned_GTC[fold][:, one].mT @ theirs_TC[:, others]).square_()
+        return (square / (folds * len(shifts))).sqrt()
 
 
 def _turned(apart_GTC: Tensor, direction_HDD: Tensor) -> Tensor:
