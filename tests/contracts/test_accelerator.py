@@ -25,11 +25,11 @@ import runs
 import spawned
 from mhprobe import ranks
 from mhprobe.callbacks.finite import StopAtNonFinite
-from mhprobe.errors import UserError
 from mhprobe.gates.base import Follower
 from mhprobe.heads import FillName
 from mhprobe.measures.base import Measure
 from mhprobe.measures.entropy import Entropy
+from mhprobe.questions import material
 from mhprobe.run import builders, launch, sections
 from mhprobe.weights import twin
 from models import images_for, labels_for, tiny_swin, tiny_vit
@@ -136,8 +136,9 @@ def forget(measure: type[Measure], words: str | None) -> None:
 
 
 @pytest.mark.parametrize("left", ["nothing", "gates", "mode"])
-def test_a_twin_that_is_left_behind_is_found(left, tmp_path, kept):
-    pretend.alone(leave, tmp_path, left, str(kept), str(tmp_path / "run"))
+def test_a_twin_that_is_left_behind_is_found(left, tmp_path):
+    """Each with a cache of its own: from a common one the second run would take the columns that the first measured."""
+    pretend.alone(leave, tmp_path, left, str(tmp_path / "cache"), str(tmp_path / "run"))
 
 
 def leave(left: str, kept: str, folder: str) -> None:
@@ -147,12 +148,16 @@ def leave(left: str, kept: str, folder: str) -> None:
         Follower._apply = lambda self, fn, *args: self  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="same device"):
             launch.module("probe").run(cfg, Path(folder))
-    elif left == "mode":  # moved in the inference mode of a test, as .to alone does it
+        return
+    if left == "mode":  # moved in the inference mode of a test, as .to alone does it
         twin.moved = lambda model, device: model.to(device)  # type: ignore[assignment]
-        with pytest.raises(UserError, match=r"made inside torch.inference_mode\(\)"):
-            launch.module("probe").run(cfg, Path(folder))
-    else:
-        launch.module("probe").run(cfg, Path(folder))
+    warned: list[str] = []
+    material.log.warning = lambda line, *told: warned.append(line % told)  # type: ignore[method-assign,assignment]
+    launch.module("probe").run(cfg, Path(folder))
+    with_control = (Path(folder) / "tables" / "gate_importance_random_init.csv").exists()
+    assert with_control is (left == "nothing")
+    assert [line for line in warned if "made inside torch.inference_mode()" in line] == warned
+    assert len(warned) == (left == "mode")  # "gate_importance: no control", and why
 
 
 # what is asked of the device

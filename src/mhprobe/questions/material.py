@@ -120,23 +120,22 @@ class Material(Subject):
         return self._masking.masked_heads(self, curves)
 
     def kept(self, about: Any, find: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Other numbers that take long, kept as columns are: the same on every rank. A collective.
+        """Other numbers that take long, kept as columns are: on the CPU, the same on every rank. A collective.
 
         about: what is asked of the model and its images. find: finds the answer where it is not known. What ``about``
         holds has to have a name that stands for it (``masking.cache.describe``): else nothing is kept.
         """
+        folder = self.store
         try:
             asked = describe(about)
         except ValueError:
-            return find()
-        if self.store is None:
-            return find()
-        key, folder = self._key({"about": asked}), self.store
-        found = ranks.from_rank_zero(lambda: stored.read(folder, key))
+            folder = asked = None
+        key = self._key({"about": asked}) if folder else ""
+        found = ranks.from_rank_zero(lambda: stored.read(folder, key)) if folder else None
         if found is not None:
             return found.columns
-        answer = find()
-        if self.first:
+        answer = {name: values.cpu() for name, values in find().items()}
+        if folder and self.first:
             stored.write(folder, key, answer)
         return answer
 
