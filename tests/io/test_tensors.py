@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from mhprobe.io import outcomes
 from mhprobe.io.tensors import packed, unpacked
@@ -63,3 +63,10 @@ def test_outcomes_that_were_edited_are_none(tmp_path):
     save_file({**load_file(path), "right": torch.ones(4, dtype=torch.uint8)}, path, {"images": "same"})
     assert outcomes.read(tmp_path) is None
     assert outcomes.read(tmp_path / "nowhere") is None
+
+
+def test_the_same_content_is_the_same_bytes():
+    about = {f"key {number}": "ä" * number for number in range(5)}
+    tensors = {"a": torch.arange(5), "b": torch.zeros(2, 3, dtype=torch.bool)}
+    assert len({packed(tensors, about) for _ in range(20)}) == 1
+    assert len({save(tensors, about) for _ in range(20)}) > 1  # negative control: safetensors alone writes them anyhow

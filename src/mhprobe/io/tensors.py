@@ -14,8 +14,14 @@ DIGEST = "sha256"
 
 
 def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
-    """A safetensors file. about: what its header says beside the digest."""
-    return save(dict(tensors), {**about, DIGEST: _digest(tensors, about)})
+    """A safetensors file, the same bytes for the same content. about: what its header says beside the digest."""
+    data = save(dict(tensors), {**about, DIGEST: _digest(tensors, about)})
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # its order differs from call to call
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
