@@ -3,8 +3,6 @@
 The public names are imported on first use, so that ``--help`` and ``import mhprobe`` cost nothing.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

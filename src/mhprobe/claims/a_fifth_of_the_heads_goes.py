@@ -1,7 +1,5 @@
 """A fifth of the heads, the least important ones, costs less than a point of accuracy."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import at_share, loss

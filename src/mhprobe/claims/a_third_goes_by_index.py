@@ -1,7 +1,5 @@
 """A third of the heads goes for nothing, an index of all blocks at a time."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import at_share, loss

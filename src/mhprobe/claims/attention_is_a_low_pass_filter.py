@@ -1,7 +1,5 @@
 """Heads write fewer high frequencies than the stream that they read has."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
 

@@ -1,7 +1,5 @@
 """Training makes the value-output circuits of a block's heads less orthogonal than they were drawn."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs
 

@@ -1,7 +1,5 @@
 """The head that attends most alike is in the same block."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

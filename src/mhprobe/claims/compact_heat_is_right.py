@@ -1,7 +1,5 @@
 """Images whose rollout is more concentrated are classified rightly more often."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, more_often
 

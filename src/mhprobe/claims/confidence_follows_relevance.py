@@ -1,7 +1,5 @@
 """Heads that are certain where to look are the relevant ones of their block."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, go_together
 

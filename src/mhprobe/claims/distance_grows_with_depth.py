@@ -1,7 +1,5 @@
 """Late heads look further than early ones."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, late_minus_early
 

@@ -1,7 +1,5 @@
 """Without the heads of early blocks more is lost than without those of late blocks."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import gained, without_thirds

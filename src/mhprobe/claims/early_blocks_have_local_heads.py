@@ -1,7 +1,5 @@
 """Early blocks have heads that look near by."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, share, third_of
 

@@ -1,7 +1,5 @@
 """Heads of early blocks spread their attention wider than heads of late blocks."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, late_minus_early
 

@@ -1,7 +1,5 @@
 """Attention weighted by its gradient is more faithful than rollout."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, over_images
 

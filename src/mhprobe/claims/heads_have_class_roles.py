@@ -1,7 +1,5 @@
 """Heads speak for one class far more than for classes on average."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """Outputs of the heads of a block share more directions than chance explains."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs
 

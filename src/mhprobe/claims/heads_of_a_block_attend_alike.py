@@ -1,7 +1,5 @@
 """Attention of the heads of a block is more alike than that of heads of different blocks."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """Patches of outlying norm draw more attention than their share."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
 from mhprobe.errors import UserError

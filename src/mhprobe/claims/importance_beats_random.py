@@ -1,7 +1,5 @@
 """Heads removed in the order of their importance cost less than heads removed at random."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """The gradient importance of a head is mostly how much it writes."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, go_together
 

@@ -1,7 +1,5 @@
 """Gradient importance ranks heads as their removal does."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, go_together, with_noise
 

@@ -1,7 +1,5 @@
 """Heads spread over all blocks cost less than as many heads of whole blocks."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import gained

@@ -1,7 +1,5 @@
 """Most of what heads write straight into the logits comes from the last blocks."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """Most heads of late blocks look at the whole image."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, share, third_of
 

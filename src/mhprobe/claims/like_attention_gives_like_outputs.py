@@ -1,7 +1,5 @@
 """Heads that look at the same places give like outputs."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, go_together
 

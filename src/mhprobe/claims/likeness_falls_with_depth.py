@@ -1,7 +1,5 @@
 """Heads of late blocks are less alike than heads of early ones."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, halves, in_blocks, mean_of_pairs
 

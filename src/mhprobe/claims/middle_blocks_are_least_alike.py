@@ -1,7 +1,5 @@
 """Heads of middle blocks are less alike than those of the first and the last blocks."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs, third_of
 

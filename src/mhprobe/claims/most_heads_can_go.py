@@ -1,7 +1,5 @@
 """Most heads, each switched off alone, cost less than a point of accuracy."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, share
 

@@ -1,7 +1,5 @@
 """In most blocks one head does what all of them do."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """Heads of one kind of block are needed far more than those of others."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import gained, without_thirds

@@ -1,7 +1,5 @@
 """Rollout finds patches that the prediction hangs on."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, over_images
 

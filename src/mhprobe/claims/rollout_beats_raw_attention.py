@@ -1,7 +1,5 @@
 """Rollout finds the patches that the prediction hangs on better than the attention of the last block does."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, over_images
 

@@ -1,7 +1,5 @@
 """A head that resembles another of its block is missed no less."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, go_together, in_blocks, most_alike, with_noise
 

@@ -1,7 +1,5 @@
 """In some blocks two heads compute nearly the same."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

@@ -1,7 +1,5 @@
 """Some heads look at one fixed place relative to the query."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, share
 

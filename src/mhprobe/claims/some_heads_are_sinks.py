@@ -1,7 +1,5 @@
 """Some heads rest on one token that nearly all queries look at."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, share
 

@@ -1,7 +1,5 @@
 """The best index of every block goes for nothing."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import loss

@@ -1,7 +1,5 @@
 """Attention to special tokens matters less to the loss than other attention does."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
 from mhprobe.errors import UserError

@@ -1,7 +1,5 @@
 """Heads with a function that can be named are pruned later than others."""
 
-from __future__ import annotations
-
 import torch
 
 from mhprobe.claims.parts.claim import Claim, Evidence

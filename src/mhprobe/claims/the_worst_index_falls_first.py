@@ -1,7 +1,5 @@
 """The worst order by index is worse than the best one from the beginning."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.masked import at_share, gained

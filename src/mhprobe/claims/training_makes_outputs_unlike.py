@@ -1,7 +1,5 @@
 """Heads of a block give less alike outputs after training than before."""
 
-from __future__ import annotations
-
 from mhprobe.claims.parts.claim import Claim, Evidence
 from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs
 

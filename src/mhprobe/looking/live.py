@@ -1,7 +1,5 @@
 """Heads that switch live, from a notebook: a page with a network and images of one's own in it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

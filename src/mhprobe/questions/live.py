@@ -1,7 +1,5 @@
 """The network and test images beside a run's results, for a page in which heads are switched live."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Verdicts on claims of several runs: a matrix of claims by networks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

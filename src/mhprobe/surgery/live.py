@@ -6,8 +6,6 @@ blocks 0 to 4 gave. A model that cannot be taken apart is one piece.
 Shapes: B images, H heads of a site, W windows, K places of a window, A heads of all sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

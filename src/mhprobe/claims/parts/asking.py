@@ -1,7 +1,5 @@
 """The claims that were asked of a network: each estimated as soon as it can be, then all of them judged together."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A claim: a sentence of a paper, the number that decides it, and how large that number has to be to matter."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

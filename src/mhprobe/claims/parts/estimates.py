@@ -8,8 +8,6 @@ vary where a claim is about accuracy: differences on the same images are paired.
 Shapes: A heads of all sites, n images.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping

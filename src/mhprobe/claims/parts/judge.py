@@ -6,8 +6,6 @@ whatever piece that is (the partitioning principle: Finner & Strassburger, 2002,
 Holm's correction over all claims that were asked keeps the chance of any wrong verdict at 5 %.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Mapping

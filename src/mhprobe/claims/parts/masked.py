@@ -1,7 +1,5 @@
 """Accuracy without some heads, image by image: what several claims compare."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

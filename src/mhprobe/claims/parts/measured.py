@@ -1,7 +1,5 @@
 """Evidence of a network and its images: measured when it is first asked for, and kept for the next run."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Verdicts in words: a line as each claim is known, the table, the sentences on the screen."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A forest of claims: the effect of each against the smallest that matters, coloured by its verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Claims down, networks across: the verdict of each network on each claim."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

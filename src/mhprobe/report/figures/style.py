@@ -3,8 +3,6 @@
 Figures are made without pyplot: no window system, no global state. Colours can be told apart by colour-blind readers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import io
