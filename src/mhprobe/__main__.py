@@ -31,6 +31,7 @@ def main() -> None:
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "demo":
         name, *rest = *DEMO, *rest
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads: other rounding, other weights, no faster
     if name in known:
         os.execv(sys.executable, [sys.executable, "-m", known[name][0], *rest])
     if name in ("--install-completion", "--complete"):
