@@ -98,8 +98,8 @@ class Folds:
         generator = torch.Generator().manual_seed(seed)
         known: dict[tuple[int, int], Tensor] = {}
         for draw in range(draws):
-            place = None if site is None else _rolled(site, generator).to(held.device)
-            drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), known if place is None else {}, place)
+            place = slice(None) if site is None else _rolled(site, generator).to(held.device)
+            drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), known if site is None else {}, place)
             yield dataclasses.replace(heads, covariance=drawn)
 
 
@@ -115,20 +115,19 @@ class _Drawn:
     placed_TC: Tensor
     seed: tuple[int, int]
     known: dict[tuple[int, int], Tensor]
-    place: Tensor | None = None
+    place: slice | Tensor
 
     def __call__(self, one: slice, others: slice) -> Tensor:
         where = (one.start, others.start)
         if where not in self.known:
             self.known[where] = self._deviations(one, others)
         noise = np.random.default_rng([*self.seed, *where]).standard_normal(self.known[where].shape)
-        drawn = self.known[where] * torch.from_numpy(noise).to(self.known[where].device)
         width = self.heads.spectrum.shape[1]
         left, right = (self.heads.direction[run.start // width : run.stop // width] for run in (one, others))
-        back = left @ drawn.unflatten(0, (len(left), width))  # a head of the left run at a time
-        back = torch.einsum("adhe,hfe->adhf", back.unflatten(2, (len(right), width)), right).flatten(2).flatten(0, 1)
-        theirs_TC = self.placed_TC if self.place is None else self.placed_TC[self.place]
-        return torch.addmm(back, self.placed_TC[:, one].mT, theirs_TC[:, others])
+        # drawn as channels: the signs of the directions cancel, and the basis of equal eigenvalues hardly matters
+        drawn = _rotated(left.mT, torch.from_numpy(noise).to(left.device), right.mT) * self.known[where]
+        shared = self.placed_TC[:, one].mT @ self.placed_TC[self.place][:, others]
+        return _rotated(left, drawn, right).add_(shared)
 
     def _deviations(self, one: slice, others: slice) -> Tensor:
         """Standard deviation of each entry along principal directions."""
@@ -137,10 +136,16 @@ class _Drawn:
         square = self.turned_GTC.new_zeros(one.stop - one.start, others.stop - others.start)
         for shift in shifts:
             for fold in range(folds):
-                theirs_TC = self.turned_GTC[(fold + shift) % folds]
-                theirs_TC = theirs_TC if self.place is None else theirs_TC[self.place]
+                theirs_TC = self.turned_GTC[(fold + shift) % folds][self.place]
                 square += (self.turned_GTC[fold][:, one].mT @ theirs_TC[:, others]).square_()
         return (square / (folds * len(shifts))).sqrt()
+
+
+def _rotated(left_ADE: Tensor, entries: Tensor, right_HFG: Tensor) -> Tensor:
+    """(A D, H F) left @ (A E, H G) entries @ right^T, head by head."""
+    half = left_ADE @ entries.unflatten(0, (len(left_ADE), -1))
+    whole = torch.einsum("adhg,hfg->adhf", half.unflatten(2, (len(right_HFG), -1)), right_HFG)
+    return whole.flatten(2).flatten(0, 1)
 
 
 def _turned(apart_GTC: Tensor, direction_HDD: Tensor) -> Tensor:
