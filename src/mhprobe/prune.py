@@ -9,6 +9,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     from mhprobe.backbones import attach
     from mhprobe.masking.base import LABELS
     from mhprobe.questions.attention import keep_attention
+    from mhprobe.questions.subject import identity_of
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
@@ -30,7 +31,13 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     found = pruning.run_pruning(
         settings,
         dense,
-        Images(data, device, settings["select_on"], settings["images"], cfg["seed"], score(cfg)),
+        Images(
+            data,
+            device,
+            *(settings["select_on"], settings["images"], cfg["seed"], score(cfg)),
+            cache=Path(cfg["cache_dir"]).expanduser() / "orders",
+            facts=identity_of(model, data),
+        ),
         report,
         source,
         model.description,

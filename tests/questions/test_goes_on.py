@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 import mhprobe.maps.__main__
 import mhprobe.mask
 import mhprobe.probe
+import mhprobe.prune
 import mhprobe.studies.causal
 import runs
 from mhprobe.io.tensors import unpacked
@@ -19,6 +21,7 @@ from mhprobe.measures.fisher import Fisher
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.one_head import OneHead
 from mhprobe.studies import causal_gates
+from mhprobe.surgery import pruning
 
 FEW = ("data.limit_train=40", "data.limit_val=20", "data.limit_test=20", "data.eval_batch_size=10")
 
@@ -142,3 +145,27 @@ def test_a_kind_of_map_is_made_once(tmp_path, monkeypatch):
     killed_in(monkeypatch, Attention, "__call__")
     mhprobe.maps.__main__.run(config("maps", tmp_path / "cache", *told), tmp_path / "again")
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
+
+
+def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch):
+    told = ("prune=order", "prune/order=hurt_most", "prune.remove=2", "prune.rounds=2", "prune.tune_epochs=1")
+    told = (*told, "weights=random", "optim.warmup_epochs=0", "prune.images=20", "masking=none", "measure=[]")
+    asked = []
+    evaluate, fit = MaskCache.save, L.Trainer.fit
+    monkeypatch.setattr(MaskCache, "save", lambda *args: asked.append("masks") or evaluate(*args))
+    monkeypatch.setattr(L.Trainer, "fit", lambda *args, **options: asked.append("fit") or fit(*args, **options))
+
+    def kept(folder: Path) -> tuple[bytes, ...]:
+        return tuple((tmp_path / folder / name).read_bytes() for name in ("pruned.safetensors", "tables/pruning.csv"))
+
+    mhprobe.prune.run(config("prune", tmp_path / "other", *told), tmp_path / "whole")
+    assert asked.count("fit") == 2
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        killed_in(dying, pruning, "_remove", lambda *args: args[5] == 2)  # the second round's heads are chosen
+        mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "killed")
+    asked.clear()
+    mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "again")
+    assert asked == ["fit"]  # no mask, and the second round's tuning alone
+    assert kept("again") == kept("whole")
+    mhprobe.prune.run(config("prune", tmp_path / "cache", *told, "seed=1"), tmp_path / "other_run")
+    assert asked.count("fit") == 3 and "masks" in asked  # negative control: other images

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +16,7 @@ DIGEST = "sha256"
 
 def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     """A safetensors file, the same bytes for the same content. about: what its header says beside the digest."""
-    data = save(dict(tensors), {**about, DIGEST: _digest(tensors, about)})
+    data = save(dict(tensors), {**about, DIGEST: digest(tensors, about)})
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # its order differs from call to call
@@ -32,12 +33,13 @@ def unpacked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
     except (OSError, SafetensorError, ValueError, KeyError):
         return None
-    return (tensors, about) if about.pop(DIGEST, None) == _digest(tensors, about) else None
+    return (tensors, about) if about.pop(DIGEST, None) == digest(tensors, about) else None
 
 
-def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    digest = hashlib.sha256(json.dumps(dict(sorted(about.items()))).encode())
-    for name, values in sorted(tensors.items()):
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of the names, types, shapes and values of all tensors among these. about: texts that are part of it."""
+    found = hashlib.sha256(json.dumps(dict(sorted((about or {}).items()))).encode())
+    for name, values in sorted((name, part) for name, part in tensors.items() if isinstance(part, Tensor)):
+        found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

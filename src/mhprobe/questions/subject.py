@@ -1,7 +1,6 @@
 """Subject of questions: a model and its images."""
 
 import functools
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from importlib.metadata import version
@@ -9,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mhprobe import __version__
 from mhprobe.backbones import gives_features
@@ -20,6 +19,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout, Need
 from mhprobe.io.code import code_digests
 from mhprobe.io.progress import progress
+from mhprobe.io.tensors import digest
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, Walk, measure
 from mhprobe.recording.objective import Of
@@ -111,23 +111,13 @@ def identity_of(module: Any, data: ImageData) -> dict[str, Any]:
     module: a GatedClassifier. Nor do the pixels of ``data`` say how they are normalised, nor a model's name what code
     it has.
     """
+    weights = module.state_dict()
     return {
         "versions": {"mhprobe": __version__, "timm": version("timm"), "torch": str(torch.__version__)},
         "code": code_digests(*dict.fromkeys(type(part) for part in module.modules())),
-        "weights": _digest(module),
+        "weights": digest({key: part for key, part in weights.items() if key.startswith(("backbone.", "gates."))}),
         "backbone": module.description["backbone"],
         "layout": gates_of(module).layout.digest,
         "data": data.fingerprint,
         "input": data.spec and astuple(data.spec),
     }
-
-
-def _digest(module: nn.Module) -> str:
-    """sha256 over the bits of all weights and gates."""
-    digest = hashlib.sha256()
-    for key, value in sorted(module.state_dict().items()):
-        if isinstance(value, Tensor) and key.startswith(("backbone.", "gates.")):
-            digest.update(
-                key.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            )
-    return digest.hexdigest()

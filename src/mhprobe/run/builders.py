@@ -299,6 +299,11 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     show(report.folder)
 
 
+def store(cfg: Config) -> Path:
+    """Return the folder of what runs have measured, for runs that ask the same."""
+    return Path(cfg["cache_dir"]).expanduser() / "measured"
+
+
 def is_first() -> bool:
     """Return True in the only process of the run, or the first of several."""
     return rank() == 0

@@ -156,13 +156,8 @@ def _stopped(command: str, number: int) -> None:
     if jobs.rank():
         return
     what = "interrupted" if number == signal.SIGINT else f"stopped ({signal.Signals(number).name})"
-    own = sections.sections(command)
-    if "ckpt_path" in own:
-        next_step = "go on with ckpt_path=last"
-    elif "prune" in own:
-        next_step = "the same command begins again"
-    else:
-        next_step = "the same command goes on behind what it has measured"
+    training = "ckpt_path" in sections.sections(command)
+    next_step = "go on with ckpt_path=last" if training else "the same command goes on behind what it has measured"
     # not print, which the signal may have interrupted
     os.write(2, f"mhprobe: {what}; {next_step}\n".encode())
 

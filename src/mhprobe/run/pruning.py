@@ -14,9 +14,13 @@ from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
+from mhprobe.io.code import our_digest
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
+from mhprobe.io.tensors import digest
 from mhprobe.masking.base import Order
+from mhprobe.masking.parts.cache import cache_key
+from mhprobe.questions import stored
 from mhprobe.report import tables
 from mhprobe.report.figures import curves as curves_figure
 from mhprobe.report.figures import per_head
@@ -25,6 +29,7 @@ from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
+from mhprobe.run.fingerprint import facts
 from mhprobe.run.schema import comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
@@ -45,8 +50,6 @@ def refuse(cfg: dict[str, Any]) -> None:
     settings = cfg["prune"]
     if cfg["weights"] is None and not comes_with_weights(cfg):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
-    if cfg.get("ckpt_path") is not None:
-        raise UserError("prune: a pruning run cannot be taken up in the middle; leave ckpt_path out.")
     if settings["heads"] is None and settings["order"] is None:
         raise UserError(
             "prune: which heads go? prune=order prune.remove=<how many> takes them by an order (prune/order=...); "
@@ -135,8 +138,14 @@ def retraining(
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
         model = GatedClassifier(pruned, about, **optim)
         trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
-        trainer.fit(model, datamodule=data)
-        builders.best(model, checkpoints)
+        training = {**facts(cfg, about, data.training_fingerprint), "precision": trainer.precision}
+        key = cache_key(training=training, round=number, source=our_digest(), of=digest(pruned.state_dict()))
+        if (tuned := stored.read(builders.store(cfg), key)) is None:
+            trainer.fit(model, datamodule=data)
+            builders.best(model, checkpoints)
+            stored.write(builders.store(cfg), key, model.backbone.state_dict())
+        else:  # by a run that was killed behind this round
+            model.backbone.load_state_dict(tuned.columns)
         return model.backbone
 
     return train

@@ -87,7 +87,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
         target=probe.get("target"),
         seed=cfg["seed"],
         first=builders.is_first(),
-        store=Path(cfg["cache_dir"]).expanduser() / "measured",
+        store=builders.store(cfg),
     )
 
 

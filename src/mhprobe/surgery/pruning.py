@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +24,9 @@ from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import HeadSite, Kind
 from mhprobe.io.progress import progress
+from mhprobe.io.tensors import digest
 from mhprobe.masking.base import LABELS, Evaluate, Scored
+from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.objective import Of
 from mhprobe.recording.replay import gate_values
@@ -118,7 +121,9 @@ class Images:
     Those that were set aside say what can be promised.
 
     look_at: so many images of the split ``select_on``, of every class alike; not augmented. score: what is right and
-        what is lost of an image; None for the labels, or what the model and the images allow without.
+        what is lost of an image; None for the labels, or what the model and the images allow without. cache: a folder
+        where what masks scored is kept, so that a run that was killed goes on; None to keep nothing. facts: plain
+        values that decide scores, beside the weights and the images at hand.
     """
 
     def __init__(
@@ -129,8 +134,11 @@ class Images:
         look_at: int = 1024,
         seed: int = 0,
         score: type[Score] | None = None,
+        cache: Path | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.data, self.device, self.seed, self.score = data, device, seed, score
+        self.cache, self.facts = cache, facts or {}
         self.scores: dict[str, Score] = {}  # by who is shown the images; until ``show`` the labels alone
         self.of: Of = "loss"
         self.split = {"validation": "val"}.get(select_on, select_on)
@@ -181,16 +189,23 @@ class Images:
             "choosing heads",
             True,
             pick=self.selection,
-            rescale=rescale,
-            fill=fill,
-            score=self.scores.get("chosen"),
-            of=self.of,
+            **self._how("chosen", model, rescale, fill),
         )
 
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that were set aside."""
         about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
-        return evaluator(model, *about, rescale=rescale, fill=fill, score=self.scores.get("calibration"), of=self.of)
+        return evaluator(model, *about, **self._how("calibration", model, rescale, fill))
+
+    def _how(self, shown: str, model: nn.Module, rescale: bool, fill: Fill | None) -> dict[str, Any]:
+        """Options of ``evaluator``, with the answers that are known of this network and these images."""
+        score, cache = self.scores.get(shown), None
+        if self.cache is not None:
+            weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
+            images = [self.split, self.chosen.tolist()] if shown == "chosen" else shown
+            how = {"images": images, "rescale": rescale, "fill": fill is not None, "score": describe(type(score))}
+            cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
+        return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
 
     def _calibration(self) -> Iterator[Batch]:
         return self.data.batches("calibration", self.device)
