@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import mhprobe
-from benchmarks.harness.measures import YAMLS, build
+from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
@@ -52,7 +52,7 @@ def run(size: Size) -> Iterator[Ratio]:
     model = small_vit(size.pick(3, 6, 6)).eval()
     layout = mhprobe.attach(model).layout
     asked = {name for claim in known().values() for name in claim.measures}
-    needs = needs_of(build(yaml, layout) for yaml in YAMLS if yaml.stem in asked)
+    needs = needs_of(build(name, layout) for name in MEASURES if name in asked)
     batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
     shared = forward_equivalents(model, batch, {need for need in needs if not isinstance(need, Ablation)})
     alone = forward_equivalents(model, batch, needs) - shared

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import timm
 import torch
 from torch import nn
 
 import mhprobe
-from benchmarks.harness.measures import YAMLS, build
+from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.memory import in_forks, peak
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
@@ -24,11 +23,11 @@ from mhprobe.recording.measuring import needs_of
 def run(size: Size) -> Iterator[Ratio]:
     model = small_vit().eval()
     layout = mhprobe.attach(model).layout
-    needs = needs_of(build(yaml, layout) for yaml in YAMLS)
+    needs = needs_of(build(name, layout) for name in MEASURES)
     batch = Batch(torch.randn(4, 3, 32, 32), torch.arange(4), torch.arange(4), torch.ones(4, dtype=torch.bool))
     passes = forward_equivalents(model, batch, {n for n in needs if not isinstance(n, Ablation | Patching)})
     masked = forward_equivalents(model, batch, needs) - passes
-    yield single("all measures, without ablation: operations / forward", passes, "<= 6", f"{len(YAMLS)} measures")
+    yield single("all measures, without ablation: operations / forward", passes, "<= 6", f"{len(MEASURES)} measures")
     yield single("  beside it: masked passes of ablation / forward", masked)
     yield from _memory(size.pick(20, 500, 1_000), size.pick(40, 2_500, 10_000), size.pick(20, 100))
 
@@ -39,9 +38,9 @@ def _memory(few: int, many: int, batch: int) -> Iterator[Ratio]:
     Most of it is the libraries' own, so this sees what grows by megabytes; that a measure's sums do not grow at all is
     one of the contract tests.
     """
-    jobs = [(str(yaml), few, many, batch) for yaml in YAMLS]
-    for yaml, (before, after) in zip(YAMLS, in_forks("benchmarks.probe", jobs), strict=True):
-        yield single(f"{yaml.stem}: peak memory at {many:,} images / {few:,}", after / before, "<= 1.1")
+    jobs = [(name, few, many, batch) for name in MEASURES]
+    for name, (before, after) in zip(MEASURES, in_forks("benchmarks.probe", jobs), strict=True):
+        yield single(f"{name}: peak memory at {many:,} images / {few:,}", after / before, "<= 1.1")
 
 
 def _tiny() -> nn.Module:
@@ -50,10 +49,10 @@ def _tiny() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", num_classes=5, **options).eval()
 
 
-def in_fork(yaml: str, few: int, many: int, batch: int) -> list[int]:
+def in_fork(name: str, few: int, many: int, batch: int) -> list[int]:
     """Feed a measure on random images, drawn batch by batch; the peaks in KiB after few images and after many."""
     model = _tiny()
-    measure, peaks = build(Path(yaml), mhprobe.attach(model).layout), []
+    measure, peaks = build(name, mhprobe.attach(model).layout), []
     if measure.select_needs is not None:
         for number in range(2):
             measure.select(mhprobe.record(model, **_draw(number, batch), needs=measure.select_needs))

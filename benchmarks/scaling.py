@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import mhprobe
-from benchmarks.harness.measures import YAMLS, build
+from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare
@@ -39,8 +39,8 @@ def run(size: Size) -> Iterator[Ratio]:
     def forward() -> None:
         model(images)
 
-    for yaml in YAMLS:
-        measure = build(yaml, layout)
+    for name in MEASURES:
+        measure = build(name, layout)
         if measure.select_needs is not None:
             measure.select(mhprobe.record(model, images, labels, measure.select_needs, objects=objects))
             measure.end_select()
@@ -48,7 +48,7 @@ def run(size: Size) -> Iterator[Ratio]:
         def look(measure: Measure = measure) -> None:
             measure.update(mhprobe.record(model, images, labels, measure.needs, objects=objects))
 
-        yield compare(f"{yaml.stem}: {COSTS}", look, forward, size.rounds(3))
+        yield compare(f"{name}: {COSTS}", look, forward, size.rounds(3))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ from mhprobe.measures import (
     Procrustes,
 )
 from mhprobe.measures.base import Measure
-from mhprobe.run.sections import CONF
+from mhprobe.run.members import members
 from mhprobe.stats.agreement import pearson, spearman, spearman_interval
 from mhprobe.stats.bootstrap import bootstrap
 from mhprobe.stats.significance import (
@@ -273,32 +273,32 @@ for _kind_of in (ActivationPatching, AttributionPatching):
 LOW = re.compile(r"(?:(?!spearman)(.+)_)?low")  # a correlation's interval is over heads, not images
 
 
-def _of_columns(yaml: Path) -> None:
+def _of_columns(measured: str) -> None:
     """Eighty images of random heads that share something: of heads that share nothing all similarity is chance."""
     from test_intervals import alike
     from test_measures import LAYOUT, build, random_batch, selected
 
-    measure = build(yaml, LAYOUT)
+    measure = build(measured, LAYOUT)
     if measure.no_interval or any(isinstance(need, Patching) for need in measure.needs):
         return  # patching has its own law above, with donors
 
     def draw(seed: int) -> dict[str, Tensor | Interval]:
-        fed = selected(build(yaml, LAYOUT))
+        fed = selected(build(measured, LAYOUT))
         images = range(80 * seed + 10_000, 80 * seed + 10_080)
         columns = columns_of(fed, alike(random_batch(images, needs=fed.needs)))
         found = {}
         for name in columns:
             if end := LOW.fullmatch(name):
                 ends = (end[1] or "value", name, name.removesuffix("low") + "high")
-                found[f"{yaml.stem}.{name}"] = Interval(*(columns[each].double() for each in ends))
+                found[f"{measured}.{name}"] = Interval(*(columns[each].double() for each in ends))
         return found
 
     few = 0 if "embedding" in measure.also else 40  # points in a plane take most of a second
-    SIMULATIONS.append(Simulation(draw, {f"{yaml.stem}.low": "interval"}, (), few))
+    SIMULATIONS.append(Simulation(draw, {f"{measured}.low": "interval"}, (), few))
 
 
-for _yaml in sorted((CONF / "measure").glob("*.yaml")):
-    _of_columns(_yaml)
+for _measured in members("measure"):
+    _of_columns(_measured)
 
 
 # What tables of curves, papers and runs are made of

@@ -24,7 +24,7 @@ FEW += ("data.limit_train=32", "data.limit_val=20", "data.limit_test=20")
 
 def names(group: str) -> list[str]:
     """The members of a group of conf/."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sections.options(group)
 
 
 def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:

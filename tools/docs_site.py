@@ -5,13 +5,15 @@ The navigation: pages named in ORDER come first, in this order; every other page
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_class
 from mkdocs.structure.files import File, Files
+
+from mhprobe.run.members import members
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
@@ -94,12 +96,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def with_docstrings(markdown: str) -> str:
     """Each entry of docs/measures.md, followed by what its class says: what fools it, its options and columns."""
     shown = "{show_root_heading: false, show_root_toc_entry: false, show_bases: false}"
-    for path in sorted((ROOT / "conf" / "measure").glob("*.yaml")):
-        if target := re.search(r"_target_: (\S+)\.(\w+)", path.read_text()):
-            fooled_by = getattr(importlib.import_module(target[1]), target[2]).fooled_by
-            more = f"**Fooled by:** {fooled_by}.\n\n::: {target[1]}.{target[2]}\n    options: {shown}\n\n"
-            entry = rf"(^## {path.stem}\n.*?)(?=^## |\Z)"
-            markdown = re.sub(entry, rf"\g<1>{more}", markdown, flags=re.M | re.S)
+    for name, part in members("measure").items():
+        fooled_by = get_class(part["_target_"]).fooled_by
+        more = f"**Fooled by:** {fooled_by}.\n\n::: {part['_target_']}\n    options: {shown}\n\n"
+        markdown = re.sub(rf"(^## {name}\n.*?)(?=^## |\Z)", rf"\g<1>{more}", markdown, flags=re.M | re.S)
     return markdown
 
 

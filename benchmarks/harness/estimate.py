@@ -26,6 +26,7 @@ from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.jackknife import NoInterval
 from mhprobe.recording.cost import operations
+from mhprobe.run.members import members
 
 CONF = Path(__file__).parents[2] / "conf"
 EFFICIENCY = 0.8  # where the bench has not measured it: its aim
@@ -96,7 +97,7 @@ def _of_measures(rows: Rows, setting: Setting, large: Large, small: HeadLayout, 
     yield f"| measure | passes an image | {images:,} images | sums, and a copy | recorded, an image | a rank sends |"
     yield "|---|---|---|---|---|---|"
     for name, passes in costs(rows, large.layout, small):
-        measure = sums_of(CONF / "measure" / f"{name}.yaml", large.layout)
+        measure = sums_of(name, large.layout)
         held = sum(getattr(measure, state).nbytes for state in measure._defaults)
         sent = 2 * held * (setting.gpus - 1) / setting.gpus
         took = (duration(images * passes / per_hour), duration(sent / setting.link / 1e9 / 3600))
@@ -124,9 +125,8 @@ def costs(rows: Rows, large: HeadLayout, small: HeadLayout) -> Iterator[tuple[st
     """(measure, forward passes an image). Those under masks grow with the number of masks, the others do not."""
     for row in rows.get("scaling", ()):
         name = row.what.partition(":")[0]
-        yaml = CONF / "measure" / f"{name}.yaml"
-        if yaml.is_file():
-            there, here = (_masks(sums_of(yaml, layout)) for layout in (large, small))
+        if name in members("measure"):
+            there, here = (_masks(sums_of(name, layout)) for layout in (large, small))
             yield name, row.ratio * (there / here if here else 1)
 
 
@@ -138,16 +138,16 @@ def efficiency(rows: Rows) -> tuple[float, str]:
     return min(1.0, statistics.median(found)), "measured with two ranks"
 
 
-def sums_of(yaml: Path, layout: HeadLayout) -> Measure:
+def sums_of(name: str, layout: HeadLayout) -> Measure:
     """The measure, with sums that take no memory where its constructor allows that."""
     from benchmarks.scaling import build
 
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore", NoInterval)  # no interval is asked for, only how large the sums are
-            return build(yaml, layout)
+            return build(name, layout)
     except (NotImplementedError, RuntimeError):  # it looks into tensors, which are small then
-        return build(yaml, layout)
+        return build(name, layout)
 
 
 def curves() -> list[CurveSpec]:

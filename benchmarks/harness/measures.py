@@ -1,17 +1,15 @@
-"""Every measure, as its yaml sets it."""
+"""Every measure, with its own defaults."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
+from mhprobe.run.members import members
 
-YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
+MEASURES = sorted(members("measure"))
 
 
-def build(yaml: Path, layout: HeadLayout) -> Measure:
-    return instantiate(OmegaConf.load(yaml), _convert_="all")(layout)
+def build(name: str, layout: HeadLayout) -> Measure:
+    return instantiate(members("measure")[name], _convert_="all")(layout)

@@ -9,13 +9,10 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     from mhprobe.backbones import attach
     from mhprobe.masking.base import LABELS
     from mhprobe.questions.attention import keep_attention
-    from mhprobe.questions.subject import identity_of
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
     from mhprobe.run.construct import construct
-    from mhprobe.run.questions import score
-    from mhprobe.surgery.pruning import Images
     from mhprobe.weights.checkpoint import gates_kept, load_weights
 
     pruning.refuse(cfg)
@@ -31,13 +28,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     found = pruning.run_pruning(
         settings,
         dense,
-        Images(
-            data,
-            device,
-            *(settings["select_on"], settings["images"], cfg["seed"], score(cfg)),
-            cache=Path(cfg["cache_dir"]).expanduser() / "orders",
-            facts=identity_of(model, data),
-        ),
+        pruning.images(cfg, model, data, device),
         report,
         source,
         model.description,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mhprobe.masking.parts.curve import known_orders
+from mhprobe.run.sections import options
 from results import figure_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ PAGES = {  # group of conf -> the page that tells of its members, and how it wri
     "paper": ("README.md", "(docs/papers/{}.md)"),
     "callback": ("docs/training.md", "`+callback={}`"),
 }
-NAMES = [(group, path.stem) for group in PAGES for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+NAMES = [(group, name) for group in PAGES for name in options(group)]
 
 
 @pytest.mark.parametrize(("group", "name"), [pair for pair in NAMES if pair[1] not in ("base", "none")])

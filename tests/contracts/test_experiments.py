@@ -15,6 +15,7 @@ import mhprobe.train
 import runs
 from mhprobe.errors import UserError
 from mhprobe.run import sections
+from mhprobe.run.members import members
 from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights
 from runs import rows
@@ -78,8 +79,7 @@ def test_it_composes_and_passes_the_checks(name):
 
 
 def test_probe_all_names_every_measure():
-    there = {path.stem for path in (CONF / "measure").glob("*.yaml")}
-    assert set(runs.composed("probe", "+experiment=probe_all").measure) == there
+    assert set(runs.composed("probe", "+experiment=probe_all").measure) == set(members("measure"))
 
 
 def test_the_readme_names_what_is_measured_on_damaged_images():

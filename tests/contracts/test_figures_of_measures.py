@@ -1,6 +1,6 @@
 """What every figure of a measure promises: held for each file of report/figures that draws columns.
 
-A new one is tested by a measure of conf/measure that asks for it; one that none asks for needs a test of its own.
+A new one is tested by a measure that asks for it; one that none asks for needs a test of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 import mhprobe
 import mhprobe.report.figures
@@ -22,13 +21,13 @@ from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
 from mhprobe.report import twins
 from mhprobe.report.figures import style
+from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::mhprobe.measures.parts.pairs.FewImages"),  # twelve are few
     pytest.mark.filterwarnings("ignore::mhprobe.measures.activation_patching.NothingToRestore"),  # of random weights
 ]
-YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 12
 WITH_CONTROL = 3  # of the measures that a figure draws: a control has the same form whatever was measured
 SIGNATURE = ["layout", "columns", "label", "names"]
@@ -43,7 +42,7 @@ OF_COLUMNS = {name for name, draw in DRAWS.items() if list(inspect.signature(dra
 
 @pytest.fixture(scope="module", params=["vit", "swin"])
 def found(request):
-    """Every measure of conf/measure with its columns, on a tiny ViT or a ragged, shifted Swin."""
+    """Every measure with its columns, on a tiny ViT or a ragged, shifted Swin."""
     torch.manual_seed(0)
     model = {"vit": tiny_vit, "swin": tiny_swin}[request.param]()
     for parameter in model.parameters():
@@ -52,7 +51,7 @@ def found(request):
     images, labels, index = images_for(model, IMAGES), labels_for(IMAGES), torch.arange(IMAGES)
     objects = torch.randint(0, 3, (IMAGES, *images.shape[2:]))
     batch = Batch(images, labels, index, torch.ones(IMAGES, dtype=torch.bool), objects)
-    made = {path.stem: hydra.utils.instantiate(OmegaConf.load(path))(layout) for path in YAMLS}
+    made = {name: hydra.utils.instantiate(part)(layout) for name, part in members("measure").items()}
     columns, refused = measure(model, made, lambda: [batch], class_names=[f"class {c}" for c in range(5)])
     assert len(columns) > 0.8 * len(made), refused  # a tiny model has too few images for some
     return layout, {name: (made[name], columns.get(name)) for name in made}

@@ -1,6 +1,6 @@
-"""What every measure promises, whatever it measures: held for each yaml in conf/measure.
+"""What every measure promises, whatever it measures: held for each file of mhprobe.measures.
 
-A new yaml is tested by being there. It needs an oracle: tests/oracles/<name>.py with ``value`` (see oracles/__init__).
+A new one is tested by being there. It needs an oracle: tests/oracles/<name>.py with ``value`` (see oracles/__init__).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 import mhprobe
@@ -41,9 +40,10 @@ from mhprobe.heads import (
     Stream,
 )
 from mhprobe.report.tables import of_measure
+from mhprobe.run.members import members
 
 DOCS = Path(__file__).parents[2] / "docs" / "measures.md"
-YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
+MEASURES = sorted(members("measure"))
 IMAGES = 17  # odd, and more than the width of a head
 
 pytestmark = [
@@ -95,13 +95,13 @@ def case(request):
     return Case(bare, gated, layout, images, torch.arange(IMAGES) % 5, objects)
 
 
-@pytest.fixture(params=YAMLS, ids=lambda path: path.stem)
-def yaml(request):
+@pytest.fixture(params=MEASURES)
+def name(request):
     return request.param
 
 
-def build(yaml: Path, layout: HeadLayout):
-    return hydra.utils.instantiate(OmegaConf.load(yaml))(layout)
+def build(name: str, layout: HeadLayout):
+    return hydra.utils.instantiate(members("measure")[name])(layout)
 
 
 def feed(measure, case: Case, batches: list[list[int]], padding: int = 0):
@@ -131,9 +131,9 @@ def assert_same_columns(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         torch.testing.assert_close(a[name], b[name], **SAME, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def measures_weights(yaml: Path) -> bool:
+def measures_weights(name: str) -> bool:
     """Whether the measure looks at nothing but weights: then no image changes it."""
-    return build(yaml, LAYOUT).needs == {"weights"}
+    return build(name, LAYOUT).needs == {"weights"}
 
 
 def batches(size: int) -> list[list[int]]:
@@ -147,21 +147,21 @@ def differs(value: Tensor) -> bool:
 
 
 def test_there_are_measures():
-    assert len(YAMLS) >= 2
+    assert len(MEASURES) >= 2
 
 
-def test_value_matches_the_oracle(yaml, case):
-    oracle = importlib.import_module(f"oracles.{yaml.stem}")
+def test_value_matches_the_oracle(name, case):
+    oracle = importlib.import_module(f"oracles.{name}")
     more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
     expected = oracle.value(case.bare, case.images, case.labels, case.sites, **more)
-    value = feed(build(yaml, case.layout), case, batches(5)).compute()
+    value = feed(build(name, case.layout), case, batches(5)).compute()
     # float64 on both sides; the oracle goes another way, so allow for its own roundings
     torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
     assert differs(value)
 
 
-def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_times_the_gates_would(yaml, case):
-    measure = build(yaml, case.layout)
+def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_times_the_gates_would(name, case):
+    measure = build(name, case.layout)
     reads = measure.needs | (measure.select_needs or frozenset())
     if reads & {"grad", "attn_grad", "weights"} or any(isinstance(need, Relevance) for need in reads):
         pytest.skip("what it reads is taken in front of the gate, and would change with the weights")
@@ -175,7 +175,7 @@ def test_under_closed_fractional_and_learned_gates_it_says_what_the_weights_time
     with torch.no_grad():
         for site, gate in zip(case.layout.sites, case.layout.split(values), strict=True):
             folded.get_submodule(f"{site.name}.proj").weight *= gate.repeat_interleave(site.head_dim)
-    oracle = importlib.import_module(f"oracles.{yaml.stem}")
+    oracle = importlib.import_module(f"oracles.{name}")
     more = {"objects": case.objects} if "objects" in inspect.signature(oracle.value).parameters else {}
     expected = oracle.value(folded, case.images, case.labels, case.sites, **more)
     value = feed(measure, dataclasses.replace(case, gated=gated), batches(5)).compute()
@@ -194,22 +194,22 @@ def rounded(case: Case, dtype: torch.dtype) -> Case:
     return dataclasses.replace(case, gated=gated, layout=layout, images=case.images.bfloat16().to(dtype))
 
 
-def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(yaml, case):
+def test_a_half_model_gives_nearly_what_its_weights_give_in_full_precision(name, case):
     given = [rounded(case, dtype) for dtype in (torch.bfloat16, torch.float64)]
-    found = [feed(build(yaml, each.layout), each, batches(5)).compute().flatten() for each in given]
+    found = [feed(build(name, each.layout), each, batches(5)).compute().flatten() for each in given]
     half, full = found
     assert half.dtype == torch.float64 and torch.equal(half.isnan(), full.isnan())
-    measure, kept = build(yaml, case.layout), ~full.isnan()
+    measure, kept = build(name, case.layout), ~full.isnan()
     if not any(isinstance(need, Ablation | Patching) for need in measure.needs | (measure.select_needs or frozenset())):
         # differences of losses lose more of bfloat16's eight bits, and are left out
         assert (half - full)[kept].abs().max() < 0.25 * full[kept].abs().max()
 
 
-def test_columns_have_the_shapes_of_their_kind(yaml, case):
-    measure = feed(build(yaml, case.layout), case, batches(IMAGES))
+def test_columns_have_the_shapes_of_their_kind(name, case):
+    measure = feed(build(name, case.layout), case, batches(IMAGES))
     columns = measure.columns()
     heads = case.layout.num_heads
-    assert measure.name == yaml.stem
+    assert measure.name == name
     assert next(iter(columns)) == "value"
     layers = len(case.layout.sites)
     shapes = {"per_head": (heads,), "pairwise": (heads, heads), "pairwise_layers": (layers, layers)}
@@ -219,7 +219,7 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     torch.testing.assert_close(measure.compute(), columns["value"], rtol=0, atol=0, equal_nan=True)
     # what a value is read against, and what its interval is, is in the docs, and nothing else is
     own = {name for name in ("null", "chance", "uniform", "p", "p_holm", "low") if name in columns}
-    said, interval = (entry(yaml.stem)[field].removesuffix(".") for field in ("Read against", "Interval"))
+    said, interval = (entry(name)[field].removesuffix(".") for field in ("Read against", "Interval"))
     named = set(re.findall(r"`(\w+)`", said)) | ({"low"} if "interval" in said else set())
     references = own & {"null", "chance", "uniform"}
     assert references == named & {"null", "chance", "uniform"} and named <= own
@@ -227,8 +227,8 @@ def test_columns_have_the_shapes_of_their_kind(yaml, case):
     assert measure.no_interval == interval.partition("none: ")[2] and ("low" in own) != bool(measure.no_interval)
 
 
-def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(yaml, case):
-    measure = feed(build(yaml, case.layout), case, batches(IMAGES))
+def test_every_value_has_an_interval_over_images_that_holds_it_or_says_why_not(name, case):
+    measure = feed(build(name, case.layout), case, batches(IMAGES))
     columns = measure.columns()
     if measure.no_interval:
         assert not {"low", "high"} & set(columns) and not measure.of_images
@@ -261,56 +261,56 @@ def test_a_measure_without_its_entry_fails_with_the_page_and_the_heading():
         entry("unheard_of")
 
 
-def test_every_entry_of_the_docs_has_the_same_form(yaml):
-    assert tuple(entry(yaml.stem)) == FORM
+def test_every_entry_of_the_docs_has_the_same_form(name):
+    assert tuple(entry(name)) == FORM
 
 
-def test_it_says_what_fools_it(yaml):
-    fooled_by = vars(type(build(yaml, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
+def test_it_says_what_fools_it(name):
+    fooled_by = vars(type(build(name, LAYOUT))).get("fooled_by")  # its own, not that of a measure it derives from
     assert fooled_by.startswith(("seen: ", "by definition: "))  # in HeadBench, or by thinking
 
 
-def test_batch_size_does_not_matter(yaml, case):
-    whole = feed(build(yaml, case.layout), case, batches(IMAGES)).columns()
-    assert_same_columns(feed(build(yaml, case.layout), case, batches(1)).columns(), whole)
-    assert_same_columns(feed(build(yaml, case.layout), case, batches(4)).columns(), whole)
+def test_batch_size_does_not_matter(name, case):
+    whole = feed(build(name, case.layout), case, batches(IMAGES)).columns()
+    assert_same_columns(feed(build(name, case.layout), case, batches(1)).columns(), whole)
+    assert_same_columns(feed(build(name, case.layout), case, batches(4)).columns(), whole)
 
 
-def test_image_order_does_not_matter(yaml, case):
+def test_image_order_does_not_matter(name, case):
     shuffled = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(1)).tolist()
-    a = feed(build(yaml, case.layout), case, batches(5))
-    b = feed(build(yaml, case.layout), case, [shuffled[:6], shuffled[6:]])
+    a = feed(build(name, case.layout), case, batches(5))
+    b = feed(build(name, case.layout), case, [shuffled[:6], shuffled[6:]])
     assert_same_columns(a.columns(), b.columns())
 
 
-def test_padding_does_not_matter_but_images_do(yaml, case):
-    plain = feed(build(yaml, case.layout), case, batches(IMAGES)).columns()
-    padded = feed(build(yaml, case.layout), case, [*batches(4), []], padding=3).columns()
+def test_padding_does_not_matter_but_images_do(name, case):
+    plain = feed(build(name, case.layout), case, batches(IMAGES)).columns()
+    padded = feed(build(name, case.layout), case, [*batches(4), []], padding=3).columns()
     assert_same_columns(padded, plain)
-    fewer = feed(build(yaml, case.layout), case, [list(range(IMAGES - 1))]).columns()
-    if measures_weights(yaml):
+    fewer = feed(build(name, case.layout), case, [list(range(IMAGES - 1))]).columns()
+    if measures_weights(name):
         return
     assert not torch.allclose(fewer["value"], plain["value"], **SAME)
 
 
-def test_states_of_two_ranks_add_up(yaml, case):
-    whole = feed(build(yaml, case.layout), case, batches(IMAGES))
-    first = feed(build(yaml, case.layout), case, [list(range(9))])
-    second = feed(build(yaml, case.layout), case, [list(range(9, IMAGES))])
+def test_states_of_two_ranks_add_up(name, case):
+    whole = feed(build(name, case.layout), case, batches(IMAGES))
+    first = feed(build(name, case.layout), case, [list(range(9))])
+    second = feed(build(name, case.layout), case, [list(range(9, IMAGES))])
     first.merge_state(second)
     assert_same_columns(first.columns(), whole.columns())
 
 
-def test_memory_does_not_grow_with_the_images(yaml, case):
-    measure = build(yaml, case.layout)
+def test_memory_does_not_grow_with_the_images(name, case):
+    measure = build(name, case.layout)
     feed(measure, case, [[0, 1]])
     before = len(pickle.dumps(measure))
     feed(measure, case, batches(IMAGES) * 3)
     assert len(pickle.dumps(measure)) == before
 
 
-def test_copies_and_pickles_go_on_from_where_they_were(yaml, case):
-    measure = feed(build(yaml, case.layout), case, [[0, 1, 2]])
+def test_copies_and_pickles_go_on_from_where_they_were(name, case):
+    measure = feed(build(name, case.layout), case, [[0, 1, 2]])
     rest = [list(range(3, IMAGES))]
     copied, pickled = copy.deepcopy(measure), pickle.loads(pickle.dumps(measure))
     feed(copied, case, rest)
@@ -321,23 +321,23 @@ def test_copies_and_pickles_go_on_from_where_they_were(yaml, case):
     assert_same_columns(pickled.columns(), measure.columns())
 
 
-def test_reset_forgets(yaml, case):
-    measure = feed(build(yaml, case.layout), case, [[0, 1, 2]])
+def test_reset_forgets(name, case):
+    measure = feed(build(name, case.layout), case, [[0, 1, 2]])
     measure.reset()
     again = feed(measure, case, batches(IMAGES))
-    assert_same_columns(again.columns(), feed(build(yaml, case.layout), case, batches(IMAGES)).columns())
+    assert_same_columns(again.columns(), feed(build(name, case.layout), case, batches(IMAGES)).columns())
 
 
-def test_without_a_valid_image_it_says_so(yaml, case):
-    measure = feed(build(yaml, case.layout), case, [[]], padding=2)
+def test_without_a_valid_image_it_says_so(name, case):
+    measure = feed(build(name, case.layout), case, [[]], padding=2)
     with pytest.raises(UserError, match="no valid images"):
         measure.compute()
     with pytest.raises(UserError, match="no valid images"):
         measure.columns()
 
 
-def test_outputs_that_are_not_finite_are_an_error_and_no_number(yaml, case):
-    measure = build(yaml, case.layout)
+def test_outputs_that_are_not_finite_are_an_error_and_no_number(name, case):
+    measure = build(name, case.layout)
     batch = recorded(case, tuple(range(IMAGES)), measure.needs)
     z = batch.z[0].clone()
     z[0, 0, 0, 0] = torch.nan
@@ -460,12 +460,12 @@ SHARES = {  # of 9 images over the ranks: uneven, and the last rank of three has
 
 def one_rank(rank: int, world_size: int, folder: Path) -> None:
     results = {}
-    for yaml in YAMLS:
-        measure = selected(build(yaml, LAYOUT), rank, world_size)
+    for name in MEASURES:
+        measure = selected(build(name, LAYOUT), rank, world_size)
         for images, padding in SHARES[world_size][rank]:
             measure.update(random_batch(images, padding, measure.needs))
         value, columns = measure.compute(), measure.columns()
-        results[yaml.stem] = {"compute": value, "columns": columns, "images left": int(measure.images)}
+        results[name] = {"compute": value, "columns": columns, "images left": int(measure.images)}
     torch.save(results, folder / f"{rank}.pt")
 
 
@@ -475,13 +475,13 @@ def test_processes_with_uneven_shares_agree_with_one(tmp_path, world_size):
     spawned.ranks(one_rank, world_size, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
     own_images = [sum(len(images) for images, _ in share) for share in SHARES[world_size]]
-    for yaml in YAMLS:
-        alone = selected(build(yaml, LAYOUT))
+    for name in MEASURES:
+        alone = selected(build(name, LAYOUT))
         alone.update(random_batch(range(9), needs=alone.needs))
         for rank, count in zip(ranks, own_images, strict=True):
-            got = rank[yaml.stem]
+            got = rank[name]
             assert_same_columns(got["columns"], alone.columns())
             torch.testing.assert_close(got["compute"], alone.compute(), **SAME)
             assert got["images left"] == count  # the local sums are back, so that updating can go on
-            for name, column in ranks[0][yaml.stem]["columns"].items():
-                assert torch.equal(column.nan_to_num(-1), got["columns"][name].nan_to_num(-1)), name
+            for part, column in ranks[0][name]["columns"].items():
+                assert torch.equal(column.nan_to_num(-1), got["columns"][part].nan_to_num(-1)), (name, part)

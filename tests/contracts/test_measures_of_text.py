@@ -1,17 +1,15 @@
 """Every measure on an encoder of text: it gives numbers, or says in one line what a line of tokens has not got.
 
-Held for each yaml in conf/measure: a new one is tested by being there.
+Held for each file of mhprobe.measures: a new one is tested by being there.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 import mhprobe
@@ -19,10 +17,10 @@ from attention import batch_of, run
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures import JSDistance
+from mhprobe.run.members import members
 from models import huggingface, labels_for, make_loud
 from oracles import js_distance
 
-YAMLS = sorted((Path(__file__).parents[2] / "conf" / "measure").glob("*.yaml"))
 IMAGES = 17
 LACKS = "stand in a line|does not know the direct path"
 
@@ -40,11 +38,11 @@ def bert():
     return model
 
 
-@pytest.mark.parametrize("yaml", YAMLS, ids=lambda path: path.stem)
-def test_a_text_gives_numbers_or_a_line_that_says_what_it_lacks(bert, yaml):
+@pytest.mark.parametrize("name", members("measure"))
+def test_a_text_gives_numbers_or_a_line_that_says_what_it_lacks(bert, name):
     words = torch.randint(2, 11, (IMAGES, 7), generator=torch.Generator().manual_seed(0))
     loader = [(words, labels_for(IMAGES))]
-    make = hydra.utils.instantiate(OmegaConf.load(yaml))
+    make = hydra.utils.instantiate(members("measure")[name])
     try:
         (values,) = mhprobe.measure(bert, loader, [make], select_loader=loader).values()
     except UserError as error:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 import forks
@@ -35,7 +34,8 @@ from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.measuring import measure
 from mhprobe.run import launch
 from mhprobe.run.construct import construct
-from mhprobe.run.sections import CONF, options
+from mhprobe.run.members import members
+from mhprobe.run.sections import options
 from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import causal_gates
@@ -96,8 +96,7 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
     """All that mhprobe says of a network on ``size`` images."""
     layout = mhprobe.attach(model).layout
     test, val = Split.of(model, size, 1), Split.of(model, 9, 2)
-    yamls = sorted((CONF / "measure").glob("*.yaml"))
-    measures = {yaml.stem: instantiate(OmegaConf.load(yaml), _convert_="all")(layout) for yaml in yamls}
+    measures = {name: instantiate(part, _convert_="all")(layout) for name, part in members("measure").items()}
     columns, refused = measure(model, measures, test.batches, val.batches)
     found: dict[str, Any] = {
         "measures": columns,

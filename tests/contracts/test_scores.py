@@ -1,4 +1,4 @@
-"""Every score of mhprobe.scoring is chosen from the command line by its yaml in conf/score, of mask and of prune."""
+"""Every score of mhprobe.scoring is chosen from the command line by the name of its file, of mask and of prune."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch.overrides import TorchFunctionMode
 
 import mhprobe.maps.__main__
@@ -21,20 +20,20 @@ from mhprobe.backbones import build
 from mhprobe.errors import UserError
 from mhprobe.io.files import write_all
 from mhprobe.maps.faithfulness import Faithfulness
-from mhprobe.run.sections import CONF
+from mhprobe.run.members import members
 from mhprobe.scoring.base import Score, known_scores, score_for
 from mhprobe.weights.checkpoint import weights_files
 from models import make_loud
 
-SCORES = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "score").glob("*.yaml")) if path.stem != "auto"}
+SCORES = members("score")
 FEATURES = "backbone.num_classes=0"
 SIZE = {"img_size": 8, "patch_size": 2, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SMALL = ("masking=none", "+masking.curves.c.units=head", "masking.step=null", "masking.steps=2", "masking.join=null")
 ORDER = "+masking.curves.c.order._target_=mhprobe.masking.fisher.Fisher"
 
 
-def test_every_score_has_a_yaml_of_its_name():
-    made = {name: hydra.utils.instantiate(yaml).func for name, yaml in SCORES.items()}
+def test_every_score_is_an_option_of_its_name():
+    made = {name: hydra.utils.instantiate(part).func for name, part in SCORES.items()}
     assert made == known_scores() and all(issubclass(score, Score) for score in made.values())
 
 

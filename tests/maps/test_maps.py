@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import hydra
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 import mhprobe
@@ -19,6 +17,7 @@ from mhprobe.maps.gradient_rollout import GradientRollout
 from mhprobe.maps.head_rollout import HeadRollout
 from mhprobe.maps.relevance_map import RelevanceMap
 from mhprobe.maps.rollout import Rollout, chain, drop_lowest, merge, transition
+from mhprobe.run.members import members
 from models import images_for, tiny_registers, tiny_swin, tiny_vit
 from oracles import maps as oracle
 from oracles.lrp_relevance import Books
@@ -333,14 +332,11 @@ def test_heads_are_named_by_block_and_head_in_the_order_asked_for(prepared):
             Attention(heads=[wrong])(gated, images)
 
 
-KINDS = sorted((Path(__file__).parents[2] / "conf" / "maps").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("yaml", KINDS, ids=lambda path: path.stem)
-def test_every_yaml_gives_one_finite_map_per_image_and_name(prepared, yaml):
+@pytest.mark.parametrize("name", members("maps"))
+def test_every_kind_gives_one_finite_map_per_image_and_name(prepared, name):
     _, gated, images = prepared
-    kind = hydra.utils.instantiate(OmegaConf.load(yaml), _convert_="all")
-    assert type(kind).__module__ == f"mhprobe.maps.{yaml.stem}"
+    kind = hydra.utils.instantiate(members("maps")[name], _convert_="all")
+    assert type(kind).__module__ == f"mhprobe.maps.{name}"
     maps = kind(gated, images)
     assert (len(maps) > 1) == kind.per_head
     for values in maps.values():

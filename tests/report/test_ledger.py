@@ -9,24 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from hydra.utils import get_class
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result, Sample, counted
 from mhprobe.report.tables import Table
+from mhprobe.run.members import members
 from results import add_measure, figure_kinds
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
-MEASURES = sorted(path for path in (ROOT / "conf" / "measure").glob("*.yaml") if path.stem != "base")
 
 
-def class_of(path: Path) -> type:
-    (part,) = [part for part in [yaml.safe_load(path.read_text())] if "_target_" in part]
-    module, _, name = part["_target_"].rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def class_of(name: str) -> type:
+    return get_class(members("measure")[name]["_target_"])
 
 
 def test_the_schema_in_the_docs_is_that_of_the_code():
@@ -36,9 +34,9 @@ def test_the_schema_in_the_docs_is_that_of_the_code():
     assert (ROOT / "docs" / "results.schema.json").read_text() == schema()
 
 
-@pytest.mark.parametrize("path", MEASURES, ids=lambda path: path.stem)
-def test_every_measure_says_what_a_larger_value_means_and_its_unit(path):
-    measure = class_of(path)
+@pytest.mark.parametrize("name", members("measure"))
+def test_every_measure_says_what_a_larger_value_means_and_its_unit(name):
+    measure = class_of(name)
     assert len(measure.larger) > 10 and not measure.larger.endswith(".")
     label = vars(measure).get("label", "")
     if label.endswith(")"):  # a unit at the end of the label is the unit

@@ -27,6 +27,7 @@ from mhprobe.report.report import Report, Result
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.run import expand, read_run
 from mhprobe.report.tables import Table
+from mhprobe.run.members import members
 from mhprobe.scoring.base import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
 from results import add_measure, add_rows, figure_kinds
@@ -371,8 +372,7 @@ def test_readers_and_pages_look_at_no_name():
         text = file.read_text()
         found = re.findall(r"(tables|labels)\.get\(|name\.(ends|starts)with|in name\b|=> key ===", text)
         assert not found, (file.name, found)
-    every = {path.stem for path in (ROOT / "conf" / "measure").glob("*.yaml")}
-    every -= {"base", "position", "confidence"}  # words of other things, too
+    every = set(members("measure")) - {"position", "confidence"}  # words of other things, too
     assert {"svcca", "entropy"} <= every
     for file in (*READERS.rglob("*.py"), *PAGES.rglob("*.py"), *PAGES.glob("*.js")):
         assert not [name for name in every if re.search(rf"[\"']{name}[\"']", file.read_text())], file.name

@@ -10,12 +10,13 @@ import pytest
 from mhprobe.errors import UserError
 from mhprobe.run import constructors, sections
 from mhprobe.run.about import about
+from mhprobe.run.members import FOLDERS, members
 
 CHOICES = [
     f"{path.parent.relative_to(sections.CONF)}={path.stem}"
     for path in sorted(sections.CONF.rglob("*.yaml"))
     if path.parent not in (sections.CONF, sections.CONF / "shared")
-]
+] + [f"{group}={name}" for group in FOLDERS for name in members(group)]
 
 
 @pytest.mark.parametrize("choice", CHOICES)

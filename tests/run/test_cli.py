@@ -17,6 +17,7 @@ import mhprobe
 import runs
 from mhprobe.backbones import build
 from mhprobe.run import cli, sections
+from mhprobe.run.members import FOLDERS, members
 from mhprobe.run.sections import CONF
 from mhprobe.weights.checkpoint import save_weights
 
@@ -217,10 +218,12 @@ def test_help_names_the_groups_of_the_command_with_every_option_and_no_other(ask
     text, cfg = asked[command]
     assert f"python -m mhprobe.{command} " in text
     groups = dict(line.split(": ", 1) for line in text.splitlines() if re.match(r"\w+: ", line))
-    there = {path.name for path in CONF.iterdir() if path.is_dir()} & set(cfg) | {"experiment"}
+    there = {path.name for path in CONF.iterdir() if path.is_dir()} | set(FOLDERS)
+    there = there & set(cfg) | {"experiment"}
     assert set(groups) == there
     for group, options in groups.items():
-        assert set(options.split(", ")) == {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
+        files = {path.stem for path in (CONF / group).glob("*.yaml")} - {"base"}
+        assert set(options.split(", ")) == files | set(members(group))
     assert max(len(line) for line in text.splitlines() if line.split(": ")[0] not in groups) <= 120
 
 

@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", default=[*FAMILIES], help="vit, swin or both")
     parser.add_argument("--seeds", type=int, default=10, help="how many models of each family, and trained ones")
     parser.add_argument("--images", type=int, default=64, help="images that are measured, per model")
-    parser.add_argument("--measures", nargs="+", default=None, help="by name; all of conf/measure without it")
+    parser.add_argument("--measures", nargs="+", default=None, help="by name; all without it")
     parser.add_argument("--enter", nargs="+", default=[], metavar="CLASS", help="measures of yours: module.Class")
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The measures that take part: all that conf/measure has, or some, and those that a user enters."""
+"""The measures that take part: all that there are, or some, and those that a user enters."""
 
 import importlib
 import inspect

@@ -64,7 +64,6 @@ class ActivationPatching(Measure):
     kind = "per_head"
     larger = "the head alone restores more of the clean result; below 0 it leads away from it"
     also: ClassVar[tuple[str, ...]] = ("patching",)
-    default: ClassVar[tuple[str, ...]] = ("exact", "atp", "graddrop")
 
     effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
     ends: Tensor  # (2,) sums over pairs of the clean metric and of the corrupted one
@@ -82,13 +81,13 @@ class ActivationPatching(Measure):
         noise: float = 1.0,
         donors: int = 256,
         seed: int = 0,
-        estimates: Sequence[str] | None = None,
+        estimates: Sequence[str] = ("exact", "atp", "graddrop"),
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
         if donors < 2:
             raise UserError(f"{self.name}: donors is at least 2, got {donors}.")
-        self.estimates = tuple(self.default if estimates is None else estimates)
+        self.estimates = tuple(estimates)
         if self.estimates[:1] not in (("exact",), ("atp",)):
             raise UserError(f"{self.name}: the first of estimates is exact or atp, got {list(self.estimates)}.")
         self.options: dict[str, Any] = dict(

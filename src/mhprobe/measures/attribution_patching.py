@@ -4,8 +4,10 @@ Nanda, 2023 (attribution patching); Kramar, Lieberum, Shah & Nanda, 2024, arXiv 
 here). What is estimated, and how: activation_patching.py, recording/patching.py.
 """
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any
 
+from mhprobe.heads import HeadLayout
 from mhprobe.measures.activation_patching import ActivationPatching
 
 
@@ -21,4 +23,6 @@ class AttributionPatching(ActivationPatching):
         "by definition: a head whose effect is not linear between the two images: early heads come out too small"
     )
     also = ()
-    default: ClassVar[tuple[str, ...]] = ("atp",)
+
+    def __init__(self, layout: HeadLayout, estimates: Sequence[str] = ("atp",), **kwargs: Any) -> None:
+        super().__init__(layout, estimates=estimates, **kwargs)

@@ -98,7 +98,7 @@ class Measure(Metric):
 
     @property
     def name(self) -> str:
-        """Of its class, e.g. ``gate_importance`` for GateImportance; its yaml and its table are called so.
+        """Of its class, e.g. ``gate_importance`` for GateImportance; its option and its table are called so.
 
         A class may say ``name = "..."`` instead.
         """

@@ -1,7 +1,7 @@
 """Explain a choice of the command line: ``mhprobe measure=svcca`` prints its meaning and its options.
 
-The answer is the yaml's own first lines, its options with their defaults as they are typed, and what the docstrings of
-the classes behind it say of them. Nothing is imported.
+The answer is the first lines of its yaml or its module, its options with their defaults as they are typed, and what the
+docstrings of the classes behind it say of them. Nothing is imported.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError
+from mhprobe.run import members
 from mhprobe.run.cli import fail
 from mhprobe.run.constructors import docstrings
 from mhprobe.run.defaults import fill
@@ -29,16 +30,21 @@ def tell(word: str) -> None:
 def about(word: str) -> str:
     """The answer to ``group=option``. UserError for a group or an option that there is not."""
     group, _, option = word.partition("=")
-    groups = sorted({str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"})
+    files = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "shared"}
+    groups = sorted({*files, *members.FOLDERS})
     if group not in groups:
         raise UserError(f"{word}: there is no group {group}; there are {', '.join(groups)}.")
-    file = CONF / group / f"{option}.yaml"
-    if not file.is_file():
+    file, member = CONF / group / f"{option}.yaml", members.members(group).get(option)
+    if file.is_file():
+        chosen, place, meaning = _whole(file), _place(file), "\n".join(_first_lines(file))
+    elif member:
+        chosen, place = OmegaConf.create(member), members.place(group, option)
+        meaning = members.meaning(group, option)
+    else:
         raise UserError(f"{word}: {group} has {', '.join(options(group))}.")
-    chosen = _whole(file)
     fill(chosen)
-    typed = [f"  {key}={value}" for key, value in _typed(_place(file), OmegaConf.to_container(chosen, resolve=False))]
-    return "\n\n".join(["\n".join(_first_lines(file)), *(["\n".join(typed)] if typed else []), *_explained(chosen)])
+    typed = [f"  {key}={value}" for key, value in _typed(place, OmegaConf.to_container(chosen, resolve=False))]
+    return "\n\n".join([meaning, *(["\n".join(typed)] if typed else []), *_explained(chosen)])
 
 
 def _whole(file: Path) -> DictConfig:

@@ -21,6 +21,7 @@ from mhprobe.io.tensors import digest
 from mhprobe.masking.base import Order
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions import stored
+from mhprobe.questions.subject import identity_of
 from mhprobe.report import tables
 from mhprobe.report.figures import curves as curves_figure
 from mhprobe.report.figures import per_head
@@ -30,6 +31,7 @@ from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.fingerprint import facts
+from mhprobe.run.questions import score
 from mhprobe.run.schema import comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
@@ -117,6 +119,13 @@ def one_process(trainer: L.Trainer) -> torch.device:
             f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
         )
     return trainer.strategy.root_device
+
+
+def images(cfg: builders.Config, model: GatedClassifier, data: ImageData, device: torch.device) -> Images:
+    """The images of a pruning; what masks score on them is kept for a run that goes on."""
+    chosen, cache = cfg["prune"], Path(cfg["cache_dir"]).expanduser() / "orders"
+    told = (chosen["select_on"], chosen["images"], cfg["seed"], score(cfg))
+    return Images(data, device, *told, cache=cache, facts=identity_of(model, data))
 
 
 def retraining(

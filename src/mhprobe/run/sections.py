@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
+from mhprobe.run import members
 from mhprobe.run.defaults import Filled, fill, take_back
 from mhprobe.run.jobs import claim
 
@@ -130,6 +131,7 @@ def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> Non
 def install() -> None:
     """From now on Hydra composes a command's own sections only."""
     machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
+    members.register()
     OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
     OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
     OmegaConf.register_new_resolver("mhprobe.network", _network, replace=True)
@@ -188,8 +190,8 @@ def _groups(command: str) -> str:
 
 
 def options(group: str) -> list[str]:
-    """The files of a group that can be chosen."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "base")
+    """The options of a group that can be chosen."""
+    return sorted({path.stem for path in (CONF / group).glob("*.yaml")} - {"base"} | set(members.members(group)))
 
 
 def _chosen(command: str) -> Iterator[str]:
@@ -200,7 +202,7 @@ def _chosen(command: str) -> Iterator[str]:
     for entry in file.get("defaults", []):
         for group, choice in {} if isinstance(entry, str) else entry.items():
             name = str(group).removeprefix("override ").strip("/")
-            if choice is not None and (CONF / name).is_dir():
+            if choice is not None and options(name):
                 yield name
 
 

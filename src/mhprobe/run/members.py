@@ -1,0 +1,67 @@
+"""Options without a yaml: the members of a folder, each by the name of its file, for Hydra's ConfigStore.
+
+A measure, a kind of map and a score say in their own file what they are, and their constructors have the options. A
+yaml could only repeat that; one that is in conf/ nevertheless wins.
+"""
+
+import ast
+import functools
+import re
+from typing import Any, NamedTuple
+
+from hydra.core.config_store import ConfigStore
+
+from mhprobe.run.constructors import OURS, PACKAGE
+
+
+class Folder(NamedTuple):
+    """A folder of members. partial: they are made later, of a model. several: a run takes some, each under its name."""
+
+    name: str
+    partial: bool
+    several: bool
+
+
+FOLDERS = {
+    "measure": Folder("measures", partial=True, several=True),
+    "maps": Folder("maps", partial=False, several=True),
+    "score": Folder("scoring", partial=True, several=False),
+}
+
+
+@functools.cache
+def members(group: str) -> dict[str, dict[str, Any]]:
+    """By name the parts that a group of conf/ offers without a yaml; none for most groups.
+
+    A member is a class that is called as its file is, and derives from another of ours.
+    """
+    if group not in FOLDERS:
+        return {}
+    folder, partial, _ = FOLDERS[group]
+    found = {}
+    for path in sorted((PACKAGE / folder).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for name, base in re.findall(r"^class (\w+)\((\w+)", text, re.M):
+            ours = re.search(rf"^from {OURS}\S+ import (?:\([^)]*|.*)\b{base}\b", text, re.M)
+            if ours and name.lower() == path.stem.replace("_", ""):
+                made = {"_target_": f"{OURS}{folder}.{path.stem}.{name}"}
+                found[path.stem] = {**made, "_partial_": True} if partial else made
+    return found
+
+
+def place(group: str, name: str) -> str:
+    """Return the key that an option is the value of: measure.svcca, score."""
+    return f"{group}.{name}" if group in FOLDERS and FOLDERS[group].several else group.replace("/", ".")
+
+
+def meaning(group: str, name: str) -> str:
+    """Return the first paragraph of a member's file."""
+    text = (PACKAGE / FOLDERS[group].name / f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+
+
+def register() -> None:
+    """Tell Hydra of all members."""
+    for group in FOLDERS:
+        for name, part in members(group).items():
+            ConfigStore.instance().store(name=name, node=part, group=group, package=place(group, name))
