@@ -237,8 +237,8 @@ def _(seed: int) -> dict[str, Tensor]:
 
 
 def _patched(kind: type[ActivationPatching]) -> None:
-    name = "activation_patching" if kind is ActivationPatching else "attribution_patching"
-    estimate = kind.default[0]
+    exact = kind is ActivationPatching
+    name, estimate = ("activation_patching", "exact") if exact else ("attribution_patching", "atp")
 
     def draw(seed: int) -> dict[str, Tensor]:
         """A donor brings as much as an image does, and serves five of them. Heads bring nothing, but the last half."""

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from test_measures import LAYOUT, YAMLS, build, random_batch, selected
+from test_measures import LAYOUT, MEASURES, build, random_batch, selected
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Patching
@@ -200,8 +200,8 @@ def test_the_likeness_of_two_layers_lies_in_its_interval_as_often_as_is_said():
 def test_half_of_the_images_make_every_interval_wider_by_the_root_of_two():
     """All measures at once; where values are not a mean, a fold of ten says how wide, give or take a quarter."""
     ratios, made = {}, {}
-    for yaml in YAMLS:
-        measures = [selected(build(yaml, LAYOUT)) for _ in range(3)]
+    for name in MEASURES:
+        measures = [selected(build(name, LAYOUT)) for _ in range(3)]
         if measures[0].no_interval:
             continue
         needs = frozenset(need for measure in measures for need in measure.needs if not isinstance(need, str))
@@ -215,7 +215,7 @@ def test_half_of_the_images_make_every_interval_wider_by_the_root_of_two():
         widths = [width(measure.columns(), measure.kind) for measure in measures]
         if len(widths[0]) < 2:
             continue  # a single one says little; on this grid output_frequency has no value
-        ratios[yaml.stem] = ((widths[1] + widths[2]) / 2 / widths[0]).log().mean().exp().item()
+        ratios[name] = ((widths[1] + widths[2]) / 2 / widths[0]).log().mean().exp().item()
     assert len(ratios) > 20
     assert {name: ratio for name, ratio in ratios.items() if abs(ratio / 2**0.5 - 1) > 0.3} == {}  # of several widths
     assert np.mean(list(ratios.values())) == pytest.approx(2**0.5, rel=0.05)
@@ -282,25 +282,25 @@ def test_means_have_the_interval_of_one_number_per_image():
     """Every measure of heads whose value is the mean of what single images give, found by trying."""
     found = []
     batches = [random_batch(range(image, image + 1)) for image in range(12)]
-    for yaml in YAMLS:
-        whole = selected(build(yaml, LAYOUT))
+    for name in MEASURES:
+        whole = selected(build(name, LAYOUT))
         if whole.no_interval or whole.kind != "per_head" or not all(isinstance(need, str) for need in whole.needs):
             continue
         values = []
         for batch in batches:
             whole.update(batch)
-            single = selected(build(yaml, LAYOUT))
+            single = selected(build(name, LAYOUT))
             single.update(batch)
             values.append(single.compute().tolist())
         columns = whole.columns()
         if not np.allclose(np.mean(values, 0), columns["value"], rtol=1e-9, equal_nan=True):
             continue
-        found.append(yaml.stem)
+        found.append(name)
         for head in columns["value"].isfinite().nonzero()[:, 0].tolist():
             expected = intervals.of_mean([each[head] for each in values], whole.within)
             got = float(columns["low"][head]), float(columns["high"][head])
             # derivatives of the oracle's scale are differences: six digits
-            assert got == pytest.approx(expected, rel=1e-5, abs=1e-9), yaml.stem
+            assert got == pytest.approx(expected, rel=1e-5, abs=1e-9), name
     assert len(found) > 8
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_measures import LAYOUT, YAMLS, build, random_batch, selected
+from test_measures import LAYOUT, MEASURES, build, random_batch, selected
 
 import levels
 import mhprobe
@@ -55,10 +55,10 @@ def test_a_test_that_rejects_too_often_is_seen():
 @pytest.fixture(scope="module")
 def columns() -> dict[str, list[str]]:
     found = {}
-    for yaml in YAMLS:
-        measure = selected(build(yaml, LAYOUT))
+    for name in MEASURES:
+        measure = selected(build(name, LAYOUT))
         measure.update(random_batch(range(12), needs=measure.needs))
-        found[yaml.stem] = list(measure.columns())
+        found[name] = list(measure.columns())
     return found
 
 
