@@ -8,25 +8,20 @@ cells of the coarsest grid, so that every row has a partner at its place.
 Shapes: B images, C channels of the stream, L blocks, G blocks of a group, R correlations.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, pad
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
-from mhprobe.measures.layer_similarity import of_parts
-from mhprobe.measures.parts import canonical
-from mhprobe.measures.parts.folds import Folds, declare, declared, sums_of
-from mhprobe.measures.parts.jackknife import affordable
-from mhprobe.measures.parts.moments import Moments, Parts
-from mhprobe.measures.parts.pairs import check_images, check_null, check_rows, warn_dead
-from mhprobe.stats.intervals import SHARE
+from mhprobe.measures.layer_similarity import LayerSimilarity
+from mhprobe.measures.parts.folds import Rows
 
 
-class BlockCCA(Measure):
+class BlockCCA(LayerSimilarity):
     """Mean canonical correlation (SVCCA) between the residual streams behind two blocks.
 
     Compared are the blocks of each stage, and the last blocks of all stages.
@@ -44,118 +39,43 @@ class BlockCCA(Measure):
     fooled_by = (
         "by definition: blocks that add nothing alike: the residual stream carries what was there before through both"
     )
-    needs = frozenset({"stream"})
-    kind = "pairwise_layers"
-    within = SHARE
     label = "SVCCA of blocks: mean canonical correlation"
     larger = "the two blocks share more"
     also = ("block_coefficients",)
+    noun = "blocks"
+    given = (*LayerSimilarity.given, "rho", "null_rho")
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        variance: float = 0.99,
-        null_draws: int = 10,
-        seed: int = 0,
-        folds: int = 8,
-        interval: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(layout, **kwargs)
-        if not 0 < variance <= 1:
-            raise UserError(f"block_cca: variance is a share above 0 and at most 1, got {variance}.")
-        check_null(self.name, "images", null_draws, folds)
-        self.interval = interval
-        self.variance, self.null_draws, self.seed, self.folds = variance, null_draws, seed, folds
-        self.groups = _groups(layout)
-        self.widths: list[int] = []
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, of="blocks", method="svcca", null="images", **kwargs)
+        self.label = type(self).label
 
-    def update(self, batch: HeadBatch) -> None:
+    def grouped(self, layout: HeadLayout) -> list[tuple[int, ...]]:
+        """The sites of each stage, one per block, and where there are several stages the last one of each."""
+        first = {site.block: number for number, site in reversed(list(enumerate(layout.sites)))}
+        stages: dict[int, list[int]] = {}
+        for number in sorted(first.values()):
+            stages.setdefault(layout.sites[number].stage, []).append(number)
+        inside = [tuple(sites) for sites in stages.values()]
+        return [*inside, tuple(sites[-1] for sites in inside)] if len(inside) > 1 else inside
+
+    def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
+        sites = [self.layout.sites[s] for s in self.groups[group]]
         streams = batch.need("stream", self.name)
-        if not self.widths:  # a layout does not know how wide the stream is; every rank learns it from its first batch
-            self._declare([streams[site.block].after.shape[2] for site in self.layout.sites])
-        if not batch.valid.any():
-            return
-        for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            of = [self.layout.sites[s] for s in sites]
-            maps_BTC = torch.cat([_rows(streams[s.block].after, s, _coarsest(of), width) for s in of], -1)
-            moments, sums = sums_of(batch, maps_BTC, self.folds, self.jackknife)
-            declared(self, number, Moments).merge(moments)
-            declared(self, number, Folds).merge(sums)
-        self.images += batch.valid.sum()
+        return math.prod(_coarsest(sites)), max(streams[site.block].after.shape[2] for site in sites)
 
-    def finish(self) -> dict[str, Tensor]:
-        count, width = len(self.layout.sites), max(self.widths)
-        value = torch.full((count, count), torch.nan, dtype=torch.float64, device=self.device)
-        columns = {"value": value, **{name: value.clone() for name in ("low", "high", "null")}}
-        columns["rows"] = self.images.new_zeros(count)
-        columns |= {name: value.new_full((count, count, width), torch.nan) for name in ("rho", "null_rho")}
-        dead: set[str] = set()
-        # the last blocks of stages first, so that rows are those of the comparisons inside a stage
-        for number, sites in reversed(list(enumerate(self.groups))):
-            dead |= self._fill(columns, number, sites)
-        warn_dead(self.name, "blocks", sorted(dead))
-        return columns
-
-    def _fill(self, columns: dict[str, Tensor], group: int, sites: tuple[int, ...]) -> set[str]:
-        """One group's values into their places. Returns the blocks whose stream does not vary."""
-        moments, width = declared(self, group, Moments), self.widths[group]
-        check_rows(self.name, self.layout.sites[sites[0]].name, int(moments.rows.sum()), width)
-        check_images(self.name, int(self.images), width)
-        seen = moments.parts(width)
-        blocks = seen(None)
-        rho = self._correlations(blocks)
-        null_rho = self._chance(group, blocks)
-        index = torch.tensor(sites, device=self.device)
-        both = blocks.alive[:, None] & blocks.alive
-        of_pairs = of_parts(moments, seen, lambda parts: canonical.mean(self._correlations(parts)))
-        for name, found in {**of_pairs, "null": canonical.mean(null_rho)}.items():
-            columns[name][index[:, None], index] = found.where(both, 0.0)
-        if not declared(self, group, Folds).deranged:
-            columns["null"][index[:, None], index] = torch.nan
-        for name, found in (("rho", rho), ("null_rho", null_rho)):
-            columns[name][index[:, None], index, :width] = found
-        for name in of_pairs:
-            columns[name][index, index] = 1.0
-        columns["rows"][index] = blocks.rows
-        return {self.layout.sites[s].name for s, on in zip(sites, blocks.alive.tolist(), strict=True) if not on}
-
-    def _correlations(self, blocks: Parts) -> Tensor:
-        """(G, G, C) in falling order, NaN behind the last."""
-        return canonical.correlations(blocks, canonical.leading(blocks, self.variance))
-
-    def _chance(self, group: int, blocks: Parts) -> Tensor:
-        """(G, G, C) the same of two blocks on each other's images, mean over draws; NaN without two folds."""
-        folds = declared(self, group, Folds)
-        if not folds.deranged:
-            return blocks.spectrum.new_full((len(blocks.alive), *blocks.spectrum.shape), torch.nan)
-        swapped = folds.swapped(blocks, self.null_draws, self.seed)
-        return torch.stack([self._correlations(each) for each in swapped]).mean(0)
-
-    def _declare(self, channels: list[int]) -> None:
-        """Sums for streams so wide, per site."""
-        self.widths = [max(channels[s] for s in sites) for sites in self.groups]
-        wide = [len(sites) * width for sites, width in zip(self.groups, self.widths, strict=True)]
-        self.jackknife = affordable(self.name, self.folds, self.interval, sum(count**2 for count in wide))
-        for number, (sites, width) in enumerate(zip(self.groups, self.widths, strict=True)):
-            height, across = _coarsest([self.layout.sites[s] for s in sites])
-            declare(self, number, Moments.zeros(self.jackknife, len(sites) * width, self.device))
-            declare(self, number, Folds.zeros(self.folds, height * across, len(sites) * width, self.device))
+    def rows_of(self, group: int) -> Rows:
+        return _pooled, tuple(self.layout.sites[s] for s in self.groups[group]), self.shapes[group][1]
 
 
-def _groups(layout: HeadLayout) -> list[tuple[int, ...]]:
-    """The sites of each stage, one per block, and where there are several stages the last one of each."""
-    first = {site.block: number for number, site in reversed(list(enumerate(layout.sites)))}
-    stages: dict[int, list[int]] = {}
-    for number in sorted(first.values()):
-        stages.setdefault(layout.sites[number].stage, []).append(number)
-    inside = [tuple(sites) for sites in stages.values()]
-    return [*inside, tuple(sites[-1] for sites in inside)] if len(inside) > 1 else inside
-
-
-def _coarsest(sites: list[HeadSite]) -> tuple[int, int]:
+def _coarsest(sites: Sequence[HeadSite]) -> tuple[int, int]:
     """The smallest of their grids."""
-    return min((site.token_grid for site in sites), key=lambda size: size[0] * size[1])
+    return min((site.token_grid for site in sites), key=math.prod)
+
+
+def _pooled(batch: HeadBatch, sites: tuple[HeadSite, ...], width: int) -> Tensor:
+    """(B, cells of the coarsest grid, G * width) streams behind the sites' blocks."""
+    streams, grid = batch.need("stream", "block_cca"), _coarsest(sites)
+    return torch.cat([_rows(streams[site.block].after, site, grid, width) for site in sites], -1)
 
 
 def _rows(stream: Tensor, site: HeadSite, grid: tuple[int, int], width: int) -> Tensor:

@@ -13,16 +13,15 @@ from torch import Tensor
 
 from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
-from mhprobe.measures.parts import canonical
-from mhprobe.measures.parts.moments import Parts
-from mhprobe.measures.parts.pairs import PairMeasure, Pairs
+from mhprobe.measures.parts.pairs import Pairs
+from mhprobe.measures.svcca import SVCCA
 
 Mean = Literal["all", "leading"]
 
 _LEADING = 0.98  # of the correlations' sum, google/svcca's threshold
 
 
-class CCA(PairMeasure):
+class CCA(SVCCA):
     """Mean canonical correlation of all directions of two heads.
 
     Invariant to any invertible linear map of a head; directions with hardly any variance count as much as the others.
@@ -40,30 +39,13 @@ class CCA(PairMeasure):
         "by definition: a direction that carries next to no variance, perhaps noise, counts as much as the first"
     )
     label = "CCA: mean canonical correlation"
-    also = ("coefficients",)
     equal_up_to = "an invertible linear map"
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        pairs: Pairs = "layer",
-        mean: Mean = "all",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(layout, pairs, **kwargs)
+    def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", mean: Mean = "all", **kwargs: Any) -> None:
+        super().__init__(layout, pairs, variance=1.0, **kwargs)
         one_of(self.name, "mean", mean, Mean)
-        self.axes = canonical.axes(layout)
-        self.average = canonical.mean if mean == "all" else _leading_mean
-
-    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, variance=1.0)
-        rho_HHD = canonical.correlations(heads, used_HD)
-        return {"value": self.average(rho_HHD), "dims": used_HD.sum(1), "rho": rho_HHD}
-
-    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, variance=1.0)
-        null_HH, null_rho_HHD = canonical.null(heads, used_HD, self.null_draws, self.seed, self.average)
-        return {"null": null_HH, "null_rho": null_rho_HHD}
+        if mean == "leading":
+            self.average = _leading_mean
 
 
 def _leading_mean(rho: Tensor) -> Tensor:

@@ -92,25 +92,25 @@ class CKA(PairMeasure):
         return with_fourth
 
     def finish(self) -> dict[str, Tensor]:
-        rows = min(self.row_counts())
+        rows = min(int(getattr(self, f"rows_{number}").sum()) for number in range(len(self.groups)))
         if self.debiased and rows < 4:
             raise UserError(f"cka: the debiased estimate needs at least 4 rows, got {rows}. Use more images.")
         return super().finish()
 
-    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+    def compare(self, heads: Parts) -> dict[str, Tensor]:
         if not self.debiased:
             return {"value": linear_cka(heads)}
         shared_HH = _debiased(heads)
         return {"value": _normalised(shared_HH, shared_HH.diagonal())}
 
-    def permuted(self, group: int, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
+    def permuted(self, heads: Parts, deranged: Parts) -> dict[str, Tensor]:
         if not self.debiased:
-            return super().permuted(group, heads, deranged)
+            return super().permuted(heads, deranged)
         trace_H, n = heads.spectrum.sum(1), heads.rows
         shared_HH = (n - 1) ** 2 * _shared(deranged) - (n - 1) * torch.outer(trace_H, trace_H)
         return {"value": _normalised(shared_HH, _debiased(heads).diagonal())}
 
-    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
         null_HH = linear_cka_by_rows(heads)
         return {"null": torch.zeros_like(null_HH) if self.debiased else null_HH}
 

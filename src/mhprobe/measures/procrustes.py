@@ -39,12 +39,12 @@ class Procrustes(PairMeasure):
         columns = super().finish()
         return {**columns, "distance": (2 - 2 * columns["value"]).sqrt()}
 
-    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+    def compare(self, heads: Parts) -> dict[str, Tensor]:
         size_H = heads.spectrum.sum(1).sqrt()
         value_HH = heads.between(lambda a, row: torch.linalg.svdvals(row).sum(-1))
         return {"value": (value_HH / torch.outer(size_H, size_H)).clamp(max=1)}
 
-    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
+    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
         size_H = heads.spectrum.sum(1).sqrt()
         # as whitened rows are orthogonal to the constant, n of them span at most n - 1 directions
         dims = min(heads.spectrum.shape[1], int(heads.rows) - 1)

@@ -41,7 +41,7 @@ class PWCCA(PairMeasure):
         columns = super().finish()
         return {**columns, "reverse": columns["value"].mT.clone()}
 
-    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
+    def compare(self, heads: Parts) -> dict[str, Tensor]:
         used_HD = canonical.leading(heads, variance=1.0)
         whiten_HDD = canonical.whitening(heads, used_HD)
         root_HDD = heads.direction * heads.spectrum.sqrt()[:, None]
@@ -53,9 +53,8 @@ class PWCCA(PairMeasure):
             value_HH[a:, a] = _weighted(rho, root_HDD[a:] @ vh.mT, counted_HHD[a, a:])
         return {"value": value_HH, "dims": used_HD.sum(1)}
 
-    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, variance=1.0)
-        return {"null": canonical.null(heads, used_HD, self.null_draws, self.seed)[0]}
+    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
+        return {"null": canonical.null(heads, 1.0, self.null_draws, self.seed)["null"]}
 
 
 def _weighted(rho_PD: Tensor, loading_PDD: Tensor, counted_PD: Tensor) -> Tensor:

@@ -42,25 +42,17 @@ class SVCCA(PairMeasure):
     also = ("coefficients",)
     equal_up_to = "a linear map of their main directions"
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        pairs: Pairs = "layer",
-        variance: float = 0.99,
-        **kwargs: Any,
-    ) -> None:
+    average: canonical.Average = staticmethod(canonical.mean)
+
+    def __init__(self, layout: HeadLayout, pairs: Pairs = "layer", variance: float = 0.99, **kwargs: Any) -> None:
         super().__init__(layout, pairs, **kwargs)
         if not 0 < variance <= 1:
-            raise UserError(f"svcca: variance is a share above 0 and at most 1, got {variance}.")
+            raise UserError(f"{self.name}: variance is a share above 0 and at most 1, got {variance}.")
         self.axes = canonical.axes(layout)
         self.variance = variance
 
-    def compare(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, self.variance)
-        rho_HHD = canonical.correlations(heads, used_HD)
-        return {"value": canonical.mean(rho_HHD), "dims": used_HD.sum(1), "rho": rho_HHD}
+    def compare(self, heads: Parts) -> dict[str, Tensor]:
+        return canonical.compare(heads, self.variance, self.average)
 
-    def rows_null(self, group: int, heads: Parts) -> dict[str, Tensor]:
-        used_HD = canonical.leading(heads, self.variance)
-        null_HH, null_rho_HHD = canonical.null(heads, used_HD, self.null_draws, self.seed)
-        return {"null": null_HH, "null_rho": null_rho_HHD}
+    def rows_null(self, heads: Parts) -> dict[str, Tensor]:
+        return canonical.null(heads, self.variance, self.null_draws, self.seed, self.average)

@@ -23,7 +23,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
 from mhprobe.measures.parts.of_weights import OfWeights
-from mhprobe.measures.parts.pairs import Pairs, groups, warn_duplicates
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, warn_duplicates
 from mhprobe.stats.significance import Z95
 
 Of = Literal["query", "key", "value", "output", "qk", "ov"]
@@ -77,7 +77,7 @@ class WeightSimilarity(OfWeights):
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for sites in self.groups:
             stacked = self._stacked(weights, sites)
-            flat = torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites])
+            flat = flat_heads(self.layout, sites)
             place = (slice(None), flat[:, None], flat)
             if not all(w.isfinite().all() for w in stacked):
                 self.similarity[place] = torch.nan  # not an error here: other ranks would wait for this one

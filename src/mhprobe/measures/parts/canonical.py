@@ -13,6 +13,8 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.parts.chance import chance_correlations
 from mhprobe.measures.parts.moments import Parts
 
+Average = Callable[[Tensor], Tensor]
+
 
 def axes(layout: HeadLayout) -> dict[str, list[str]]:
     """Return the columns' names of correlations: by their index, from the largest."""
@@ -52,13 +54,19 @@ def mean(rho: Tensor) -> Tensor:
     return rho.nanmean(-1).nan_to_num(0)
 
 
-def null(
-    heads: Parts, used_HD: Tensor, draws: int, seed: int, average: Callable[[Tensor], Tensor] = mean
-) -> tuple[Tensor, Tensor]:
-    """(H, H) average and (H, H, D) correlations between independent heads that keep as many directions.
+def compare(heads: Parts, variance: float, average: Average = mean) -> dict[str, Tensor]:
+    """value (H, H) the average correlation, dims (H,) used directions, and rho (H, H, D) as of ``correlations``."""
+    used_HD = leading(heads, variance)
+    rho_HHD = correlations(heads, used_HD)
+    return {"value": average(rho_HHD), "dims": used_HD.sum(1), "rho": rho_HHD}
+
+
+def null(heads: Parts, variance: float, draws: int, seed: int, average: Average = mean) -> dict[str, Tensor]:
+    """null (H, H) and null_rho (H, H, D) of independent heads that keep as many directions.
 
     Means over ``draws``; 0 and NaN where a head keeps none.
     """
+    used_HD = leading(heads, variance)
     dims = used_HD.sum(1)
     level_HH = used_HD.new_zeros(len(dims), len(dims), dtype=torch.float64)
     rho_HHD = torch.full((*level_HH.shape, used_HD.shape[1]), torch.nan, dtype=torch.float64, device=dims.device)
@@ -68,4 +76,4 @@ def null(
         pair = pair | pair.mT
         level_HH[pair] = average(drawn).mean()
         rho_HHD[..., :few][pair] = drawn.mean(0)
-    return level_HH, rho_HHD
+    return {"null": level_HH, "null_rho": rho_HHD}

@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -170,32 +170,29 @@ class Dealt(NamedTuple):
     total: Tensor
 
 
-def sums_of(batch: HeadBatch, features: Tensor, folds: int, jackknife: int) -> tuple[Moments, Dealt]:
-    """Moments of rows and sums of folds over the valid images of one batch. features: (B, T, C).
+Rows = tuple[Any, ...]  # a function of a batch that gives (B, T, C) rows, and its further arguments
+
+
+def sums_of(batch: HeadBatch, rows: Rows, folds: int, jackknife: int, dealt: bool) -> tuple[Moments, Dealt | None]:
+    """Moments of rows and, if ``dealt``, sums of folds over the valid images of one batch.
 
     folds: of the null. jackknife: folds of the moments, each of them several of the null's.
     """
+    make, *arguments = rows
+    features = make(batch, *arguments)
     tokens, channels = features.shape[1:]
     moments = Moments.zeros(jackknife, channels, features.device)
     fold_V = fold_of(batch, folds)
     fold_P, place_V, count_P = fold_V.unique(return_inverse=True, return_counts=True)
-    total_PTC = torch.zeros(len(fold_P), tokens, channels, dtype=torch.float64, device=features.device)
+    total_PTC = torch.zeros(len(fold_P) if dealt else 0, tokens, channels, dtype=torch.float64, device=features.device)
     (valid,) = batch.valid.nonzero(as_tuple=True)
     for part in range(jackknife):
         for some in (fold_V % jackknife == part).nonzero()[:, 0].split(max(1, CHUNK // tokens)):
             wide = features[valid[some]].double()  # once for both, while it is in the cache
             moments.add(wide.flatten(0, 1), part)
-            total_PTC.index_add_(0, place_V[some], wide)
-    return moments, Dealt(fold_P, count_P, total_PTC)
-
-
-def moments_of(batch: HeadBatch, features: Tensor, folds: int, jackknife: int) -> Moments:
-    """The moments of ``sums_of`` alone; images may differ in their numbers of tokens from batch to batch."""
-    moments = Moments.zeros(jackknife, features.shape[2], features.device)
-    part_V, shown = fold_of(batch, folds) % jackknife, features[batch.valid]
-    for part in range(jackknife):
-        moments.add(shown[part_V == part].flatten(0, 1), part)
-    return moments
+            if dealt:
+                total_PTC.index_add_(0, place_V[some], wide)
+    return moments, Dealt(fold_P, count_P, total_PTC) if dealt else None
 
 
 _STATES = {Moments: ("rows", "total", "outer"), Folds: ("fold_images", "folds")}
