@@ -63,11 +63,11 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
         model = builders.classifier(fresh, builders.data(fresh))
         save_weights(model.backbone, Path("weights.safetensors"), model.description)
     cfg = runs.config(command, Path(kept), *options, *overrides)
-    for settings in (cfg, cfg.get("paper") or {}):
-        if "rarity" in (settings.get("measure") or {}):
-            settings["measure"]["rarity"]["codes"] = 8  # so few images have few different patches
-    if "table_4" in (cfg.get("paper") or {"figures": {}})["figures"]:
-        cfg["paper"]["figures"]["table_4"]["panel"] |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
+    for settings in (cfg, cfg.paper or cfg):
+        if "rarity" in (settings.measure or {}):
+            settings.measure["rarity"]["codes"] = 8  # so few images have few different patches
+    if cfg.paper and "table_4" in cfg.paper.figures:
+        cfg.paper.figures["table_4"].panel |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
     # a network that has learned nothing is asked for the accuracy of masks, too
     with patch.object(Measured, "_refuse_guessing", lambda self: None):
         launch.module(command).run(cfg, Path(folder))

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 import forks
 from forks import environment, patient
 from mhprobe.run import sections
-from mhprobe.run.schema import check
+from mhprobe.run.schema import Config, check
 
 # a ViT of 2 layers x 3 heads on a few digits, without curves: a whole run is a few seconds of imports and one of work
 TINY = (
@@ -48,7 +48,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def config(command: str, folder: Path, *overrides: str) -> dict[str, Any]:
+def config(command: str, folder: Path, *overrides: str) -> Config:
     """A tiny configuration of a command, checked, for its ``run``; decoded images are kept in ``folder``.
 
     A command that looks into trained weights is given random ones, unless ``overrides`` name others.
@@ -56,7 +56,7 @@ def config(command: str, folder: Path, *overrides: str) -> dict[str, Any]:
     return checked(command, *TINY, "trainer.precision=32-true", f"cache_dir={folder}", *overrides)
 
 
-def checked(command: str, *overrides: str) -> dict[str, Any]:
+def checked(command: str, *overrides: str) -> Config:
     """What a command's ``run`` takes."""
     cfg = composed(command, *overrides)
     if OmegaConf.is_missing(cfg, "weights"):

@@ -3,19 +3,24 @@
 Give it the arguments of the command that will run there. It prints the arguments to add.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """Images are decoded to ``cache_dir``, the pretrained weights written beside them; ``cfg`` is checked."""
     from mhprobe.io.files import write
     from mhprobe.run import builders
 
     builders.data(cfg)
-    place = Path(cfg["cache_dir"])
+    place = Path(cfg.cache_dir)
     words = [f"cache_dir={place.resolve()}"]
-    if cfg["backbone"].get("pretrained"):
+    if cfg.backbone.get("pretrained"):
         saved = builders.save_backbone(cfg, place).resolve()
         words += [f"backbone.name=local-dir:{saved}", "backbone.pretrained=true"]
     write(place / "words", (" ".join(words) + "\n").encode())

@@ -1,10 +1,15 @@
 """python -m mhprobe.prune: remove heads from trained weights, and save the smaller network."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.backbones import attach
     from mhprobe.masking.base import LABELS
@@ -16,15 +21,16 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     from mhprobe.weights.checkpoint import gates_kept, load_weights
 
     pruning.refuse(cfg)
-    settings = cfg["prune"]
+    settings = cfg.prune
+    assert settings is not None
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     device = pruning.one_process(builders.trainer(cfg, [], report))
     dense = model.to(device).backbone.eval()
-    order = None if settings["order"] is None else construct(settings["order"], "prune.order")
-    source = pruning.source_of(settings, order, cfg["seed"])
-    weights = load_weights(cfg["weights"])[1] if builders.has_weights(cfg) else None
+    order = None if settings.order is None else construct(settings.order, "prune.order")
+    source = pruning.source_of(settings, order, cfg.seed)
+    weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else None
     found = pruning.run_pruning(
         settings,
         dense,
@@ -32,7 +38,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         report,
         source,
         model.description,
-        train=pruning.retraining(cfg, dense, model.description, data, report) if settings["tune_epochs"] else None,
+        train=pruning.retraining(cfg, dense, model.description, data, report) if settings.tune_epochs else None,
         kept=None if weights is None else gates_kept(weights),
         made=pruning.made_from(cfg, data, source, weights or {}),
     )
@@ -40,7 +46,7 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
         builders.keep_outcomes(folder, found.right[-1], data)
     attach(found.model, units={"head"})  # what looks at heads finds them by their gates
     keep_attention(folder, found.model, data)
-    finish_report(folder, cfg["command"], model.gates.layout.of("head"), model.description)
+    finish_report(folder, cfg.command, model.gates.layout.of("head"), model.description)
     report.close()
     show(folder)
     if found.promise is not None and not found.promise.steps:

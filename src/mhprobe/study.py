@@ -1,20 +1,26 @@
 """python -m mhprobe.study: every figure and table of one paper, on one model (no training)."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.run.questions import answer, panels
     from mhprobe.run.sections import options
     from mhprobe.studies import page, paper
 
-    wanted = paper.chosen(cfg["paper"], cfg["figures"], options("paper"))
-    made = panels(cfg["paper"]["figures"])
-    answers = answer(cfg, folder, lambda material: paper.questions(cfg["paper"], wanted, made, material), estimate=True)
-    page.write(cfg["paper"], answers, cfg["name"])
-    if cfg["figures"] is not None:
+    assert cfg.paper is not None
+    about, made = cfg.paper.model_dump(), panels(cfg.paper)
+    wanted = paper.chosen(about, cfg.figures, options("paper"))
+    answers = answer(cfg, folder, lambda material: paper.questions(about, wanted, made, material), estimate=True)
+    page.write(about, answers, cfg.name)
+    if cfg.figures is not None:
         answers.complain()
 
 

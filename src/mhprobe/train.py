@@ -1,10 +1,15 @@
 """python -m mhprobe.train: train, then test, probe and mask the best weights."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.callbacks.asking import Asking
     from mhprobe.run import batch_size, builders, questions

@@ -30,7 +30,7 @@ def test_each_size_that_a_yaml_lists_is_one_that_its_network_takes(backbone):
 
 def test_a_size_needs_no_plus_and_one_that_is_left_out_is_the_models_own(tmp_path):
     sizes = ["backbone.img_size=32", "backbone.drop_path_rate=0.1", "backbone.conv_stem=null"]
-    part = runs.config("train", tmp_path, *sizes)["backbone"]
+    part = runs.config("train", tmp_path, *sizes).backbone
     assert (part["img_size"], part["drop_path_rate"], part["patch_drop_rate"]) == (32, 0.1, None)
     given = {key: value for key, value in part.items() if key not in ("_target_", "checkpoint", "num_classes")}
     with torch.device("meta"):

@@ -75,7 +75,7 @@ def test_it_composes_and_passes_the_checks(name):
             with pytest.raises(UserError, match=r"masking\.curves: expected a curve"):
                 runs.checked(command, *words)
             words.append("masking=six_curves")
-        assert runs.checked(command, *words)["name"] == name, command
+        assert runs.checked(command, *words).name == name, command
 
 
 def test_probe_all_names_every_measure():
@@ -97,20 +97,20 @@ def test_it_runs_from_end_to_end_and_leaves_what_it_promises(name, tmp_path, cif
     folder = tmp_path / "run"
     mhprobe.train.run(cfg, folder)
 
-    for measure, part in cfg["measure"].items():
+    for measure, part in (cfg.measure or {}).items():
         table = rows(folder / "tables" / f"{measure}.csv")
         assert table and COLUMNS[get_class(part["_target_"]).kind] <= set(table[0]), measure
-    curves = cfg["masking"]["curves"]
+    curves = cfg.masking.curves
     if curves:
         table = rows(folder / "tables" / "masking_curves.csv")
         assert COLUMNS["curves"] <= set(table[0])
         assert {row["curve"] for row in table} == set(curves)
         unmasked = {row["accuracy"] for row in table if row["step"] == "0" and row["split"] == "test"}
-    for figure in [*cfg["measure"], *(["masking_curves"] if curves else [])]:
+    for figure in [*(cfg.measure or {}), *(["masking_curves"] if curves else [])]:
         assert (folder / "figures" / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / "figures" / f"{figure}.pdf").read_bytes().startswith(b"%PDF")
 
-    if "settling" in cfg["callback"]:
+    if "settling" in cfg.callback:
         assert {row["share"] for row in rows(folder / "tables" / "settling.csv")} >= {"0.0", "0.5", "0.9"}
         assert (folder / "figures" / "settling.png").read_bytes().startswith(b"\x89PNG")
 

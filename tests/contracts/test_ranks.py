@@ -85,11 +85,11 @@ def specs() -> Iterator[CurveSpec]:
     for masking in options("masking"):
         if not runs.composed("mask", f"masking={masking}").masking.curves:  # none has nothing to mask
             continue
-        for name, part in runs.checked("mask", f"masking={masking}")["masking"]["curves"].items():
-            yield CurveSpec(name=f"{masking}/{name}", **{**part, "order": construct(part["order"], name)})
+        for name, part in runs.checked("mask", f"masking={masking}").masking.curves.items():
+            yield CurveSpec(name=f"{masking}/{name}", **{**part.model_dump(), "order": construct(part.order, name)})
     for search in options("search"):
-        part = runs.checked("mask", "masking=orders", f"search={search}")["masking"]["curves"]["greedy"]
-        yield CurveSpec(name=f"greedy/{search}", **{**part, "order": construct(part["order"], search)})
+        part = runs.checked("mask", "masking=orders", f"search={search}").masking.curves["greedy"]
+        yield CurveSpec(name=f"greedy/{search}", **{**part.model_dump(), "order": construct(part.order, search)})
 
 
 def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, Any]:

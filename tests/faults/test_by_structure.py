@@ -219,13 +219,13 @@ def place(tmp_path_factory):
 
 
 def everything_but_the_work(command: str, cfg: DictConfig, folder: Path) -> None:
-    plain = check(command, cfg)
-    launch._processes(plain["trainer"])
-    data = builders.data(plain)
-    model = builders.classifier(plain, data)
-    report = builders.report(plain, folder, model.gates.layout)
-    asking = Asking(of_run(plain, model, data, report))
-    builders.trainer(plain, [*builders.callbacks(plain, model, data, report), asking], report)
+    checked = check(command, cfg)
+    launch._processes(checked.trainer)
+    data = builders.data(checked)
+    model = builders.classifier(checked, data)
+    report = builders.report(checked, folder, model.gates.layout)
+    asking = Asking(of_run(checked, model, data, report))
+    builders.trainer(checked, [*builders.callbacks(checked, model, data, report), asking], report)
 
 
 def taken_away(command: str, key: str) -> tuple[str, str, str]:

@@ -118,7 +118,7 @@ def test_named_heads_stand_side_by_side_for_all_images():
     assert [row[-1] for row in results["maps"].table.rows] == ["block 1 head 2"] * 2 + ["block 0 head 0"] * 2
     assert_nothing_is_clipped(results["maps"].figure)
     asked = ("maps=[attention]", "maps.attention.heads=[5/11,0/3]")  # as it is typed
-    assert runs.checked("maps", *asked)["maps"]["attention"]["heads"] == ["5/11", "0/3"]
+    assert runs.checked("maps", *asked).maps["attention"]["heads"] == ["5/11", "0/3"]
 
 
 @pytest.mark.parametrize(("query", "framed"), [("center", (2, 2)), ((0, 3), (0, 3)), ("class", None)])
@@ -160,7 +160,7 @@ def test_two_kinds_whose_maps_have_one_name_are_two_columns():
 
 
 def test_the_command_takes_no_judgement_for_an_answer():
-    assert runs.checked("maps", "faithfulness=null")["faithfulness"] is None
+    assert runs.checked("maps", "faithfulness=null").faithfulness is None
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_six_curves_are_the_seed_papers_six():
 
 def test_a_search_is_exact_for_few_candidates_and_fast_for_many_unless_told_otherwise():
     settings = [runs.checked("mask", *overrides) for overrides in ([], ["search=fast"], ["search=exact"])]
-    found = [instantiate(cfg["masking"]["curves"]["head_max"]["order"]).search for cfg in settings]
+    found = [instantiate(cfg.masking.curves["head_max"].order).search for cfg in settings]
     fast = Screened(20, Racing(epsilon=0.002, delta=0.01))
     assert found == [Auto(), fast, Exact()] and Auto() == Auto(Exact(), fast)
 

@@ -76,7 +76,7 @@ def test_where_it_cannot_be_found_a_number_is_asked_for(parts, tmp_path):
     with pytest.raises(UserError, match="one GPU"):
         batch_size.settled(cfg, model, data, report)
     with pytest.raises(UserError, match="keeps its batches"):
-        batch_size.settled({**cfg, "ckpt_path": "last"}, model, data, report)
+        batch_size.settled(cfg.but(ckpt_path="last"), model, data, report)
     with pytest.raises(UserError, match=r"mhprobe\.train"):
         builders.data(runs.config("probe", tmp_path, "data.batch_size=auto"))
     number = runs.config("train", tmp_path)

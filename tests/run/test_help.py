@@ -34,8 +34,8 @@ def test_an_example_composes_as_it_is_printed_on_the_data_of_its_weights(command
     overrides = shlex.split(line)[3:]
     if "-m" in overrides:  # of a sweep its first job
         overrides = [re.sub(r"=([^\[{,]+),.*", r"=\1", part) for part in overrides if part != "-m"]
-    plain = runs.checked(command, *overrides)
+    cfg = runs.checked(command, *overrides)
     for weights in (part.removeprefix("weights=") for part in overrides if part.startswith("weights=weights/")):
         data = json.loads((ROOT / weights).with_suffix(".json").read_text())["data"]  # fails where they are not shipped
         named = OmegaConf.load(sections.CONF / "data" / f"{data}.yaml")
-        assert plain["data"]["source"]["_target_"] == named.source._target_
+        assert cfg.data["source"]["_target_"] == named.source._target_

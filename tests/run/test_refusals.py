@@ -15,6 +15,7 @@ from mhprobe.io.options import refuse_misfits
 from mhprobe.run import builders, cli, launch
 from mhprobe.run.construct import construct
 from mhprobe.run.questions import of_run
+from mhprobe.run.schema import TrainerSettings
 
 SETTINGS = {  # of the configuration alone
     "trainer.accumulate_grad_batches=0": "accumulate_grad_batches",
@@ -80,7 +81,7 @@ def test_settings_that_give_no_answer(tmp_path, override):
 
 def test_all_of_the_images_is_no_part_of_them(tmp_path):
     whole = ("+trainer.limit_val_batches=1.0", "+trainer.limit_test_batches=1.0", "+trainer.fast_dev_run=false")
-    assert runs.config("train", tmp_path, *whole)["trainer"]["limit_val_batches"] == 1.0
+    assert runs.config("train", tmp_path, *whole).trainer.model_dump()["limit_val_batches"] == 1.0
 
 
 @pytest.mark.parametrize("override", PARTS)
@@ -103,12 +104,15 @@ def test_a_training_without_a_validation(tmp_path, override):
 @pytest.mark.parametrize("devices", [0, -3, [], [0, 0], "many", "1.5", [-1]])
 def test_devices_that_there_cannot_be(devices):
     with pytest.raises(UserError, match=r"trainer\.devices"):
-        launch._processes({"devices": devices, "strategy": "ddp", "accelerator": "cpu"})
+        launch._processes(TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu"))
 
 
 @pytest.mark.parametrize(("devices", "processes"), [(1, 1), ("3", 3), ([0, 1], 2), ("auto", 2), (-1, 2)], ids=str)
 def test_devices_are_as_many_processes(devices, processes):
-    assert launch._processes({"devices": devices, "strategy": "ddp", "accelerator": "cpu"}) == processes
+    assert (
+        launch._processes(TrainerSettings.model_construct(devices=devices, strategy="ddp", accelerator="cpu"))
+        == processes
+    )
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "deepspeed_stage_3", "ddp_spawn", "ddp_notebook"])

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from mhprobe.errors import UserError
+from mhprobe.run.schema import Config
 from mhprobe.run.shortage import explained
 
-CFG = {"data": {"batch_size": 128, "eval_batch_size": 500}}
+CFG = Config.model_construct(data={"batch_size": 128, "eval_batch_size": 500})
 
 
 @pytest.mark.parametrize(

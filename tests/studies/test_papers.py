@@ -64,14 +64,14 @@ def test_nothing_is_drawn_twice(name):
     ("michel", "table_2", "Table 2 of Michel"),
 ])  # fmt: skip
 def test_a_caption_begins_with_the_figure_of_the_paper(name, key, begins, tmp_path):
-    paper = settings("vit", name, tmp_path)["paper"]
+    paper = settings("vit", name, tmp_path).paper.model_dump()
     assert chosen(paper, [key], []) == [key]
     assert caption(paper, key).startswith(begins)
 
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_its_figures_name_what_is_there(name, tmp_path):
-    paper = settings("vit", name, tmp_path)["paper"]
+    paper = settings("vit", name, tmp_path).paper.model_dump()
     assert paper["name"] == name
     curves = paper["masking"]["curves"] if paper["masking"] else {}
     used = {"measure": set(), "curves": set()}
@@ -105,7 +105,7 @@ def test_make_papers_makes_every_paper_on_every_model():
 
 
 def test_michels_scores_are_normalised_as_his_are(tmp_path):
-    paper = settings("vit", "michel", tmp_path)["paper"]
+    paper = settings("vit", "michel", tmp_path).paper.model_dump()
     assert paper["masking"]["curves"]["importance"]["order"]["measure"]["normalize"] == "layer_l2"
     assert paper["measure"]["gate_importance"]["normalize"] == "layer_l2"
     settling = runs.composed("train", "+experiment=digits_vit", "+callback=settling").callback.settling
@@ -114,8 +114,8 @@ def test_michels_scores_are_normalised_as_his_are(tmp_path):
 
 def _refusal(figure, family):
     """Why a figure cannot be made of digits on so small a network; None for all others."""
-    panel = (figure["panel"] or {"_target_": ""})["_target_"].rpartition(".")[2]
-    if "object_attention" in figure["measure"] or panel == "segmentation":
+    panel = (figure.panel or {"_target_": ""})["_target_"].rpartition(".")[2]
+    if "object_attention" in figure.measure or panel == "segmentation":
         return "the data set has no object masks"
     return {
         ("probing", "swin"): "looks at windows; a probe over all heads needs the same patches for each",
@@ -128,17 +128,17 @@ def _refusal(figure, family):
 @pytest.mark.parametrize("name", PAPERS)
 def test_it_makes_its_figures(name, family, tmp_path):
     cfg = settings(family, name, tmp_path)
-    if "rarity" in cfg["paper"]["measure"]:
-        cfg["paper"]["measure"]["rarity"]["codes"] = 8  # so few images have few different patches
-    if "table_4" in cfg["paper"]["figures"]:
-        cfg["paper"]["figures"]["table_4"]["panel"] |= {"rounds": 2, "seconds": 1e-3, "batches": [1, 2]}
+    if "rarity" in cfg.paper.measure:
+        cfg.paper.measure["rarity"]["codes"] = 8  # so few images have few different patches
+    if "table_4" in cfg.paper.figures:
+        cfg.paper.figures["table_4"].panel |= {"rounds": 2, "seconds": 1e-3, "batches": [1, 2]}
     folder = tmp_path / "run"
     mhprobe.study.run(cfg, folder)
     made = json.loads((folder / "finished.json").read_text())
     page = (folder / "figures.md").read_text()
-    wanted = [key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None]
+    wanted = [key for key, figure in cfg.paper.figures.items() if figure.elsewhere is None]
     refused = {key: page.split(f"## {label(key)}:")[1] for key in wanted if key not in made}
-    expected = {key: why for key in wanted if (why := _refusal(cfg["paper"]["figures"][key], family))}
+    expected = {key: why for key in wanted if (why := _refusal(cfg.paper.figures[key], family))}
     assert set(refused) == set(expected), refused
     for key, why in expected.items():
         assert re.match(rf".*\n\n.*\n\nNot made: .*{why}", refused[key]), refused[key]
@@ -147,7 +147,7 @@ def test_it_makes_its_figures(name, family, tmp_path):
         for file in entry["files"]:
             assert (folder / file).stat().st_size > 0
     for key in made:
-        assert cfg["paper"]["figures"][key]["look"] in page
+        assert cfg.paper.figures[key].look in page
     if name == "michel":
         assert runs.rows(folder / "tables" / "figure_2_correlation.csv")[0]["measure"] == "accuracy lost (points)"
 
@@ -201,7 +201,7 @@ def test_it_makes_its_figures_of_torchvisions_data_sets(paper, data, tmp_path, m
     assert builders.classifier(cfg, images)(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
     mhprobe.study.run(cfg, tmp_path / "run")
     made = json.loads((tmp_path / "run" / "finished.json").read_text())
-    wanted = {key for key, figure in cfg["paper"]["figures"].items() if figure["elsewhere"] is None}
+    wanted = {key for key, figure in cfg.paper.figures.items() if figure.elsewhere is None}
     missing = {"segmentation"} if data == "flowers" and paper == "rollout" else set()  # they have no masks
     assert missing <= wanted - set(made) <= missing | {"figure_6"}  # so small a network has too few heads to cluster
     assert f"images of {data}." in (tmp_path / "run" / "figures.md").read_text()
@@ -256,7 +256,7 @@ def test_figures_are_chosen_by_number_or_name_in_the_papers_order():
 @pytest.mark.slow
 def test_figures_of_measures_have_a_freshly_initialised_network_inside_by_default(tmp_path, caplog, monkeypatch):
     folder = tmp_path / "run"
-    assert runs.checked("study", "+paper=byun_kim", "weights=random")["control"] == "random_init"
+    assert runs.checked("study", "+paper=byun_kim", "weights=random").control == "random_init"
     asked = ("figures=[2,table_1]", "control=random_init")
     mhprobe.study.run(settings("vit", "byun_kim", tmp_path, *asked), folder)
     rows = runs.rows(folder / "tables" / "figure_2_svcca.csv")

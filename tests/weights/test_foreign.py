@@ -258,6 +258,6 @@ def test_what_fetch_wrote_is_all_that_is_needed(folder, tmp_path):
     json.loads((next(there.glob("local-dir*")) / "config.json").read_text())
     place.rename(tmp_path / "gone")
     cfg = check("probe", runs.composed("probe", "+experiment=digits_vit", *OURS, *told, "measure=[]"))
-    assert cfg["weights"] is None
+    assert cfg.weights is None
     data = builders.data(cfg)
     assert torch.equal(builders.classifier(cfg, data).backbone.head.weight, model.head.weight)

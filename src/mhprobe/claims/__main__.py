@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.claims.parts.asking import judged
     from mhprobe.claims.parts.claim import chosen
@@ -15,11 +18,12 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     from mhprobe.run.construct import construct
     from mhprobe.run.questions import answer
 
-    claims, parts = chosen(cfg["claims"]), cfg["evidence"]
-    maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts["maps"].items()}
-    ask = functools.partial(judged, claims=claims, maps=maps, of_maps=parts["maps_of"], of_control=parts["control_of"])
+    claims, parts = chosen(cfg.claims), cfg.evidence
+    assert parts is not None
+    maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
+    ask = functools.partial(judged, claims=claims, maps=maps, of_maps=parts.maps_of, of_control=parts.control_of)
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
-    question = Question("claims", ask, names, control=cfg["control"] is not None)
+    question = Question("claims", ask, names, control=cfg.control is not None)
     answer(cfg, folder, lambda material: [question]).complain()
 
 

@@ -1,10 +1,15 @@
 """python -m mhprobe.maps: where attention, its rollouts and relevance point in single images (no training)."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.maps.gallery import write_maps
     from mhprobe.report.html import finish_report
@@ -17,14 +22,14 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     report = builders.report(cfg, folder, model.gates.layout)
     report.data = data.source.name
     trainer = builders.trainer(cfg, [], report)
-    kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.get("maps") or {}).items()}
+    kinds = {name: construct(part, f"maps.{name}") for name, part in (cfg.maps or {}).items()}
     model.to(trainer.strategy.root_device)
-    scores = cfg["faithfulness"]
-    options = {"score": False} if scores is None else {**scores, "seed": cfg["seed"]}
+    scores = cfg.faithfulness
+    options = {"score": False} if scores is None else {**scores.model_dump(), "seed": cfg.seed}
     # a few images are no work to share, but questions are asked on every rank
-    write_maps(report, questions.material(cfg, model, data), cfg["images"], kinds, **options)
+    write_maps(report, questions.material(cfg, model, data), cfg.images, kinds, **options)
     if trainer.is_global_zero:
-        finish_report(folder, cfg["command"], model.gates.layout, model.description)
+        finish_report(folder, cfg.command, model.gates.layout, model.description)
         report.close()
         show(folder)
 

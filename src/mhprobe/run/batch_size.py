@@ -12,16 +12,17 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.report.report import Report
 from mhprobe.run import builders
+from mhprobe.run.schema import Config
 from mhprobe.run.shortage import no_memory
 
 AUTO = "auto"
 
 
-def settled(cfg: builders.Config, model: GatedClassifier, data: ImageData, report: Report) -> builders.Config:
+def settled(cfg: Config, model: GatedClassifier, data: ImageData, report: Report) -> Config:
     """Return ``cfg`` with a number for ``data.batch_size``, also set in ``data`` and written to metrics.json."""
-    if cfg["data"]["batch_size"] != AUTO:
+    if cfg.data["batch_size"] != AUTO:
         return cfg
-    if cfg["ckpt_path"] is not None:
+    if cfg.ckpt_path is not None:
         raise UserError(
             "data.batch_size=auto: a run that goes on keeps its batches; give the number that it found, "
             "train/batch_size in its metrics.json."
@@ -34,11 +35,11 @@ def settled(cfg: builders.Config, model: GatedClassifier, data: ImageData, repor
         )
     found = largest(cfg, model, data)
     report.add_metrics({"train/batch_size": found})
-    print(f"data.batch_size=auto: {found} images fit; optim.lr is still {cfg['optim']['lr']}")
-    return {**cfg, "data": {**cfg["data"], "batch_size": found}}
+    print(f"data.batch_size=auto: {found} images fit; optim.lr is still {cfg.optim and cfg.optim.lr}")
+    return cfg.but(data={**cfg.data, "batch_size": found})
 
 
-def largest(cfg: builders.Config, model: GatedClassifier, data: ImageData) -> int:
+def largest(cfg: Config, model: GatedClassifier, data: ImageData) -> int:
     """The largest batch, at most all training images, that a training step of this run fits with. ``data`` has it then.
 
     Doubled until memory ends, then halved in between. A step is the run's own: precision, optimizer, accumulation.
@@ -59,11 +60,11 @@ def largest(cfg: builders.Config, model: GatedClassifier, data: ImageData) -> in
     return fits
 
 
-def _step_fits(cfg: builders.Config, model: GatedClassifier, data: ImageData) -> bool:
+def _step_fits(cfg: Config, model: GatedClassifier, data: ImageData) -> bool:
     """Two of them: the optimizer has its memory from the second on."""
     short = {"max_steps": 2, "limit_val_batches": 0, "enable_progress_bar": False, "enable_checkpointing": False}
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
-        trainer = builders.trainer({**cfg, "trainer": {**cfg["trainer"], **short}}, [], Report(Path(folder)))
+        trainer = builders.trainer(cfg.but(trainer=short), [], Report(Path(folder)))
         try:
             trainer.fit(model, datamodule=data)
         except (RuntimeError, MemoryError) as error:

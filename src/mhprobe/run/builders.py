@@ -4,7 +4,7 @@ A part that a command's configuration has no section for is left out: what a com
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,7 +42,7 @@ from mhprobe.run.construct import construct, explained, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
-from mhprobe.run.schema import refuse_without_classifier
+from mhprobe.run.schema import Config, Optim, refuse_without_classifier
 from mhprobe.run.sections import network
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
@@ -51,7 +51,6 @@ from mhprobe.weights.teacher import Recalled, Teacher
 
 log = logging.getLogger(__name__)
 
-Config = dict[str, Any]  # what run.schema.check returns
 Description = dict[str, Any]  # of a network, see mhprobe.weights.checkpoint
 
 
@@ -59,21 +58,21 @@ def data(cfg: Config) -> ImageData:
     """The images, decoded and split. The first part of every run: from here on it is quiet."""
     quiet()
     _refuse_missing(cfg)
-    if cfg["data"].get("batch_size") != "auto":
-        return prepared(cfg["data"], "data")
-    if cfg["command"] != "train":
-        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg['command']} a number.")
-    return prepared({**cfg["data"], "batch_size": 1}, "data")  # until run.batch_size has found it
+    if cfg.data.get("batch_size") != "auto":
+        return prepared(cfg.data, "data")
+    if cfg.command != "train":
+        raise UserError(f"data.batch_size=auto: is for mhprobe.train; give mhprobe.{cfg.command} a number.")
+    return prepared({**cfg.data, "batch_size": 1}, "data")  # until run.batch_size has found it
 
 
 def _refuse_missing(cfg: Config) -> None:
     """Files that are read after the images, which may have to be downloaded and decoded first."""
     saved = "a .safetensors with its .json, or a .ckpt of mhprobe.train"
     named = {
-        "weights": (cfg["weights"] if has_weights(cfg) else None, saved),
-        "backbone.checkpoint": (cfg["backbone"].get("checkpoint"), "weights of any training"),
-        "optim.teacher": (cfg.get("optim", {}).get("teacher"), saved),
-        "gates.mask": (cfg["gates"]["mask"], "a table of heads with a column kept"),
+        "weights": (weights_file(cfg), saved),
+        "backbone.checkpoint": (cfg.backbone.get("checkpoint"), "weights of any training"),
+        "optim.teacher": (cfg.optim and cfg.optim.teacher, saved),
+        "gates.mask": (cfg.gates.mask, "a table of heads with a column kept"),
     }
     for key, (file, what) in named.items():
         if file is not None and not Path(str(file)).is_file():
@@ -82,41 +81,41 @@ def _refuse_missing(cfg: Config) -> None:
 
 def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     """The network of ``weights``, or a new one, with its gates. From now on ``data`` comes in the size it expects."""
-    L.seed_everything(cfg["seed"], workers=True, verbose=False)  # new weights are drawn here
-    backbone, description = _loaded(cfg, data) if has_weights(cfg) else _fresh(cfg, data)
+    L.seed_everything(cfg.seed, workers=True, verbose=False)  # new weights are drawn here
+    backbone, description = _loaded(cfg, weights, data) if (weights := weights_file(cfg)) else _fresh(cfg, data)
     spec = input_spec(backbone)
     data.spec = InputSpec(**spec)
     features = gives_features(backbone)
     if features:
-        refuse_without_classifier(cfg["command"])
+        refuse_without_classifier(cfg.command)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
-    gates = cfg["gates"]
+    gates = cfg.gates
     made = GatedClassifier(
         backbone,
         description,
-        make_gates=explained(construct(gates["relaxation"], "gates.relaxation"), "gates.relaxation"),
-        units=gates["units"],
-        penalty=construct(gates["penalty"], "gates.penalty") if gates["penalty"] else None,
-        gate_lr=gates["lr"],
-        frozen=gates["frozen"],
+        make_gates=explained(construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"),
+        units=gates.units,
+        penalty=construct(gates.penalty, "gates.penalty") if gates.penalty else None,
+        gate_lr=gates.lr,
+        frozen=gates.frozen,
         **optim(cfg, data),
     )
     if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
         log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
-    if cfg["command"] == "train" and learns_gates(made) and "neuron" in made.gates.layout.kinds:
+    if cfg.command == "train" and learns_gates(made) and "neuron" in made.gates.layout.kinds:
         raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
-    if gates["mask"]:
-        made.gates.close(~read_kept(gates["mask"], made.gates.layout))
-    if cfg.get("compile"):
+    if gates.mask:
+        made.gates.close(~read_kept(gates.mask, made.gates.layout))
+    if cfg.compile:
         backbone.compile()
     return made
 
 
 def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Sequence[str]) -> None:
     """The classes that the whole network gives the images stand for labels."""
-    if cfg["command"] == "train":
+    if cfg.command == "train":
         data.refuse_unlabelled("training")
     device = _lightning(cfg, logger=False, enable_checkpointing=False).strategy.root_device  # each rank has its own
     data.label_by(backbone.to(device).eval(), class_names, device)
@@ -129,9 +128,11 @@ def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Seque
 
 def optim(cfg: Config, data: ImageData) -> dict[str, Any]:
     """Return the options of ``optim`` for the classifier, with the teacher loaded for the input of ``data``."""
-    settings = {key: value for key, value in cfg.get("optim", {}).items() if key not in ("ema", "teacher_sees")}
-    if settings.get("teacher") is not None:
-        settings["teacher"] = _teacher(settings["teacher"], cfg["optim"]["teacher_sees"], data)
+    if cfg.optim is None:
+        return {}
+    settings = cfg.optim.model_dump(exclude={"ema", "teacher_sees"})
+    if cfg.optim.teacher is not None:
+        settings["teacher"] = _teacher(cfg.optim.teacher, cfg.optim.teacher_sees, data)
     return settings
 
 
@@ -151,32 +152,32 @@ def _teacher(path: str, sees: str, data: ImageData) -> Teacher:
         raise UserError(f"optim.teacher: {str(error).removeprefix('optim.teacher: ')}") from None
 
 
-def has_weights(cfg: Config) -> bool:
-    """Return True if the network comes from a file. ``weights=random`` asks for a network that has learned nothing."""
-    return cfg["weights"] not in (None, "random")
+def weights_file(cfg: Config) -> str | None:
+    """The file that the network comes from. ``weights=random`` asks for a network that has learned nothing."""
+    return None if cfg.weights == "random" else cfg.weights
 
 
 def report(cfg: Config, folder: Path, layout: HeadLayout) -> Report:
     """Writes into ``folder`` and tells the loggers."""
     rank_zero_only.rank = rank()  # type: ignore[attr-defined]  # loggers ask for it, and there is no trainer yet
-    parts = {name: {**part, **_task(part, cfg["command"])} for name, part in cfg["logger"].items()}
+    parts = {name: {**part, **_task(part, cfg.command)} for name, part in cfg.logger.items()}
     loggers = [construct(part, f"logger.{name}", folder=folder) for name, part in parts.items()]
     for logger in loggers:
-        logger.log_hyperparams(cfg)
-    made = Report(folder, layout, loggers, cfg["style"])
+        logger.log_hyperparams(cfg.plain())
+    made = Report(folder, layout, loggers, cfg.style)
     made.network = _network(cfg)
     if is_first():
-        made.origin = origin(cfg["command"], folder)
+        made.origin = origin(cfg.command, folder)
     return made
 
 
 def _network(cfg: Config) -> str:
     """Return the network's name for the small print of figures: the run that trains it, or the file of its weights."""
-    if "ckpt_path" in cfg:
-        return str(cfg["name"])
-    backbone = cfg["backbone"]
-    if has_weights(cfg):
-        return network(cfg["weights"])
+    if cfg.resume is not None:
+        return cfg.name
+    backbone = cfg.backbone
+    if weights_file(cfg):
+        return network(cfg.weights)
     if backbone.get("checkpoint") is not None:
         return Path(backbone["checkpoint"]).stem
     return f"{'' if backbone.get('pretrained') else 'untrained '}{backbone.get('name', 'network')}"
@@ -197,7 +198,7 @@ def callbacks(
         *_history(cfg, model, report),
         *_extra(cfg, report),
         ShowsTraining(),
-        *(_of_training(cfg, model, data, checkpoints) if "optim" in cfg else ()),
+        *(_of_training(cfg, cfg.optim, model, data, checkpoints) if cfg.optim is not None else ()),
         *_gate_history(cfg, model, report),
     ]
 
@@ -217,7 +218,7 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
 
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:
     """Return the options of ``trainer`` for Lightning."""
-    settings = dict(cfg["trainer"])
+    settings = cfg.trainer.model_dump()
     if settings["precision"] == "auto":
         settings["precision"] = _best_precision(settings["accelerator"])
     try:
@@ -259,18 +260,18 @@ def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageDat
     if not trainer.is_global_zero:
         return
     made = {
-        "by": f"mhprobe.{cfg['command']}",
-        "name": cfg["name"],
+        "by": f"mhprobe.{cfg.command}",
+        "name": cfg.name,
         "data": data.fingerprint,
         "epochs": trainer.current_epoch,
-        "seed": cfg["seed"],
+        "seed": cfg.seed,
         **({} if data.set_aside is None else {"set_aside": data.set_aside}),
         **model.results,
     }
     description = {**model.description, "made": made}
     if learns_gates(model):
-        rule = cfg["gates"]
-        description["gates_kept"] = model.gates.kept(rule["keep"], rule["threshold"]).long().tolist()
+        rule = cfg.gates
+        description["gates_kept"] = model.gates.kept(rule.keep, rule.threshold).long().tolist()
     save_weights(model.backbone, folder / "model.safetensors", description)
 
 
@@ -278,7 +279,7 @@ def save_backbone(cfg: Config, folder: Path) -> Path:
     """Write the pretrained backbone with its own classifier, as timm's ``local-dir:`` reads it; returns the folder."""
     from timm.models import save_for_hf
 
-    part = {key: value for key, value in cfg["backbone"].items() if key not in ("_target_", "checkpoint")}
+    part = {key: value for key, value in cfg.backbone.items() if key not in ("_target_", "checkpoint")}
     described = portable({**part, **registered(part["name"])})
     backbone = build(**{**part, "num_classes": None})
     place = folder / "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in part["name"])
@@ -292,16 +293,16 @@ def finish(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageD
     if not trainer.is_global_zero:
         return
     keep_attention(report.folder, model.backbone, data)
-    if cfg["report"]["live"] and (reason := keep_live(report.folder, model.backbone, data)):
+    if cfg.report.live and (reason := keep_live(report.folder, model.backbone, data)):
         print(f"live.html is left out: {reason}")
-    finish_report(report.folder, cfg["command"], model.gates.layout.of("head"), model.description)
+    finish_report(report.folder, cfg.command, model.gates.layout.of("head"), model.description)
     report.close()  # dashboards take the page along
     show(report.folder)
 
 
 def store(cfg: Config) -> Path:
     """Return the folder of what runs have measured, for runs that ask the same."""
-    return Path(cfg["cache_dir"]).expanduser() / "measured"
+    return Path(cfg.cache_dir).expanduser() / "measured"
 
 
 def is_first() -> bool:
@@ -316,9 +317,8 @@ def learns_gates(model: GatedClassifier) -> bool:
 # the network
 
 
-def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
-    weights = cfg["weights"]
-    if cfg["backbone"].get("checkpoint") is not None:
+def _loaded(cfg: Config, weights: str, data: ImageData) -> tuple[nn.Module, Description]:
+    if cfg.backbone.get("checkpoint") is not None:
         raise UserError(f"backbone.checkpoint: weights={weights} are given as well; give one of the two.")
     backbone, loaded = load_weights(weights)
     if _features_asked(cfg) and loaded["class_names"]:
@@ -330,12 +330,12 @@ def _loaded(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
             f"{', '.join(data.class_names[:3])} ... It was trained on data={loaded['data']}."
         )
     described = {key: loaded[key] for key in DESCRIBES if key in loaded}
-    return backbone, {**described, "data": data.source.name} if cfg["command"] == "train" else described
+    return backbone, {**described, "data": data.source.name} if cfg.command == "train" else described
 
 
 def _features_asked(cfg: Config) -> bool:
     """Return True if ``backbone.num_classes=0`` leaves the classifier out. UserError for another number of classes."""
-    asked = cfg["backbone"].get("num_classes")
+    asked = cfg.backbone.get("num_classes")
     if asked not in (None, 0):
         raise UserError(
             f"backbone.num_classes: the data says how many there are, expected null, or 0 for a network that gives "
@@ -345,8 +345,8 @@ def _features_asked(cfg: Config) -> bool:
 
 
 def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
-    part = {key: value for key, value in cfg["backbone"].items() if key not in ("checkpoint", "num_classes")}
-    trains, checkpoint = "optim" in cfg, cfg["backbone"].get("checkpoint")
+    part = {key: value for key, value in cfg.backbone.items() if key not in ("checkpoint", "num_classes")}
+    trains, checkpoint = cfg.optim is not None, cfg.backbone.get("checkpoint")
     if checkpoint is not None and part.get("pretrained"):
         raise UserError("backbone.checkpoint: expected backbone.pretrained=false beside it; weights come from one.")
     if "name" not in part:
@@ -373,30 +373,30 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
 # the callbacks
 
 
-def _of_training(cfg: Config, model: GatedClassifier, data: ImageData, checkpoints: Path) -> Iterator[L.Callback]:
+def _of_training(
+    cfg: Config, optim: Optim, model: GatedClassifier, data: ImageData, checkpoints: Path
+) -> Iterator[L.Callback]:
     yield LearningRateMonitor(logging_interval="step")
-    yield SeedEachStep(cfg["seed"])
-    yield SameRun(facts(cfg, model.description, data.training_fingerprint))
+    yield SeedEachStep(cfg.seed)
+    yield SameRun(facts(cfg.plain(), model.description, data.training_fingerprint))
     yield StopAtNonFinite()
-    if cfg["optim"]["ema"] is not None:  # before whoever saves a checkpoint: it holds the average
-        yield EMAWeightAveraging(decay=cfg["optim"]["ema"])
-    yield from best_and_last(checkpoints, cfg.get("checkpoint", {}).get("every_n_steps"))
+    if optim.ema is not None:  # before whoever saves a checkpoint: it holds the average
+        yield EMAWeightAveraging(decay=optim.ema)
+    yield from best_and_last(checkpoints, cfg.checkpoint.every_n_steps if cfg.checkpoint else None)
     yield SaveOnTerminate(checkpoints)
 
 
 def _history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[History]:
-    often = (
-        {key: cfg["probe"][key] for key in ("every_n_epochs", "every_n_steps")}
-        if "optim" in cfg and "probe" in cfg
-        else {}
-    )
-    if cfg.get("measure") and any(often.values()):
-        made = measures(cfg["measure"], model.gates.layout, "measure")
+    if cfg.optim is None or cfg.probe is None or not cfg.measure:
+        return
+    often = {"every_n_epochs": cfg.probe.every_n_epochs, "every_n_steps": cfg.probe.every_n_steps}
+    if any(often.values()):
+        made = measures(cfg.measure, model.gates.layout, "measure")
         fit = {name: each for name, each in made.items() if isinstance(each, Measure)}
-        yield History(fit, report, **often, target=cfg["probe"]["target"])
+        yield History(fit, report, **often, target=cfg.probe.target)
 
 
-def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
+def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[str, Measure | UserError]:
     """Each measure by its name; for one that does not fit the model, why. where: the parts' key."""
     built: dict[str, Measure | UserError] = {}
     for name, part in parts.items():
@@ -408,12 +408,12 @@ def measures(parts: Config, layout: HeadLayout, where: str) -> dict[str, Measure
 
 
 def _gate_history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[L.Callback]:
-    if "optim" in cfg and learns_gates(model):
-        yield GateHistory(report, cfg["gates"]["keep"], cfg["gates"]["threshold"])
+    if cfg.optim is not None and learns_gates(model):
+        yield GateHistory(report, cfg.gates.keep, cfg.gates.threshold)
 
 
 def _extra(cfg: Config, report: Report) -> Iterator[L.Callback]:
-    for name, part in (cfg.get("callback") or {}).items():
+    for name, part in cfg.callback.items():
         yield explained(construct(part, f"callback.{name}"), f"callback.{name}")(report)
 
 

@@ -6,6 +6,8 @@ that fails ends the others, a parent that dies ends them all, and nothing of one
 torchrun or SLURM the processes are there already.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import importlib
@@ -20,7 +22,7 @@ import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,6 +33,9 @@ from mhprobe.io.streams import outlive_readers
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config, TrainerSettings
 
 JOB, NOTES = (
     "MHPROBE_JOB",
@@ -44,23 +49,23 @@ def run(task: str, cfg: DictConfig, folder: Path) -> None:
     with _importing():
         from mhprobe.run.schema import check
 
-    plain = check(task, cfg)
+    checked = check(task, cfg)
     launched = "RANK" in os.environ or "SLURM_PROCID" in os.environ
     if "SLURM_PROCID" in os.environ:
         # srun's own way to say that the time is over; Lightning would save inside the handler, where ranks deadlock
         signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    _refuse_strategy(plain["trainer"].get("strategy", "auto"))
-    processes = _processes(plain["trainer"])
-    if plain["trainer"]["num_nodes"] > 1 and not launched:
+    _refuse_strategy(checked.trainer.strategy)
+    processes = _processes(checked.trainer)
+    if checked.trainer.num_nodes > 1 and not launched:
         raise UserError(
-            f"trainer.num_nodes: {plain['trainer']['num_nodes']} machines need somebody who starts a process on each: "
+            f"trainer.num_nodes: {checked.trainer.num_nodes} machines need somebody who starts a process on each: "
             f"srun (launch/slurm_train.sh) or torchrun. On this machine alone leave it at 1."
         )
     if processes == 1 or launched:
-        with explained(plain), _screen(task, plain):
+        with explained(checked), _screen(task, checked):
             with _importing():
                 command = module(task)
-            command.run(plain, folder)
+            command.run(checked, folder)
     else:
         _start(task, cfg, folder, processes)
 
@@ -77,9 +82,9 @@ def _importing() -> Iterator[None]:
             gc.enable()
 
 
-def _screen(task: str, plain: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+def _screen(task: str, cfg: Config) -> contextlib.AbstractContextManager[None]:
     """One place that shows the run; of several processes the first has it."""
-    return screen(f"mhprobe.{task} {plain['name']}", "off" if rank() else plain["progress"], plain["verbose"])
+    return screen(f"mhprobe.{task} {cfg.name}", "off" if rank() else cfg.progress, cfg.verbose)
 
 
 def module(task: str) -> Any:
@@ -101,8 +106,8 @@ def _refuse_strategy(strategy: Any) -> None:
     )
 
 
-def _processes(trainer: Mapping[str, Any]) -> int:
-    devices = trainer["devices"]
+def _processes(trainer: TrainerSettings) -> int:
+    devices = trainer.devices
     wrong = UserError(
         f"trainer.devices: expected a number from 1 on, a list of different device numbers, or auto, got "
         f"{quoted(devices)}."
@@ -112,12 +117,12 @@ def _processes(trainer: Mapping[str, Any]) -> int:
             raise wrong
         return len(devices)
     if devices in ("auto", -1, "-1"):
-        if trainer.get("strategy", "auto") == "auto" and devices == "auto":
+        if trainer.strategy == "auto" and devices == "auto":
             return 1
         import torch
 
         # two processes on a CPU: enough to prove that the numbers do not depend on how many there are
-        gpus = torch.cuda.device_count() if trainer["accelerator"] in ("auto", "gpu", "cuda") else 0
+        gpus = torch.cuda.device_count() if trainer.accelerator in ("auto", "gpu", "cuda") else 0
         return gpus or 2
     if not str(devices).isdecimal() or int(devices) < 1:
         raise wrong

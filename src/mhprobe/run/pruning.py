@@ -32,7 +32,7 @@ from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.questions import score
-from mhprobe.run.schema import comes_with_weights
+from mhprobe.run.schema import Config, PromiseAsked, Prune, comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import export
 from mhprobe.surgery.given import Given
@@ -44,40 +44,47 @@ from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
 from mhprobe.weights.pruned import pruned_description
 
+LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale")  # of paths
 MINE = "this mask"  # in the table of speeds: the heads that were removed, beside the evenly spread ones
 
 
-def refuse(cfg: dict[str, Any]) -> None:
+def refuse(cfg: Config) -> None:
     """UserError for what can be seen before anything is loaded."""
-    settings = cfg["prune"]
-    if cfg["weights"] is None and not comes_with_weights(cfg):
+    settings = _settings(cfg)
+    if cfg.weights is None and not comes_with_weights(cfg.backbone):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
-    if settings["heads"] is None and settings["order"] is None:
+    if settings.heads is None and settings.order is None:
         raise UserError(
             "prune: which heads go? prune=order prune.remove=<how many> takes them by an order (prune/order=...); "
             "prune=given prune.heads=<list, file, table or gates> takes those that you name."
         )
-    if settings["fold"] != "zero" and (settings["proj_bias"] == "drop" or settings["rescale"]):
+    if settings.fold != "zero" and (settings.proj_bias == "drop" or settings.rescale):
         raise UserError(
             "prune.fold: heads leave their mean in the projection's bias, and nothing is to be made up for; expected "
             "prune.proj_bias=keep and prune.rescale=false beside it."
         )
     if asked_promise(settings):
-        _refuse_with_promise(settings, cfg["data"])
+        _refuse_with_promise(settings, cfg.data)
 
 
-def asked_promise(settings: dict[str, Any]) -> bool:
-    return (settings.get("guarantee") or {}).get("points") is not None
+def _settings(cfg: Config) -> Prune:
+    assert cfg.prune is not None, "a section of mhprobe.prune"
+    return cfg.prune
 
 
-def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None:
+def asked_promise(settings: Prune) -> PromiseAsked | None:
+    """Return the promise that was asked for."""
+    return settings.guarantee if settings.guarantee and settings.guarantee.points is not None else None
+
+
+def _refuse_with_promise(settings: Prune, data: dict[str, Any]) -> None:
     """The promise is of a path that is found once, and of the masked network."""
     changes = {
-        "prune.target": settings["target"] is not None,
-        "prune.rounds": settings["rounds"] > 1,
-        "prune.repair": settings["repair"]["per"] != "none",
-        "prune.tune_epochs": settings["tune_epochs"] > 0,
-        "prune.proj_bias": settings["proj_bias"] != "keep",
+        "prune.target": settings.target is not None,
+        "prune.rounds": settings.rounds > 1,
+        "prune.repair": settings.repair.per != "none",
+        "prune.tune_epochs": settings.tune_epochs > 0,
+        "prune.proj_bias": settings.proj_bias != "keep",
     }
     if wrong := [key for key, given in changes.items() if given]:
         raise UserError(
@@ -92,13 +99,13 @@ def _refuse_with_promise(settings: dict[str, Any], data: dict[str, Any]) -> None
 
 
 def made_from(
-    cfg: dict[str, Any], data: ImageData, source: Given | OnPath | Promised, weights: dict[str, Any]
+    cfg: Config, data: ImageData, source: Given | OnPath | Promised, weights: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the origin for the JSON of a pruned file. weights: the description of the loaded weights.
 
     UserError for too few images to promise on; a line where the training may have looked at them.
     """
-    made = {"by": "mhprobe.prune", "from": cfg["weights"], "data": data.fingerprint, "seed": cfg["seed"]}
+    made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
     if isinstance(source, OnPath) or source.guarantee is None:
         return made
     check_images(source.guarantee, data.sizes["calibration"])
@@ -121,33 +128,31 @@ def one_process(trainer: L.Trainer) -> torch.device:
     return trainer.strategy.root_device
 
 
-def images(cfg: builders.Config, model: GatedClassifier, data: ImageData, device: torch.device) -> Images:
+def images(cfg: Config, model: GatedClassifier, data: ImageData, device: torch.device) -> Images:
     """The images of a pruning; what masks score on them is kept for a run that goes on."""
-    chosen, cache = cfg["prune"], Path(cfg["cache_dir"]).expanduser() / "orders"
-    told = (chosen["select_on"], chosen["images"], cfg["seed"], score(cfg))
+    chosen, cache = _settings(cfg), Path(cfg.cache_dir).expanduser() / "orders"
+    told = (chosen.select_on, chosen.images, cfg.seed, score(cfg))
     return Images(data, device, *told, cache=cache, facts=identity_of(model, data))
 
 
-def retraining(
-    cfg: builders.Config, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
-) -> Train:
+def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report) -> Train:
     """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
-    settings = cfg["prune"]
+    settings = _settings(cfg)
     data.refuse_unlabelled("prune.tune_epochs")
     if gives_features(dense):
         raise UserError(
             "prune.tune_epochs: training needs a classifier, and the network gives features; expected 0. "
             "prune.repair.per=weights mends without training."
         )
-    cfg = {**cfg, "trainer": {**cfg["trainer"], "max_epochs": settings["tune_epochs"]}, "measure": None}
+    cfg = cfg.but(trainer={"max_epochs": settings.tune_epochs}, measure=None)
     optim = builders.optim(cfg, data)
 
     def train(pruned: nn.Module, kept: dict[str, list[int]], number: int) -> nn.Module:
-        about = pruned_description(description, kept, settings["proj_bias"], folded_gates(dense))
+        about = pruned_description(description, kept, settings.proj_bias, folded_gates(dense))
         checkpoints = report.folder / "checkpoints" / f"round_{number}"
         model = GatedClassifier(pruned, about, **optim)
         trainer = builders.trainer(cfg, builders.callbacks(cfg, model, data, report, checkpoints), report)
-        training = {**facts(cfg, about, data.training_fingerprint), "precision": trainer.precision}
+        training = {**facts(cfg.plain(), about, data.training_fingerprint), "precision": trainer.precision}
         key = cache_key(training=training, round=number, source=our_digest(), of=digest(pruned.state_dict()))
         if (tuned := stored.read(builders.store(cfg), key)) is None:
             trainer.fit(model, datamodule=data)
@@ -160,22 +165,21 @@ def retraining(
     return train
 
 
-def source_of(settings: dict[str, Any], order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
+def source_of(settings: Prune, order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
     """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
-    guarantee = Guarantee(**settings["guarantee"]) if asked_promise(settings) else None
+    promise = asked_promise(settings)
+    guarantee = Guarantee(**promise.model_dump()) if promise else None
     if order is None:
-        named = {name: settings[name] for name in ("heads", "curve", "step", "remove", "threshold")}
+        named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
     if guarantee is not None:
-        limits = ("units", "remove", "exclude_layers", "min_heads_per_layer", "rescale")
-        options = {name: settings[name] for name in limits}
-        return Promised(order, guarantee, **options, chosen_on=settings["select_on"], seed=seed)
-    limits = ("remove", "target", "exclude_layers", "min_heads_per_layer", "rescale")
-    return OnPath(order, settings["units"], *(settings[name] for name in limits))
+        options = settings.model_dump(include={*LIMITS, "units"})
+        return Promised(order, guarantee, **options, chosen_on=settings.select_on, seed=seed)
+    return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target"}))
 
 
 def run_pruning(
-    settings: dict[str, Any],
+    settings: Prune,
     model: nn.Module,
     images: Images,
     report: Report,
@@ -192,18 +196,18 @@ def run_pruning(
     train: recovery after each round, None for none. kept: what learned gates decided. made: more for the file's JSON.
     Where nothing can be promised there are the tables alone.
     """
-    if settings["onnx"]:
+    if settings.onnx:
         export.needs_onnx()
-    mend = None if settings["repair"]["per"] == "none" else settings["repair"]
+    mend = None if settings.repair.per == "none" else settings.repair.model_dump()
     looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
     found = prune(
         model,
         images,
         source,
         kept=kept,
-        rounds=settings["rounds"],
-        proj_bias=settings["proj_bias"],
-        fold=settings["fold"],
+        rounds=settings.rounds,
+        proj_bias=settings.proj_bias,
+        fold=settings.fold,
         mend=mend,
         train=train,
         chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
@@ -215,19 +219,19 @@ def run_pruning(
             return found
     gone = kept_heads(layout_of(model), found.gone)
     about = {
-        **pruned_description(description, gone, settings["proj_bias"], folded_gates(model)),
+        **pruned_description(description, gone, settings.proj_bias, folded_gates(model)),
         "chosen_by": list(dict.fromkeys(found.chosen_by)),
         "made": {
             **(made or {}),
             "rescaled": found.rescaled,
-            "fold": settings["fold"],
+            "fold": settings.fold,
             f"test/{found.scored.metric}": found.stages[-1].accuracy,
             **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
         },
     }
     saved = write_all(_files(settings, found.model, images, report.folder, about))
     _report(report, found)
-    speeds = _speed(report, model, found, settings["speed_rounds"]) if settings["speed"] else []
+    speeds = _speed(report, model, found, settings.speed_rounds) if settings.speed else []
     for line in lines(found, speeds):
         print(line)
     if emptied := [site.name for site in layout_of(model).of("neuron").sites if not gone[site.name]]:
@@ -280,16 +284,14 @@ def _between(row: Row) -> str:
     return f"{low:.2f} - {high:.2f}" if math.isfinite(low) else "no interval from fewer than 6 prune.speed_rounds"
 
 
-def _files(
-    settings: dict[str, Any], model: nn.Module, images: Images, folder: Path, about: dict[str, Any]
-) -> dict[Path, bytes]:
+def _files(settings: Prune, model: nn.Module, images: Images, folder: Path, about: dict[str, Any]) -> dict[Path, bytes]:
     """``pruned.safetensors`` and its JSON, and what was asked for besides."""
     files = weights_files(model, folder / "pruned.safetensors", about)
     example = next(images.test(8)).images.cpu()
     example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
-    if settings["onnx"]:
+    if settings.onnx:
         files[folder / "pruned.onnx"] = export.onnx_bytes(model, example)
-    if settings["torch_export"]:
+    if settings.torch_export:
         files[folder / "pruned.pt2"] = export.torch_export_bytes(model, example)
     return files
 

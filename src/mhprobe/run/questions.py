@@ -24,14 +24,14 @@ from mhprobe.questions.measured import agreement, cost, measured, on_another_dat
 from mhprobe.questions.plan import Question
 from mhprobe.report.report import Report
 from mhprobe.run import builders
-from mhprobe.run.builders import Config
 from mhprobe.run.construct import construct, explained
+from mhprobe.run.schema import Config, Curve, Paper
+from mhprobe.run.schema import Masking as Curves
 from mhprobe.scoring.base import Score
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
-OWN = ("paper", "evidence")  # sections with measures and masking curves of their own
 Asks = Callable[[Material], Sequence[Question]]
 
 
@@ -65,27 +65,26 @@ def of_run(
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
     """The model and its images, with the measures and the masking curves of the run, its paper, or its claims."""
-    own = next((key for key in OWN if cfg.get(key)), "")
-    paper = cfg.get(own)
-    section, where = (paper, f"{own}.measure") if paper else (cfg, "measure")
-    parts = (section.get("measure") or {}) if paper or "probe" in cfg else {}
+    own = cfg.paper or cfg.evidence  # measures and masking curves of their own
+    where = "paper.measure" if cfg.paper else "evidence.measure" if own else "measure"
+    section, probe = own or cfg, cfg.probe
+    parts = (section.measure or {}) if own or probe else {}
     built = builders.measures(parts, model.gates.layout, where)
-    if "optim" in cfg:  # found before the training, not after it
+    if cfg.optim is not None:  # found before the training, not after it
         for each in built.values():
             if isinstance(each, UserError):
                 raise each
-    probe = cfg.get("probe") or {}
-    curves, control = section.get("masking"), bool(parts) and (cfg if paper else probe).get("control")
+    curves, control = section.masking, bool(parts) and (cfg.control if own else probe and probe.control)
     return Material(
         model.gates.layout,
         model,
         data,
         measures=built,
         options=parts,
-        masking=_masking(cfg, curves, model) if curves and curves["curves"] else None,
-        twin=_control(model, cfg["seed"], wanted=not paper) if control else None,
-        target=probe.get("target"),
-        seed=cfg["seed"],
+        masking=_masking(cfg, curves, model) if curves and curves.curves else None,
+        twin=_control(model, cfg.seed, wanted=not own) if control else None,
+        target=probe.target if probe else None,
+        seed=cfg.seed,
         first=builders.is_first(),
         store=builders.store(cfg),
     )
@@ -93,25 +92,25 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
 
 def _usual(cfg: Config, material: Material) -> list[Question]:
     """The questions of probe, mask and train: each measure, what measures say together, a user's, gates, curves."""
-    if any(cfg.get(key) for key in OWN):
+    if cfg.paper or cfg.evidence:
         return []
     names, asked = tuple(material.measures), []
-    if names:
+    if names and cfg.probe:
         control = material.twin is not None
         asked += [Question("cost", functools.partial(cost, names=names))]
         asked += [Question(name, measured, (name,), control=control) for name in names]
-        if (top_k := cfg["probe"]["top_k"]) is not None:
+        if (top_k := cfg.probe.top_k) is not None:
             asked.append(Question("agreement", functools.partial(agreement, top_k=top_k), names, control=control))
-        if (also_on := cfg["probe"]["also_on"]) is not None:
+        if (also_on := cfg.probe.also_on) is not None:
             second = functools.partial(on_another_data_set, data=_second_data(also_on, material.data))
             asked.append(Question("second data set", second, names))
-    for name, part in (cfg.get("question") or {}).items():
+    for name, part in cfg.question.items():
         where = f"question.{name}"
         ask = explained(construct({**part, "_partial_": True}, where), where)
         asked.append(Question(name, ask, names, control=material.twin is not None))
-    if "optim" in cfg and builders.learns_gates(cast(Any, material.model)):
-        rule = {key: cfg["gates"][key] for key in ("keep", "threshold")}
-        asked.append(Question("gates", functools.partial(learned_gates, **rule)))
+    if cfg.optim is not None and builders.learns_gates(cast(Any, material.model)):
+        rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
+        asked.append(Question("gates", rule))
     if material.masking is not None:
         asked.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
     return asked
@@ -135,43 +134,43 @@ def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | No
 
 def score(cfg: Config) -> type[Score] | None:
     """Return the score of an image; None for the one that the data and the model allow."""
-    return construct(cfg["score"], "score").func if cfg.get("score") else None
+    return construct(cfg.score, "score").func if cfg.score else None
 
 
-def panels(figures: Config) -> dict[str, Callable[..., Any]]:
+def panels(about: Paper) -> dict[str, Callable[..., Any]]:
     """By figure of a paper what draws it, for figures that name it."""
-    named = {f"paper.figures.{key}.panel": (key, part["panel"]) for key, part in figures.items() if part["panel"]}
+    named = {f"paper.figures.{key}.panel": (key, part.panel) for key, part in about.figures.items() if part.panel}
     return {key: explained(construct(panel, where), where) for where, (key, panel) in named.items()}
 
 
-def _masking(cfg: Config, settings: Config, model: GatedClassifier) -> Masking:
+def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     """The masking curves of ``settings``, checked before anything runs; of a paper, each when its figure is made."""
     layout = model.gates.layout
     specs: dict[str, CurveSpec | UserError] = {}
-    for name, part in settings["curves"].items():
+    for name, part in settings.curves.items():
         try:
-            spec = _curve(name, part, settings["fill"])
+            spec = _curve(name, part, settings.fill)
             spec.check(layout)
             specs[name] = spec
         except UserError as error:
-            if not cfg.get("paper"):
+            if not cfg.paper:
                 raise
             specs[name] = error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
     longest = max((len(make_units(spec.units, layout, spec.exclude_layers).names) for spec in fit), default=0)
-    if settings["step"] is not None and settings["step"] > longest:
-        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings['step']}.")
-    options = {key: settings[key] for key in ("select_on", "steps", "step")}
-    join = construct(settings["join"], "masking.join") if settings["join"] else None
-    return Masking(specs, Path(cfg["cache_dir"]) / "orders", join=join, score=score(cfg), **options)
+    if settings.step is not None and settings.step > longest:
+        raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings.step}.")
+    options = settings.model_dump(include={"select_on", "steps", "step"})
+    join = construct(settings.join, "masking.join") if settings.join else None
+    return Masking(specs, Path(cfg.cache_dir) / "orders", join=join, score=score(cfg), **options)
 
 
-def _curve(name: str, part: dict[str, Any], fill: FillName) -> CurveSpec:
+def _curve(name: str, part: Curve, fill: FillName) -> CurveSpec:
     """Build a curve from its part of the configuration. fill: of curves that name none."""
     where = f"masking.curves.{name}"
-    order = construct(part.get("order"), f"{where}.order")
+    order = construct(part.order, f"{where}.order")
     make: Callable[..., CurveSpec] = explained(CurveSpec, where)
-    return make(name=name, **{**part, "order": order, "fill": part["fill"] or fill})
+    return make(name=name, **{**part.model_dump(), "order": order, "fill": part.fill or fill})
 
 
 def _second_data(part: dict[str, Any], first: ImageData) -> ImageData:

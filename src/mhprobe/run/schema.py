@@ -4,7 +4,7 @@ Groups with a ``_target_`` (backbone, data, measures, orders) are checked by the
 """
 
 import math
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
@@ -27,6 +27,15 @@ class _Section(BaseModel):
         if _holds_bool(value) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
             raise PydanticCustomError("bool", "Input should be a number or a word, not true or false")
         return value
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with other values; of a section, with other values inside it where ``changes`` has a dict for it."""
+        parts = {key: getattr(self, key, None) for key in changes}
+        inner = {
+            key: part.but(**change) if isinstance(part, _Section) and isinstance(change, dict) else change
+            for (key, change), part in zip(changes.items(), parts.values(), strict=True)
+        }
+        return self.model_copy(update=inner)
 
 
 def _holds_bool(value: Any) -> bool:
@@ -202,6 +211,9 @@ class TrainerSettings(_Section):
     model_config = ConfigDict(extra="allow")
     max_epochs: Annotated[int, Field(ge=1)]
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"]  # weights stay float32: so are the numbers
+    accelerator: str
+    devices: Any
+    strategy: Any = "auto"
     num_nodes: Annotated[int, Field(ge=1)]
     accumulate_grad_batches: Annotated[int, Field(ge=1)]
     gradient_clip_val: Annotated[float, Field(ge=0)] | None
@@ -212,8 +224,12 @@ class ReportSettings(_Section):
 
 
 class Config(_Section):
-    """All sections; a command has some of them, and None stands for the others."""
+    """All sections; a command has some of them, and None stands for the others.
 
+    command: the name of the module behind mhprobe.
+    """
+
+    command: str
     name: str
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     weights: str | None
@@ -253,13 +269,14 @@ class Config(_Section):
     voita: Voita | None = None
     to: str | None = None
 
+    def plain(self) -> dict[str, Any]:
+        """The sections that the command has, in plain values."""
+        return self.model_dump(include=self.model_fields_set)
 
-def check(command: str, cfg: DictConfig) -> dict[str, Any]:
-    """The composed configuration as plain, checked values; UserError names the key, the rule and what was given.
 
-    What a command has no section for is not there. ``command`` is: the name of the module behind mhprobe.
-    """
-    if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg):
+def check(command: str, cfg: DictConfig) -> Config:
+    """The composed configuration, checked; UserError names the key, the rule and what was given."""
+    if OmegaConf.is_missing(cfg, "weights") and comes_with_weights(cfg.backbone):
         cfg = cast(DictConfig, OmegaConf.merge(cfg, {"weights": None}))
     try:
         plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
@@ -270,7 +287,7 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
     _refuse_no_numbers(plain)
     try:
-        checked = Config.model_validate(plain)
+        checked = Config.model_validate({**plain, "command": command})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -285,12 +302,12 @@ def check(command: str, cfg: DictConfig) -> dict[str, Any]:
         raise UserError("masking: give step (one point) or steps (the curve up to there), not both.")
     if masking is not None and not masking.curves and command == "mask":
         raise UserError("masking.curves: expected a curve, got {}; take masking=six_curves or masking=orders.")
-    untrained = checked.weights is None and checked.optim is None and not comes_with_weights(plain)
+    untrained = checked.weights is None and checked.optim is None and not comes_with_weights(checked.backbone)
     if untrained and command not in NO_WEIGHTS:
         raise UserError(_missing("weights"))
     if checked.backbone.get("num_classes") == 0:
         refuse_without_classifier(command)
-    return {**checked.model_dump(include=set(plain)), "command": command}
+    return checked
 
 
 def _refuse_no_numbers(value: Any, key: str = "") -> None:
@@ -315,9 +332,8 @@ def refuse_without_classifier(command: str) -> None:
         )
 
 
-def comes_with_weights(cfg: Any) -> bool:
+def comes_with_weights(backbone: Any) -> bool:
     """Return True if the backbone itself names its weights."""
-    backbone = cfg["backbone"]
     return bool(backbone.get("checkpoint") is not None or backbone.get("pretrained"))
 
 

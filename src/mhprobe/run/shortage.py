@@ -1,13 +1,18 @@
 """Shortage of memory or of room on a disk: one line names the setting to change."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import reason
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 # of a disk, whoever was writing or reading: full, over quota, read-only, broken, or no longer there
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV}
@@ -22,7 +27,7 @@ def no_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def explained(cfg: Mapping[str, Any]) -> Iterator[None]:
+def explained(cfg: Config) -> Iterator[None]:
     """A shortage as one line that names settings of ``cfg``."""
     try:
         yield
@@ -30,7 +35,7 @@ def explained(cfg: Mapping[str, Any]) -> Iterator[None]:
         if not no_memory(error):
             raise
         words = (str(error).splitlines() or ["MemoryError"])[0][:120].rstrip(".")
-        sizes = [f"data.{key}={cfg['data'].get(key)}" for key in ("batch_size", "eval_batch_size")]
+        sizes = [f"data.{key}={cfg.data.get(key)}" for key in ("batch_size", "eval_batch_size")]
         raise UserError(
             f"out of memory ({words}). Lower {sizes[0]} (training) or "
             f"{sizes[1]} (tests and probes); trainer.accumulate_grad_batches keeps the size of a step."
@@ -38,7 +43,7 @@ def explained(cfg: Mapping[str, Any]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK:
             raise
-        folders = {key: Path(str(cfg.get(key))).expanduser() for key in ("out", "cache_dir")}
+        folders = {key: Path(folder).expanduser() for key, folder in (("out", cfg.out), ("cache_dir", cfg.cache_dir))}
         said = " and ".join(f"{key}={folder} ({reason(error, folder)})" for key, folder in folders.items())
         raise UserError(
             f"{error.filename or 'a file of the run'} cannot be written ({error.strerror}). Make room or choose other "

@@ -1,17 +1,23 @@
 """python -m mhprobe.studies.causal: which heads are necessary, irrelevant or interfering (no training)."""
 
+from __future__ import annotations
+
 import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.questions.plan import Question
     from mhprobe.run.questions import answer
     from mhprobe.studies.causal_roles import causal_roles
 
-    roles = Question("causal", functools.partial(causal_roles, **cfg["causal"]))
+    assert cfg.causal is not None
+    roles = Question("causal", functools.partial(causal_roles, **cfg.causal.model_dump()))
     answer(cfg, folder, lambda material: [roles]).complain()
 
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from mhprobe.classifier import GatedClassifier
     from mhprobe.data.base import ImageData
+    from mhprobe.run.schema import Config
     from mhprobe.stats.survival import Survivors
-
-Config = dict[str, Any]
 
 
 class Row(NamedTuple):
@@ -62,24 +61,25 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.studies.paired import compared, corrected
     from mhprobe.weights.checkpoint import load_weights
 
-    options = cfg["voita"]
-    if not builders.has_weights(cfg):
+    options = cfg.voita
+    assert options is not None
+    if (weights := builders.weights_file(cfg)) is None:
         raise UserError("voita: weights=<file> is what is pruned: the model.safetensors of a training run.")
-    if "heads" not in (cfg["gates"]["penalty"] or {}):
+    if "heads" not in (cfg.gates.penalty or {}):
         raise UserError("voita: it needs gates that arrive at a number of heads: gates=hard_concrete_target.")
-    _, description = load_weights(cfg["weights"])
+    _, description = load_weights(weights)
     before = description.get("made", {}).get("epochs")
-    if before is None and options["scratch_epochs"] is None:
-        raise UserError(f"voita.scratch_epochs: {cfg['weights']} does not say how long it was trained; give a number.")
-    learned = (before or 0) + cfg["trainer"]["max_epochs"]
-    epochs = options["scratch_epochs"] or learned
+    if before is None and options.scratch_epochs is None:
+        raise UserError(f"voita.scratch_epochs: {weights} does not say how long it was trained; give a number.")
+    learned = (before or 0) + cfg.trainer.max_epochs
+    epochs = options.scratch_epochs or learned
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     heads = model.gates.layout.num_heads
     whole = tested(cfg, data, model, folder / "whole")["test/accuracy"]
     rows = [Row(heads, whole, whole, whole, before or "", before or "")]
-    for size in options["heads"] or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
+    for size in options.heads or [round(heads * share) for share in (0.75, 0.5, 0.25)]:
         here = folder / _arm(size)
         pruned = fit(_pruned(cfg, size), here)
         kept = here / "tables" / "gates.csv"
@@ -93,12 +93,12 @@ def run(cfg: Config, folder: Path) -> None:
     adjusted = corrected([row.p for row in rows[1:]])
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
-        made = origin(cfg["command"], folder)
-        probe = None if options["probe"] is None else Path(options["probe"])
+        made = origin(cfg.command, folder)
+        probe = None if options.probe is None else Path(options.probe)
         left = sweep.survivors_of(sweep.collect(folder), probe)
-        write(folder, rows, data, cfg["style"], made, left)
-        sweep.write(folder, probe, cfg["style"], whole, made)  # Figures 7 to 10: accuracy and which heads are left
-        finish_report(folder, cfg["command"], model.gates.layout)
+        write(folder, rows, data, cfg.style, made, left)
+        sweep.write(folder, probe, cfg.style, whole, made)  # Figures 7 to 10: accuracy and which heads are left
+        finish_report(folder, cfg.command, model.gates.layout)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -123,7 +123,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     report.close()
     answers.complain()
     trainer.strategy.barrier()  # the other ranks read what the first has written
-    keep = (cfg["gates"]["keep"], cfg["gates"]["threshold"]) if builders.learns_gates(model) else None
+    keep = (cfg.gates.keep, cfg.gates.threshold) if builders.learns_gates(model) else None
     return Fitted(report.metrics, right(model, data, keep))
 
 
@@ -175,21 +175,19 @@ def _arm(heads: int) -> str:
 
 
 def _pruned(cfg: Config, heads: int) -> Config:
-    gates = cfg["gates"]
-    return {**cfg, "gates": {**gates, "penalty": {**gates["penalty"], "heads": heads}, "keep": heads}}
+    return cfg.but(gates={"penalty": {**(cfg.gates.penalty or {}), "heads": heads}, "keep": heads})
 
 
 def _scratch(cfg: Config, description: dict[str, Any], kept: Path, epochs: int) -> Config:
     """New weights, the same backbone, and the heads that ``kept`` leaves."""
     fixed = {"relaxation": {"_target_": "mhprobe.gates.HeadGates", "_partial_": True}, "penalty": None}
-    return {
-        **cfg,
-        "weights": None,
-        "backbone": {**description["backbone"], "_target_": "mhprobe.backbones.build", "pretrained": False},
-        "gates": {**cfg["gates"], **fixed, "frozen": "nothing", "keep": None, "mask": str(kept)},
-        "trainer": {**cfg["trainer"], "max_epochs": epochs},
-        "optim": {**cfg["optim"], **cfg["voita"]["scratch_optim"]},
-    }
+    return cfg.but(
+        weights=None,
+        backbone={**description["backbone"], "_target_": "mhprobe.backbones.build", "pretrained": False},
+        gates={**fixed, "frozen": "nothing", "keep": None, "mask": str(kept)},
+        trainer={"max_epochs": epochs},
+        optim=cfg.voita.scratch_optim if cfg.voita else {},
+    )
 
 
 if __name__ == "__main__":
