@@ -1,0 +1,116 @@
+"""Heads that fine-tuning changed: each head before it and after it, on the same images.
+
+Both networks are measured on the same folds of images, and a change is the mean over folds of (after - before) with
+Student's interval: an image that is hard for both networks widens nothing. The likeness of a head to itself before is
+SVCCA of its outputs in both networks (Raghu et al. 2017, arXiv 1706.05806): both networks are taken as one, whose sites
+have the heads of the one and of the other.
+
+Shapes: A heads of all sites, F folds.
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import backbone_of, gives_features
+from mhprobe.data.split import evenly
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.svcca import SVCCA
+from mhprobe.questions.material import Material
+from mhprobe.recording.measuring import Walk, label_of, measured, recorded
+from mhprobe.report import tables
+from mhprobe.report.figures import before_tuning as figure
+from mhprobe.report.result import Result
+from mhprobe.stats.intervals import interval, p_of_interval
+from mhprobe.stats.significance import holm
+from mhprobe.weights.foreign import load_foreign
+
+FOLDS = 10
+
+
+def before_tuning(material: Material, before: str | Path, images: int = 500) -> dict[str, Result]:
+    """Numbers of every head before and after tuning, and how alike its outputs are to what they were.
+
+    before: file of the weights that tuning began with. images: test images, at most.
+
+    Table: ``itself`` in [0, 1], the SVCCA of a head with itself before (larger: less changed), with ``itself_low``,
+    ``itself_high`` and ``itself_null``, what chance gives; per measure ``<name>_before``, ``_after``, ``_change``, the
+    second less the first, with ``_low``, ``_high`` and ``_p`` (of no change, Holm over heads and measures).
+
+    UserError for a network with a classifier, weights of another architecture, and a measure of pairs or labels.
+    """
+    layout, network = material.layout, material.model
+    measures = {name: material.about(name) for name in material.names}
+    if not gives_features(network):
+        raise UserError(
+            "before_tuning: weights before tuning have no classifier, this network has one. Leave it out "
+            "(backbone.num_classes=0)."
+        )
+    if unfit := [name for name, each in measures.items() if each.kind != "per_head" or "labels" in each.needs]:
+        raise UserError(f"before_tuning: {unfit[0]} is of pairs or labels, expected measures of single heads.")
+    older = material.untrained()
+    load_foreign(backbone_of(older), before, "before_tuning.before")
+    chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
+    if len(chosen) < 2 * FOLDS:
+        raise UserError(f"before_tuning: images: expected at least {2 * FOLDS} test images, got {len(chosen)}.")
+    walk = functools.partial(material.data.batches, "test", network.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MeasureWarning)  # a head that did not change is a duplicate of itself
+        columns = _itself(layout, older, network, functools.partial(walk, images=chosen))
+        folds = [functools.partial(walk, images=chosen[fold::FOLDS]) for fold in range(FOLDS)]
+        columns |= _changes(measures, older, network, folds)
+    labels = {name: label_of(each, "norm") for name, each in measures.items()}
+    drawn = figure.draw(layout, columns, labels)
+    table = tables.per_head(layout, columns)
+    return {"before_tuning": Result(table, drawn, drawn="before_tuning", of=material.of(images))}
+
+
+def _itself(layout: HeadLayout, older: nn.Module, network: nn.Module, walk: Walk) -> dict[str, Tensor]:
+    """Columns ``itself``: SVCCA of each head of one network with the same head of the other."""
+    sites = tuple(dataclasses.replace(site, num_heads=2 * site.num_heads) for site in layout.sites)
+    both = HeadLayout(sites)
+    measure = SVCCA(both)
+    for batch in _beside(older, network, walk):
+        measure.update(batch)
+    found = measure.columns()
+    spans = [both.span(number) for number in range(len(sites))]
+    first = torch.cat([torch.arange(span.start, (span.start + span.stop) // 2) for span in spans])
+    second = torch.cat([torch.arange((span.start + span.stop) // 2, span.stop) for span in spans])
+    ends = {"": "value", "_low": "low", "_high": "high", "_null": "null"}
+    return {f"itself{end}": found[name][first, second].double().cpu() for end, name in ends.items()}
+
+
+def _beside(older: nn.Module, network: nn.Module, walk: Walk) -> Iterator[HeadBatch]:
+    """Each batch with the heads of both networks side by side in every site."""
+    passes = (recorded(each, walk()) for each in (older, network))
+    for (_, before), (_, after) in zip(*passes, strict=True):
+        yield dataclasses.replace(after, z=tuple(torch.cat(pair, 2) for pair in zip(before.z, after.z, strict=True)))
+
+
+def _changes(
+    measures: Mapping[str, Measure], older: nn.Module, network: nn.Module, folds: Sequence[Walk]
+) -> dict[str, Any]:
+    """Columns of each measure before and after, and of the change."""
+    found = [[measured(each, measures, fold, of="norm") for each in (older, network)] for fold in folds]
+    columns: dict[str, Any] = {}
+    for name in measures:
+        both = torch.stack([torch.stack([one[name]["value"].double().cpu() for one in pair]) for pair in found])
+        before, after = both.unbind(1)  # (F, A)
+        change = after - before
+        low, high = interval(change.mean(0), change.std(0) / len(folds) ** 0.5, len(folds) - 1)
+        p = p_of_interval(change.mean(0), high - change.mean(0), len(folds) - 1)
+        parts = {"before": before.mean(0), "after": after.mean(0), "change": change.mean(0)}
+        parts |= {"low": low, "high": high, "p": p}
+        columns |= {f"{name}_{part}": values for part, values in parts.items()}
+    corrected = holm(torch.cat([columns[f"{name}_p"] for name in measures])) if measures else torch.empty(0)
+    for name, p in zip(measures, corrected.chunk(max(1, len(measures))), strict=False):
+        columns[f"{name}_p"] = p
+    return columns
