@@ -1,0 +1,351 @@
+"""Sentences on a network's heads, each with its number, its 95 % interval over photographs, and what chance would give.
+
+A rule takes ``Facts`` and gives a sentence, or None. One that names heads says by ``Claim`` which are sure, and which
+would need more photographs.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.io.written import counted, percent, rounded
+from mhprobe.looking.facts import TWIN, Columns, Facts
+from mhprobe.stats.agreement import spearman, spearman_interval
+
+NAMED = 3  # heads that a sentence names
+MOST = 0.5  # share from which on a head is said to do something most of the time
+NEAR = ALIKE = 0.5  # twins: divergence as a share of chance, at most; CKA, at least
+LOCAL = 0.5  # of the distance of even attention, at most
+NEARLY = 0.97  # of the entropy of even attention
+LEAST = 5  # blocks: fewer cannot be told from shuffled ones
+SHUFFLES = 2000
+WAYS = (("up", "down"), ("left", "right"))
+
+
+class Claim(NamedTuple):
+    """A statement on every head: its value lies beyond a threshold.
+
+    what: the statement, as in "may look at one offset". sure (A,) bool: the whole interval lies beyond. needed
+    (A,): about so many photographs would decide it; NaN where it is decided.
+    """
+
+    what: str
+    sure: Tensor
+    needed: Tensor
+
+    def of(self, heads: Tensor) -> "Claim":
+        """The claim on some heads, (A,) bool, and on no other."""
+        return Claim(self.what, self.sure & heads, self.needed.where(heads, torch.nan))
+
+
+class Sentence(NamedTuple):
+    """Words about a network. heads: which it is about, by flat index, those that it names first."""
+
+    text: str
+    heads: tuple[int, ...] = ()
+    claim: Claim | None = None
+
+
+def sentences(facts: Facts) -> list[Sentence]:
+    """Sentences that can be told, in order; last what could not, and what it takes."""
+    told: list[Sentence | None] = []
+    silent: list[str] = []
+    for question, rule in RULES.items():
+        try:
+            told.append(rule(facts))
+        except UserError as error:
+            silent.append(f"{question} ({str(error).rstrip('.')})")
+    made = [each for each in told if each is not None]
+    return [*(each for each in made if each.text), *_untold([each.claim for each in made if each.claim], silent, facts)]
+
+
+# ---- rules
+
+
+def offset(facts: Facts) -> Sentence:
+    """Heads whose favourite offset, other than the patch itself, holds for most patches."""
+    found = facts.columns("position")
+
+    def words(best: int) -> str:
+        chance = f"by chance {percent(found['chance'][best])}", f"the place exists for {percent(found['reach'][best])}"
+        where = offset_name(int(found["dy"][best]), int(found["dx"][best]))
+        return (
+            f"{{share}} look at one fixed place beside the patch, whatever is there. Surest is {{best}}: the most "
+            f"attended patch is {where}, for {measured(found, best, percent, *chance)} of all patches."
+        )
+
+    away = (found["dy"] != 0) | (found["dx"] != 0)
+    return _on(facts, claim("look at one offset", found, MOST, facts.images).of(away), found["value"], words)
+
+
+def itself(facts: Facts) -> Sentence:
+    """Heads whose favourite offset is the patch itself, for most patches."""
+    found = facts.columns("position")
+
+    def words(best: int) -> str:
+        number = measured(found, best, percent, f"by chance {percent(found['chance'][best])}")
+        return f"In {{share}} a patch looks at itself most of the time, in {{best}} for {number} of patches."
+
+    home = (found["dy"] == 0) & (found["dx"] == 0)
+    return _on(facts, claim("look at the patch itself", found, MOST, facts.images).of(home), found["value"], words)
+
+
+def sinks(facts: Facts) -> Sentence:
+    """Heads of which one token gets most of all attention; no-ops write less than a quarter of the median head."""
+    found = facts.columns("sinks")
+    made = claim("rest on one token", found, MOST, facts.images)
+    made = made._replace(sure=made.sure & (found["role"] > 0))
+
+    def words(best: int) -> str:
+        silent = int((found["role"][made.sure] == 1).sum())
+        at_class = found["class_token"][best].item()
+        on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
+        number = measured(found, best, percent, f"even attention would give {percent(found['uniform'][best])}")
+        return (
+            f"{{share}} rest on one token, a sink. {{Best}} gives it{on} {number} of all attention, and writes "
+            f"{rounded(found['write'][best])} of the stream's length. {silent or 'None'} of them "
+            f"{'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing; the others hand "
+            f"out what is there to all patches."
+        )
+
+    return _on(facts, made, found["value"], words)
+
+
+def twins(facts: Facts) -> Sentence | None:
+    """Pairs whose attention is at most half as different as by chance, and whose outputs have a CKA of at least .5.
+
+    Both for the whole interval; the CKA also above its chance.
+    """
+    seen, written = facts.columns("js_distance"), facts.columns("cka")
+    near = seen["high"] <= NEAR * seen["null"]
+    pairs = torch.nonzero((near & (written["low"] >= ALIKE) & (written["low"] > written["null"])).triu(1))
+    if not len(pairs):
+        return None
+    pairs = pairs[written["value"][pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)]
+    named = [f"{head_name(facts.layout, a)} and head {list(facts.layout)[b][1]}" for a, b in pairs[:NAMED].tolist()]
+    pair = (int(pairs[0, 0]), int(pairs[0, 1]))
+    likeness, divergence = (
+        measured(columns, pair, rounded, f"by chance {rounded(columns['null'][pair])}") for columns in (written, seen)
+    )
+    also = f" Also {'; '.join(named[1:])}." if named[1:] else ""
+    return Sentence(
+        f"{counted(len(pairs), 'pair')} of heads {'is' if len(pairs) == 1 else 'are'} twins: they look at the same "
+        f"places and write the same. Most alike are {named[0]}: outputs with a CKA of {likeness}, attention with a "
+        f"divergence of {divergence}.{also}",
+        tuple(dict.fromkeys(pairs.flatten().tolist())),
+    )
+
+
+def reach(facts: Facts) -> Sentence:
+    """Heads whose mean attention distance is at most half that of even attention; of the others those that reach it."""
+    found = facts.columns("attention_distance")
+    value, low, high, even = (found[name] for name in ("value", "low", "high", "uniform"))
+    near = claim("be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images)
+
+    def words(best: int) -> str:
+        return (
+            f"{{share}} are local: they look less than half as far as even attention. {{Best}} looks nearest, "
+            f"{measured(found, best, rounded, f'even attention {rounded(even[best])}')} pixels away on average. "
+            f"{int((high >= even).sum())} are global: they look as far as even attention, or farther."
+        )
+
+    return _on(facts, near, -value, words)
+
+
+def depth(facts: Facts) -> Sentence | None:
+    """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's."""
+    found = facts.columns("attention_distance")
+    distance = torch.stack([part.mean() for part in facts.layout.split(found["value"] / found["uniform"])])
+    if len(distance) < LEAST:
+        raise UserError(f"it has {len(distance)} blocks, fewer than {LEAST}")
+    place = torch.arange(len(distance), dtype=distance.dtype)
+    rho = spearman(place, distance)
+    low, high = spearman_interval(rho, len(distance))
+    generator = torch.Generator().manual_seed(0)
+    orders = (torch.randperm(len(place), generator=generator) for _ in range(SHUFFLES))
+    shuffled = [abs(spearman(place, distance[order])) for order in orders]
+    chance = torch.tensor(shuffled, dtype=torch.float64).quantile(0.95).item()
+    if math.isnan(rho) or abs(rho) <= chance:
+        return None
+    third = max(1, len(distance) // 3)
+    return Sentence(
+        f"Heads look {'farther' if rho > 0 else 'less far'} the deeper they stand: in the first {third} blocks "
+        f"{rounded(distance[:third].mean())} times as far as even attention, in the last {third} "
+        f"{rounded(distance[-third:].mean())} times: a rank correlation with depth of {rounded(rho)} (95 % interval "
+        f"{rounded(low)} to {rounded(high)}; shuffled blocks stay within {rounded(chance)} in 95 % of cases)."
+    )
+
+
+def salient(facts: Facts) -> Sentence:
+    """Heads whose most attended patch is on the object more often than chance; held out for the best of them."""
+    found = facts.columns("object_attention")
+    made = claim("look at what is salient", found, found["chance"], facts.images)
+    chosen = torch.nonzero(~found["held_out"].isnan()).flatten().tolist()
+    if not chosen:
+        raise UserError("one half of the photographs is empty; give more of them")
+    best, chance = chosen[0], found["chance"][chosen[0]]
+    held = {name: found[f"held_out{end}"] for name, end in (("value", ""), ("low", "_low"), ("high", "_high"))}
+    if not held["low"][best] > chance:
+        return Sentence("", (), made)
+    heads = tuple(dict.fromkeys([best, *strongest(made.sure, found["value"])]))
+    return Sentence(
+        f"{share_of(heads, facts.layout)} look at what is salient more often than chance. "
+        f"{head_name(facts.layout, best).capitalize()}, the best on one half of the photographs, does so on the "
+        f"other half for {measured(held, best, percent, f'by chance {percent(chance)}')} of patches.",
+        heads,
+        made,
+    )
+
+
+def even(facts: Facts) -> Sentence:
+    """Heads whose entropy is at least .97 of the largest that there can be."""
+    found = facts.columns("entropy")
+    value, most = found["value"], found["uniform"]
+
+    def words(best: int) -> str:
+        three = functools.partial(rounded, digits=3)
+        return (
+            f"{{share}} look nearly everywhere alike. Most even is {{best}}, with an entropy of "
+            f"{measured(found, best, three, f'even attention {three(most[best])}')} nats."
+        )
+
+    return _on(facts, claim("look nearly everywhere alike", found, NEARLY * most, facts.images), value / most, words)
+
+
+UNLIKE = {  # measures that an untrained network has as well: what they say, and whether their scale is even attention's
+    "attention_distance": ("distance in pixels", True),
+    "entropy": ("entropy in nats", True),
+    "sinks": ("share on one token", False),
+    "position": ("share at one offset", False),
+}
+
+
+def untrained(facts: Facts) -> Sentence | None:
+    """The heads farthest beyond all heads of the untrained network, and those that no measure tells from them.
+
+    How far: from the near end of a head's interval to the untrained range, as a share of the measure's scale.
+    """
+    far = torch.stack([_beyond(facts, name) for name in UNLIKE])  # (measures, A), 0 within the untrained range
+    most, which = far.max(0)
+    heads = strongest(most > 0, most)
+    if not heads:
+        return None
+
+    def words(head: int) -> str:
+        name = list(UNLIKE)[int(which[head])]
+        what, form = UNLIKE[name][0], functools.partial(rounded, digits=3)
+        ends = facts.columns(name, of_twin=True)["value"]
+        range_ = f"untrained heads {form(ends.min())} to {form(ends.max())}"
+        return f"{head_name(facts.layout, head)}, {what} {measured(facts.columns(name), head, form, range_)}"
+
+    named = "; then ".join(words(head) for head in heads[:NAMED])
+    same = torch.nonzero(most == 0).flatten().tolist()
+    rest = "None of its heads is" if not same else f"{share_of(same, facts.layout)} {'is' if len(same) == 1 else 'are'}"
+    as_in = f" ({', '.join(head_name(facts.layout, head) for head in same[:NAMED])}{' ...' if same[NAMED:] else ''})"
+    return Sentence(
+        f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the photographs, are {named}. "
+        f"{rest} still within its range by all {len(UNLIKE)} measures{as_in if same else ''}.",
+        heads[:NAMED],
+    )
+
+
+def _beyond(facts: Facts, name: str) -> Tensor:
+    """(A,) distance of a head's interval from the range of all heads of the untrained network, 0 where they meet."""
+    found, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
+    far = torch.maximum(found["low"] - twin.max(), twin.min() - found["high"]).clamp(min=0).nan_to_num(0)
+    return far / found["uniform"] if UNLIKE[name][1] else far
+
+
+RULES: dict[str, Callable[[Facts], Sentence | None]] = {  # in the order of the page
+    "which heads look at one fixed offset": offset,
+    "which heads look at the patch itself": itself,
+    "which heads rest on a sink": sinks,
+    "which heads are twins": twins,
+    "which heads are local and which global": reach,
+    "how distance changes with depth": depth,
+    "which heads look at what is salient": salient,
+    "which heads look everywhere alike": even,
+    "what makes the network unlike an untrained one": untrained,
+}
+
+
+# ---- words
+
+
+def claim(what: str, columns: Columns, threshold: Tensor | float, images: int) -> Claim:
+    """The statement that value is above ``threshold``; give everything negated for one that it is below.
+
+    An interval shrinks as one over the square root of the number of images.
+    """
+    value, low, high = (columns[name] for name in ("value", "low", "high"))
+    beyond = torch.as_tensor(threshold, dtype=value.dtype).expand_as(value)
+    open_ = (low < beyond) & (high >= beyond)
+    half, gap = (high - low) / 2, (value - beyond).abs()
+    return Claim(what, low >= beyond, torch.where(open_, (images * (half / gap) ** 2).ceil(), torch.nan))
+
+
+def strongest(sure: Tensor, by: Tensor) -> tuple[int, ...]:
+    """Flat indices of the heads that are sure, the largest value first."""
+    (heads,) = torch.nonzero(sure, as_tuple=True)
+    return tuple(heads[by[heads].argsort(descending=True, stable=True)].tolist())
+
+
+def measured(columns: Columns, at: int | tuple[int, int], form: Callable[[float], str], *against: str) -> str:
+    """e.g. ``97 % (95 % interval 95 % to 98 %; by chance 0.4 %)``. against: what it is to be held against."""
+    value, low, high = (form(float(columns[name][at])) for name in ("value", "low", "high"))
+    return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
+
+
+def head_name(layout: HeadLayout, head: int) -> str:
+    """e.g. ``block 3 head 5``, or with the stage where there are several."""
+    _, index, site = list(layout)[head]
+    stage = f"stage {site.stage} " if layout.num_stages > 1 else ""
+    return f"{stage}block {site.block} head {index}"
+
+
+def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
+    """e.g. ``5 of 72 heads``."""
+    return f"{len(heads)} of {counted(layout.num_heads, 'head')}"
+
+
+def offset_name(dy: int, dx: int) -> str:
+    """e.g. ``1 left``, ``2 down and 1 right``."""
+    steps = [f"{rounded(abs(step))} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step]
+    return " and ".join(steps) or "the patch itself"
+
+
+def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int], str]) -> Sentence:
+    """The sentence on the heads that are sure, the largest first; without text where none is.
+
+    words: of the first of them, with {share}, {best} and {Best} for their number and its name.
+    """
+    heads = strongest(made.sure, by)
+    if not heads:
+        return Sentence("", (), made)
+    name = head_name(facts.layout, heads[0])
+    text = words(heads[0]).format(share=share_of(heads, facts.layout), best=name, Best=name.capitalize())
+    return Sentence(text, heads, made)
+
+
+def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
+    """One sentence on heads whose interval holds the threshold, and on rules without what they need."""
+    parts = []
+    for each in claims:
+        undecided = each.needed[~each.needed.isnan()]
+        if facts.images > 1 and len(undecided):
+            many = int(min(undecided.median().item(), 10_000))
+            half = "" if len(undecided) == 1 else " for half of them"
+            told = f"about {many:,} photographs would tell{half}"
+            parts.append(f"{counted(len(undecided), 'more head')} may or may not {each.what} ({told})")
+    if facts.images < 2:
+        parts.append("what holds beyond one photograph: intervals need at least 2, better 12")
+    parts += silent
+    if not parts:
+        return []
+    return [Sentence(f"Could not be told from {counted(facts.images, 'photograph')}: {'; '.join(parts)}.")]
