@@ -7,12 +7,15 @@ import re
 import pytest
 import torch
 
+import mhprobe
 from mhprobe.backbones import attach
 from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError
 from mhprobe.questions.live import keep, keep_live
 from mhprobe.report.html import live as module
 from mhprobe.report.html import write_report
+from mhprobe.report.runs.run import read_run
+from mhprobe.surgery.live import Piece, stored
 from models import make_loud, tiny_vit
 from report_html.conftest import CLASSES, make_run
 from report_html.test_browser import browser, pytestmark, visit
@@ -155,8 +158,6 @@ def test_the_policy_is_opened_for_webassembly_alone_and_in_the_live_page_alone(k
 
 
 def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
-    import mhprobe
-
     _, model, images, labels = kept
     found = mhprobe.live(model, images[:20], labels[:20])
     page = visit(found.save(kept[0] / "own.html").as_uri())
@@ -166,6 +167,52 @@ def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
         mhprobe.live(model, images.float(), labels)
 
 
+def smaller(kept, tmp_path, monkeypatch, most):
+    """The same run, where a page holds a network of ``most`` bytes."""
+    for module_name in ("mhprobe.questions.live", "mhprobe.report.html.live"):
+        monkeypatch.setattr(f"{module_name}.MOST", most)
+    folder = make_run(tmp_path / "run")
+    _, model, images, labels = kept
+    keep(folder, model, images, labels, CLASSES, [f"image {n}" for n in range(IMAGES)], SPEC)
+    write_report(folder)
+    return folder
+
+
+def size_of(folder, kind):
+    found, _ = read_run(folder).files.tensors(module.KEPT)
+    whole = [Piece(each.numpy().tobytes(), 0, 0, []) for name, each in found.items() if name.startswith("piece/")]
+    return sum(len(stored(piece, kind).onnx) for piece in whole)
+
+
+def test_a_network_that_has_room_as_int8_alone_says_how_far_its_accuracy_lies(visit, kept, tmp_path, monkeypatch):
+    folder = smaller(kept, tmp_path, monkeypatch, size_of(kept[0], "int8"))
+    page = visit((folder / "live.html").as_uri())
+    page.wait_for_function("() => document.getElementById('live').dataset.answered !== undefined", timeout=60_000)
+    right = int((expected(kept, torch.ones(12)).argmax(1) == kept[3]).sum())
+    says = page.inner_text("#live-agrees")
+    assert "weights kept as int8: " in says and f"with the run's own weights {right}; logits" in says
+    here = page.evaluate("rightOf(live.before)")
+    assert f"{here} of 100 images are right" in says and abs(here - right) <= 5
+    apart = page.evaluate("predicted(gatesOf(new Set()), () => {}).then(({ taken }) => taken.length)")
+    assert apart == IMAGES
+
+
+def test_a_network_that_is_too_large_for_a_page_is_chosen_from_the_file_beside_it(visit, kept, tmp_path, monkeypatch):
+    folder = smaller(kept, tmp_path, monkeypatch, 1000)
+    assert "live-piece-0" not in (folder / "live.html").read_text()
+    page = visit((folder / "live.html").as_uri())
+    page.wait_for_function("() => document.getElementById('live-says').textContent.includes('live.safetensors')")
+    page.set_input_files("#live-file", folder / "report.html")
+    page.wait_for_function("() => document.getElementById('live-says').textContent.includes('has no network in it')")
+    page.set_input_files("#live-file", folder / "live.safetensors")
+    page.wait_for_function("() => document.getElementById('live').dataset.answered !== undefined", timeout=60_000)
+    right = int((expected(kept, torch.ones(12)).argmax(1) == kept[3]).sum())
+    assert f"kept as float16: {right} of 100 images are right, with the run's own weights {right}" in page.inner_text(
+        "#live-agrees"
+    )
+    assert not page.locator("#live-file").is_visible()
+
+
 def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
     model = tiny_vit(num_classes=0)
     attach(model)
@@ -173,8 +220,10 @@ def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="logits of the classes"):
         keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
     monkeypatch.setattr("mhprobe.questions.live.MOST", 1000)
-    with pytest.raises(UserError, match="MB of weights"):
-        keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
+    whole = tiny_vit(num_classes=len(CLASSES))
+    attach(whole)
+    with pytest.raises(UserError, match="MB as int8, expected at most 0"):
+        mhprobe.live(whole, images, labels)  # a cell has no file beside it
     assert "NoneType" in keep_live(tmp_path, model, None)  # whatever it is, the run goes on
     assert list(tmp_path.iterdir()) == []
 

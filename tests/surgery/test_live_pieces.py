@@ -10,7 +10,7 @@ import mhprobe
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
-from mhprobe.surgery.live import pieces
+from mhprobe.surgery.live import pieces, stored
 from models import make_loud, tiny_eva, tiny_registers, tiny_swin, tiny_vit
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'mhprobe[export]'")
@@ -82,6 +82,24 @@ def test_gates_that_were_learned_are_in_the_pieces():
     torch.testing.assert_close(
         run(pieces(model, images), images, torch.ones(6))[0], model(images).detach(), rtol=0, atol=1e-4
     )
+
+
+@pytest.mark.parametrize(("kind", "share", "apart"), [("float16", 0.5, 2e-3), ("int8", 0.25, 3e-2)])
+def test_weights_kept_as_something_smaller_give_nearly_the_same_logits(kind, share, apart):
+    """A float16 errs by 2^-11, an int8 by 1 / 254 of the largest of its row; errors of a few layers add up."""
+    model = tiny_vit(embed_dim=96)
+    make_loud(model, 0.3)
+    attach(model)
+    images = torch.randn(3, 3, 16, 16)
+    whole = pieces(model, images[:2])
+    small = [stored(piece, kind) for piece in whole]
+    before, after = (sum(len(piece.onnx) for piece in each) for each in (whole, small))
+    assert after < (share + 0.1) * before  # graphs and biases stay
+    logits, seen = run(small, images, torch.ones(6))
+    expected = model(images).detach()
+    far = float((logits - expected).abs().max() / expected.abs().max())
+    assert 0 < far < apart and len(seen) == 2
+    assert stored(whole[0], "float32") is whole[0]
 
 
 def test_what_onnx_cannot_hold_is_named_with_its_place():

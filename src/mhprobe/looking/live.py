@@ -17,8 +17,9 @@ from mhprobe.report.runs.facts import write_facts
 def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence[str] | None = None) -> Look:
     """A page in which the heads of a network are switched, with its accuracy on images.
 
-    model: a classifier of a supported family, of at most 25 MB; gates are attached if it has none, and those that are
-        closed stay closed. images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
+    model: a classifier of a supported family, of at most 25 MB as int8; gates are attached if it has none, and those
+        that are closed stay closed.
+    images: (N, 3, height, width) uint8, at most 500 are for a page. labels: (N,) int64.
     class_names: of the logits; by default their numbers.
 
     Raises UserError for images that are no uint8, for a network without logits, and one that ONNX cannot hold.
@@ -34,7 +35,7 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
         folder = Path(place) / "live"
         folder.mkdir()
         titles = [f"image {number}" for number in range(len(images))]
-        keep(folder, model, images, labels, names, titles, input_spec(backbone_of(model)))
+        keep(folder, model, images, labels, names, titles, input_spec(backbone_of(model)), beside=False)
         (folder / "metrics.json").write_text("{}")
         write_facts(folder, "live", layout, None)
         write_report(folder)

@@ -17,11 +17,10 @@ from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.recording.state import inspecting
-from mhprobe.report.html.live import KEPT
-from mhprobe.surgery.live import pieces
+from mhprobe.report.html.live import KEPT, MOST
+from mhprobe.surgery.live import Stored, pieces, stored
 
 IMAGES = 500  # of the test split, evenly; a page answers in seconds
-MOST = 25_000_000  # bytes of a network that a page can hold
 
 
 def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
@@ -39,17 +38,16 @@ def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
 
 def keep(
     folder: Path, model: nn.Module, images: Tensor, labels: Tensor, classes: Sequence[str], titles: Sequence[str],
-    spec: dict[str, Any],
+    spec: dict[str, Any], beside: bool = True,
 ) -> Path:  # fmt: skip
     """Write the network as ONNX, the images as the network sees them, and what torch says of them.
 
-    model: with gates. images: (N, 3, height, width) uint8. labels: (N,) int64. spec: size, mean and std. UserError for
-    a network that gives features, is larger than ``MOST``, or cannot be exported.
+    Weights are float32, or float16 or int8 where they have room in a page only so; where they have not even then,
+    float16, and the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,)
+    int64. spec: size, mean and std. beside: whether the page can ask. UserError for a network that gives features, has
+    no room, or cannot be exported.
     """
     pixels = _resized(images.cpu(), tuple(spec["size"]))
-    size = sum(each.numel() * each.element_size() for each in model.parameters())
-    if size > MOST:
-        raise UserError(f"live: the network has {size / 1e6:.0f} MB of weights, expected at most {MOST / 1e6:.0f}.")
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     device = next(model.parameters()).device
     with inspecting(model, gradients=False):
@@ -57,14 +55,25 @@ def keep(
     if logits.dim() != 2 or logits.shape[1] != len(classes):
         raise UserError("live: expected a network with logits of the classes, got one that gives features.")
     made, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
+    for kind in kinds:
+        small = [stored(piece, kind) for piece in made]
+        if (size := sum(len(piece.onnx) for piece in small)) <= MOST:
+            break
+    else:
+        if not beside:
+            raise UserError(f"live: the network has {size / 1e6:.0f} MB as int8, expected at most {MOST / 1e6:.0f}.")
+        kind = "float16"
+        small = [stored(piece, kind) for piece in made]
     about = {
+        "stored": kind,
         "pieces": [[piece.first, piece.heads, piece.sites] for piece in made],
         "spec": {key: list(value) for key, value in spec.items()},
         "sites": [None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token] for site in sites],
         "classes": list(classes),
         "titles": list(titles),
     }
-    arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(made)}
+    arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(small)}
     arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
     from safetensors.torch import save
 

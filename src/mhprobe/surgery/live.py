@@ -9,10 +9,11 @@ Shapes: B images, H heads of a site, W windows, K places of a window, A heads of
 import contextlib
 import importlib.util
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from mhprobe.recording.state import inspecting
 from mhprobe.surgery.export import ready
 
 OPSET = 17
+Stored = Literal["float32", "float16", "int8"]
+_LARGE = 1024  # numbers of a tensor that is worth storing as something smaller
 
 
 class Piece(NamedTuple):
@@ -133,3 +136,45 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
             reason = operator[0] if operator else " ".join(str(error).split())[:100]
             raise UserError(f"live: {name}: ONNX cannot hold it ({reason}).") from error
     return Piece(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])
+
+
+def stored(piece: Piece, kind: Stored) -> Piece:
+    """The piece with its large weights kept as float16, or as int8 with a scale per row or column.
+
+    It computes in float32 as before: whoever opens it turns the weights back, once.
+    """
+    if kind == "float32":
+        return piece
+    import onnx
+    from onnx import helper, numpy_helper
+
+    graph = (model := onnx.load_from_string(piece.onnx)).graph
+    wide = [each for each in graph.initializer if each.data_type == onnx.TensorProto.FLOAT]
+    back = []
+    for kept in [each for each in wide if len(each.dims) > 1 and math.prod(each.dims) >= _LARGE]:
+        name, small = kept.name, f"{kept.name}/{kind}"
+        weights = numpy_helper.to_array(kept)
+        graph.initializer.remove(kept)
+        if kind == "float16":
+            graph.initializer.append(numpy_helper.from_array(weights.astype("float16"), small))
+            back.append(helper.make_node("Cast", [small], [name], to=onnx.TensorProto.FLOAT))
+        else:
+            whole, scale = _whole_numbers(torch.from_numpy(weights.copy()))
+            graph.initializer.append(numpy_helper.from_array(whole.numpy(), small))
+            graph.initializer.append(numpy_helper.from_array(scale.numpy(), f"{name}/scale"))
+            back.append(helper.make_node("Cast", [small], [f"{name}/whole"], to=onnx.TensorProto.FLOAT))
+            back.append(helper.make_node("Mul", [f"{name}/whole", f"{name}/scale"], [name]))
+    for number, node in enumerate(back):
+        graph.node.insert(number, node)
+    return piece._replace(onnx=model.SerializeToString())
+
+
+def _whole_numbers(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 numbers, and the scale that they are multiplied by: along the rows or the columns, whichever errs less."""
+    tried = []
+    for axis in (0, weights.dim() - 1):
+        others = [each for each in range(weights.dim()) if each != axis]
+        scale = weights.abs().amax(others, keepdim=True).clamp(min=1e-12) / 127
+        whole = (weights / scale).round()
+        tried.append((float((whole * scale - weights).square().sum()), whole.to(torch.int8), scale))
+    return min(tried, key=lambda one: one[0])[1:]

@@ -201,20 +201,45 @@ async function takeFile(file) {
   } catch { byId("own-says").textContent = `${file.name} is no picture that this browser can read.`; }
 }
 
+// the pieces: in the page, or in the file beside it that the reader chooses (safetensors: length and text of a header, then bytes)
+async function pieces() {
+  if (!LIVE.beside) return Promise.all(LIVE.pieces.map((_, p) => opened(`live-piece-${p}`)));
+  const says = byId("live-says"), input = byId("live-file");
+  input.parentElement.hidden = false;
+  says.textContent = `The network is too large for this page. Choose ${LIVE.beside}, which lies in the same folder.`;
+  for (;;) {
+    await new Promise((resume) => input.addEventListener("change", resume, { once: true }));
+    try {
+      const bytes = await input.files[0].arrayBuffer(), length = Number(new DataView(bytes).getBigUint64(0, true));
+      const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length)));
+      const found = LIVE.pieces.map((_, p) => new Uint8Array(bytes, ...header[`piece/${p}`].data_offsets.map((at, i, [from]) => (i ? at - from : 8 + length + at))));
+      input.parentElement.hidden = true;
+      return found;
+    } catch { says.textContent = `${input.files[0].name} has no network in it: expected ${LIVE.beside} of this run.`; }
+  }
+}
+// what keeping the weights as something smaller changes
+function agrees(largest) {
+  const run = rightOf(LIVE.logits.map((row) => d3.maxIndex(row))), here = rightOf(live.before), near = `logits of all ${COUNT} images lie within ${number(largest, 2)} of PyTorch's`;
+  if (LIVE.stored === "float32") return `The same network as the run's: ${near}.`;
+  return `The run's network with its weights kept as ${LIVE.stored}: ${here} of ${COUNT} images are right, with the run's own weights ${run}; ${near}.`;
+}
+
 async function start() {
   const says = byId("live-says");
   if (typeof WebAssembly === "undefined" || typeof ort === "undefined") {
     says.textContent = "This browser has no WebAssembly: heads cannot be switched here. All else on the page works.";
     return;
   }
+  const network = await pieces();
   says.textContent = "The network is being opened …";
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmBinary = (await opened("live-wasm")).buffer;
-  for (let p = 0; p < LIVE.pieces.length; p++) live.sessions.push(await ort.InferenceSession.create(await opened(`live-piece-${p}`)));
+  for (const piece of network) live.sessions.push(await ort.InferenceSession.create(piece));
   live.pixels = await opened("live-images");
   const whole = await predicted(gatesOf(new Set()), () => {});
   live.before = whole.taken;
-  byId("live-agrees").textContent = `The same network as the run's: logits of all ${COUNT} images lie within ${number(whole.largest, 2)} of PyTorch's.`;
+  byId("live-agrees").textContent = agrees(whole.largest);
   byId("chosen-known").hidden = true;
   preparePad();
   listeners.push(() => { live.past.push(new Set(atlas.chosen)); answer(); });

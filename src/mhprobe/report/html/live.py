@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT = "live.safetensors"  # what questions/live.py leaves
+MOST = 25_000_000  # bytes of a network that a page can hold
 VENDOR = Path(__file__).parent / "vendor"
 _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")
 
@@ -38,14 +39,15 @@ def live(run: Run) -> Live | None:
         if not arrays:
             return None
         told = json.loads(about["live"])
-        count = len(told["pieces"])
-        bytes_ = {f"live-piece-{n}": packed(arrays[f"piece/{n}"].numpy().tobytes()) for n in range(count)}
+        network = [arrays[f"piece/{n}"].numpy().tobytes() for n in range(len(told["pieces"]))]
+        beside = sum(map(len, network)) > MOST
+        bytes_ = {} if beside else {f"live-piece-{n}": packed(piece) for n, piece in enumerate(network)}
         bytes_["live-images"] = packed(arrays["images"].numpy().tobytes())
     except (ValueError, KeyError, TypeError) as error:
         run.unread.append(f"{KEPT}: {error}")
         return None
     bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
-    return Live({**told, **_of(arrays)}, bytes_)
+    return Live({**told, **_of(arrays), "beside": KEPT if beside else None}, bytes_)
 
 
 def _of(arrays: dict[str, Tensor]) -> dict[str, Any]:
