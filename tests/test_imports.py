@@ -28,8 +28,8 @@ FLOORS = (
     "api", "questions",
     "callbacks",
     "run",
-    "fetch", "maps", "looking", "mask", "models", "probe", "prune", "train", "studies", "study", "claims", "compare",
-    "dashboard", "__main__",
+    "fetch", "maps", "looking", "mask", "models", "probe", "prune", "prunebench", "train", "studies", "study", "claims",
+    "compare", "dashboard", "__main__",
 )  # fmt: skip
 # What a room must not import although it stands higher: a library, or a room it has no business with.
 FORBIDDEN = {

@@ -11,6 +11,7 @@ from scipy import stats
 from mhprobe.stats.significance import (
     benjamini_hochberg,
     beyond,
+    crossed,
     holm,
     mcnemar,
     paired_difference,
@@ -119,3 +120,30 @@ def test_a_further_draw_is_beyond_a_level_as_often_as_it_says_whatever_the_law()
     draws = torch.randn(4, 5, generator=generator, dtype=torch.float64)
     assert beyond(torch.full((4,), 99.0).double(), draws).tolist() == [1 / 21] * 4
     assert beyond(torch.zeros(2), draws[:2, :2]).isnan().all() and len(beyond(torch.zeros(0), draws[:0])) == 0
+
+
+def test_a_difference_over_seeds_and_images_is_tested_at_its_level():
+    """True null: accuracies of three seeds vary, images are right together, and the mean difference is zero."""
+    generator = torch.Generator().manual_seed(0)
+    rejected, draws, naive = 0, 1000, 0
+    for _ in range(draws):
+        hard_N = torch.randn(400, generator=generator)
+        right = [
+            (torch.randn(3, 400, generator=generator) + hard_N + 0.15 * torch.randn(3, 1, generator=generator) > -1)
+            for _ in range(2)
+        ]
+        difference_RN = right[0].double() - right[1].double()
+        rejected += crossed(difference_RN).p < 0.05
+        naive += crossed(difference_RN.mean(0)[None]).p < 0.05
+    assert rejected / draws <= 0.05 + 3 * (0.05 * 0.95 / draws) ** 0.5  # three standard errors of a share of draws
+    assert naive / draws > 0.1  # images alone: seeds would be taken for a difference of methods
+
+
+def test_a_difference_of_one_seed_is_that_of_paired_images():
+    torch.manual_seed(0)
+    difference_RN = (torch.rand(1, 500) < 0.3).double() - (torch.rand(1, 500) < 0.2).double()
+    theirs = stats.ttest_1samp(difference_RN[0].numpy(), 0)
+    found = crossed(difference_RN)
+    low, high = theirs.confidence_interval(0.95)
+    assert found == pytest.approx((float(difference_RN.mean()), low, high, theirs.pvalue), rel=1e-6)
+    assert crossed(torch.zeros(2, 9)).p == 1

@@ -268,6 +268,11 @@ class Config(_Section):
     causal: Causal | None = None
     voita: Voita | None = None
     to: str | None = None
+    budgets: list[float] = []
+    methods: list[str] | None = None
+    seeds: list[Annotated[int, Field(ge=0)]] = []
+    cells: str = ""
+    method: dict[str, dict[str, Any]] = {}
 
     def plain(self) -> dict[str, Any]:
         """The sections that the command has, in plain values."""

@@ -155,6 +155,36 @@ def paired(before_N: Tensor, after_N: Tensor) -> Paired:
     return Paired(gained / len(before_N), -float(high), -float(low), int(lost), int(won), float(mcnemar(lost, won)))
 
 
+class Crossed(NamedTuple):
+    """A mean difference of repeats on the same images, its 95 % interval, and p against 0."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def crossed(difference_RN: Tensor) -> Crossed:
+    """Test a mean difference for new images and for new repeats at once.
+
+    difference: (R, N) one value per repeat (a seed) and image. The error adds that of the mean over images and that of
+    the mean over repeats, which counts what is left of both twice; Student's law with Satterthwaite's degrees of
+    freedom (1946). With one repeat it says nothing of new ones.
+    """
+    repeats, images = difference_RN.shape
+    difference_RN = difference_RN.double()
+    mean = difference_RN.mean()[None]  # scipy takes no tensor without a dimension
+    parts = [(difference_RN.mean(0).var() / images, images - 1)]
+    if repeats > 1:
+        parts.append((difference_RN.mean(1).var() / repeats, repeats - 1))
+    variance = sum((part for part, _ in parts), torch.zeros(1))
+    spread = sum((part**2 / freedom for part, freedom in parts), torch.zeros(1))
+    freedom = torch.where(spread > 0, variance**2 / spread, images - 1)
+    half = t_quantile(freedom) * variance.sqrt()
+    p = two_sided(mean, variance.sqrt(), freedom)
+    return Crossed(*(float(value) for value in (mean, mean - half, mean + half, p)))
+
+
 def standard_error(total: Tensor, square: Tensor, count: Tensor) -> Tensor:
     """Standard error of the mean total / count, from the sums of values and of squares; NaN with a single value."""
     variance = (square - total.square() / count).clamp(min=0) / (count - 1)

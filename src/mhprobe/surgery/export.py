@@ -7,7 +7,9 @@ import copy
 import importlib.util
 import io
 import logging
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,8 +41,6 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
     images: (B >= 2, 3, height, width). tolerance: relative to the largest logit; other kernels round differently.
     """
     needs_onnx()
-    import onnxruntime
-
     model = ready(model)
     for library in ("onnx_ir", "onnxscript", "torch.onnx"):
         logging.getLogger(library).setLevel(logging.WARNING)  # what they optimise
@@ -57,14 +57,39 @@ def onnx_bytes(model: nn.Module, images: Tensor, tolerance: float = 1e-4) -> byt
         )
     assert program is not None
     data = program.model_proto.SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = _session(data)
     with torch.no_grad():
         for batch in (images, images[:1]):
             (logits,) = session.run(["logits"], {"images": batch.numpy()})
             _same("ONNX", model(batch), torch.from_numpy(logits), tolerance)
     return data
+
+
+def onnx_sessions(model: nn.Module, images: Tensor) -> dict[str, Any]:
+    """ONNX Runtime on the CPU with as many threads as torch: "onnx" in float32, "int8" with dynamic quantisation.
+
+    images: as for ``onnx_bytes``, which says what is missing.
+    """
+    data = onnx_bytes(model, images)
+    from onnxruntime.quantization import quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole, small = (Path(folder) / f"{name}.onnx" for name in ("whole", "small"))
+        whole.write_bytes(data)
+        logging.getLogger().disabled, before = True, logging.getLogger().disabled  # it advises on the root logger
+        try:
+            quantize_dynamic(whole, small, op_types_to_quantize=["MatMul", "Gemm"])
+        finally:
+            logging.getLogger().disabled = before
+        return {"onnx": _session(data), "int8": _session(small.read_bytes())}
+
+
+def _session(data: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def needs_onnx() -> None:

@@ -228,6 +228,7 @@ def prune(
     mend: Mapping[str, Any] | None = None,
     train: Train | None = None,
     chosen_by: Sequence[str] = (),
+    whole: tuple[Stage, Tensor] | None = None,
 ) -> Pruned:
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
@@ -235,6 +236,8 @@ def prune(
     can be promised, nothing is removed.
     proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias. mend: options of
     ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before.
+    whole: the row of the dense network, and (N,) which images it has right, where another pruning knows them: then
+    the masked network, which has the pruned one's logits, is not scored either.
 
     Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
     rounding.
@@ -251,7 +254,10 @@ def prune(
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
     found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, images, found)
-    score("dense", 0, model)
+    if whole is None:
+        score("dense", 0, model)
+    else:
+        found.stages, found.right = [whole[0]], [whole[1]]
     for number in range(1, rounds + 1):
         fill, choice = images.stands_in(now, fold), given
         if isinstance(source, OnPath):
@@ -264,7 +270,7 @@ def prune(
                 return found
         assert choice is not None
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
-        smaller = _remove(now, choice, proj_bias, images, found, number, fill)
+        smaller = _remove(now, choice, proj_bias, images, found, number, fill, whole is None)
         if mend is not None:
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
             score("repaired", number, smaller)
@@ -312,6 +318,7 @@ def _remove(
     found: Pruned,
     number: int,
     fill: Fill | None,
+    score_masked: bool,
 ) -> nn.Module:
     """The smaller network, whose logits were seen to be those of the masked one."""
     layout = layout_of(model)
@@ -327,7 +334,8 @@ def _remove(
             drop_bias(reference, emptied)
         with gates_of(reference).fixed(values):
             found.difference = max(found.difference, _check(images, reference, pruned))
-            _score(images, found, "masked", number, reference, choice.mask)
+            if score_masked:
+                _score(images, found, "masked", number, reference, choice.mask)
     _score(images, found, "pruned", number, pruned)
     if proj_bias == "drop":
         _freeze_bias(pruned, emptied)

@@ -1,0 +1,143 @@
+"""PruneBench: methods at equal FLOPs, cell by cell, beside another package; which differences are real."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.prunebench
+import runs
+from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS
+from mhprobe.surgery import bench, peer
+from mhprobe.surgery.bench import Cell, ranking
+from models import images_for, make_loud, tiny_vit
+from pruned import logits
+
+FEW = ("prune.images=24", "prune.speed=false", "budgets=[0.6]")
+
+
+def config(folder, *overrides):
+    return runs.config("prunebench", folder, f"cells={folder / 'cells'}", *FEW, *overrides)
+
+
+def ran(cfg, folder):
+    mhprobe.prunebench.run(cfg, folder)
+    return runs.rows(folder / "tables" / "prunebench.csv")
+
+
+def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    rows = ran(config(tmp_path, weights, "methods=[random,fisher]", "seeds=[0,1]"), tmp_path / "run")
+    done = [row for row in rows if not row["note"]]
+    assert {(row["method"], row["seed"]) for row in done} == {(m, s) for m in ("random", "fisher") for s in "01"}
+    for row in done:
+        assert 0.3 < float(row["flops"]) <= 0.6 and row["images"] == "101" and float(row["minutes"]) > 0
+        assert float(row["difference"]) == pytest.approx(float(row["repaired"]) - float(row["dense"]))
+    missing = [row for row in rows if row["note"]]
+    assert missing and all(row["note"].startswith("not run: python -m mhprobe.prunebench weights=") for row in missing)
+    assert "methods=[magnitude] budgets=[0.6] seeds=[1]" in {r["note"].split(" ", 6)[-1] for r in missing}
+    ranked = runs.rows(tmp_path / "run" / "tables" / "prunebench_ranking.csv")
+    assert {row["method"] for row in ranked} == {"random", "fisher"} and all(row["seeds"] == "2" for row in ranked)
+    assert (tmp_path / "run" / "report.html").is_file()
+
+    def never(cell, *_, **__):
+        asked.append(str(cell))
+        raise ValueError("its\nown mistake")
+
+    asked: list[str] = []
+    monkeypatch.setattr(bench, "run_cell", never)
+    again = ran(config(tmp_path, weights, "methods=[random,magnitude]", "seeds=[0,1]"), tmp_path / "run")
+    assert asked == ["magnitude_0.6_0", "magnitude_0.6_1"]  # what is there is not run again ...
+    assert [row for row in again if row["method"] in ("random", "fisher")] == done
+    assert {row["note"] for row in again if row["method"] == "magnitude"} == {"ValueError: its own mistake"}
+    asked.clear()
+    ran(config(tmp_path, weights, "methods=[random,magnitude]", "seeds=[0,1]", "prune.images=25"), tmp_path / "run")
+    assert len(asked) == 4  # ... but with other images, and what failed
+
+
+def test_budgets_and_methods_that_there_are_not_are_refused(tmp_path):
+    for option, match in (("budgets=[1.5]", "budgets: expected shares"), ("methods=[best]", "methods: expected some")):
+        with pytest.raises(mhprobe.UserError, match=match):
+            mhprobe.prunebench.run(config(tmp_path, option), tmp_path / "run")
+
+
+def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monkeypatch):
+    chosen, choose = [], bench.choose
+
+    def watched(method, model, images, share):
+        chosen.append((choose(method, model, images, share), method.seed, images.chosen.tolist()))
+        return chosen[-1][0]
+
+    monkeypatch.setattr(bench, "choose", watched)
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "methods=[random]", "seeds=[3,4]")
+    ran(cfg, tmp_path / "run")
+    (one, first, images), (other, second, others) = chosen
+    assert (first, second) == (3, 4) and not torch.equal(one, other) and images != others
+
+
+def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_them():
+    generator = torch.Generator().manual_seed(0)
+    hard_N = torch.randn(2000, generator=generator)
+    skill = {"good": 1.0, "equal": 1.0, "bad": 0.2}
+    cells = [Cell(name, 0.5, seed) for name in skill for seed in range(3)]
+    right = {cell: {"repaired": hard_N + torch.randn(2000, generator=generator) < skill[cell.method]} for cell in cells}
+    found = {row["method"]: row for row in ranking([cell._asdict() for cell in cells], right)}
+    first, second, last = found.values()
+    assert {first["method"], second["method"]} == {"good", "equal"} and last["method"] == "bad"
+    assert last["real"] and not second["real"] and "p" not in first
+    # three pairs: the smallest p times three, whichever pair it is of
+    pairs = [("good", "equal"), ("good", "bad"), ("equal", "bad")]
+    flags = {name: torch.stack([right[Cell(name, 0.5, s)]["repaired"] for s in range(3)]).double() for name in skill}
+    p = torch.tensor([bench.crossed(flags[a] - flags[b]).p for a, b in pairs], dtype=torch.float64)
+    assert last["p_holm"] == pytest.approx(bench.holm(p)[pairs.index((first["method"], "bad"))].item())
+    assert last["to_best"] == pytest.approx(last["accuracy"] - first["accuracy"])
+    # a seed that one method lacks counts for none
+    partly = ranking([cell._asdict() for cell in cells[:-1]], right)
+    assert {row["seeds"] for row in partly} == {2}
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("ignore:Unwrapped parameters")
+@pytest.mark.parametrize("isomorphic", [False, True])
+def test_what_torch_pruning_chooses_is_what_it_would_remove(isomorphic):
+    pruning = pytest.importorskip("torch_pruning")
+    model = tiny_vit()
+    make_loud(model, 0.2)
+    layout, images = layout_of(model, KINDS), images_for(model, 4)
+    score = pruning.importance.GroupMagnitudeImportance()
+    mask = peer._chosen(model, layout, images[:1], score, 0.5, isomorphic)
+    theirs = copy.deepcopy(model)
+    attention, mlp = ([getattr(block, part) for block in theirs.blocks] for part in ("attn", "mlp"))
+    pruner = pruning.pruner.MetaPruner(
+        theirs, images[:1], score, global_pruning=True, isomorphic=isomorphic, pruning_ratio=0.5,
+        ignored_layers=[theirs.head, theirs.patch_embed.proj, *(part.proj for part in attention),
+                        *(part.fc2 for part in mlp)],
+        num_heads={part.qkv: part.num_heads for part in attention}, prune_num_heads=True, prune_head_dims=False,
+        head_pruning_ratio=0.5,
+    )  # fmt: skip
+    pruner.step()
+    for part in attention:
+        part.num_heads = pruner.num_heads[part.qkv]
+        part.attn_dim = part.num_heads * part.head_dim
+    assert 0 < int(mask.sum()) < layout.num_heads
+    ours = mhprobe.prune_heads(model, mask, units=KINDS)
+    assert torch.equal(logits(ours, images), logits(theirs, images))
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_torch_pruning_runs_in_the_same_table_at_the_same_flops(trained, tmp_path):
+    pytest.importorskip("torch_pruning")
+    cfg = config(tmp_path, f"weights={trained.folder / 'model.safetensors'}", "methods=[tp_taylor,tp_hessian]",
+                 "seeds=[0]", "prune.speed=true", "prune.speed_rounds=1", "prune.tune_epochs=1")  # fmt: skip
+    rows = [row for row in ran(cfg, tmp_path / "run") if row["method"] in ("tp_taylor", "tp_hessian")]
+    assert [row["note"] for row in rows] == ["", ""]
+    for row in rows:
+        assert 0.45 < float(row["flops"]) <= 0.6 and float(row["speedup_64"]) > 0
+        assert float(row["difference"]) == pytest.approx(float(row["tuned"]) - float(row["dense"]))
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["results"]["prunebench_ranking"]["figure"]
