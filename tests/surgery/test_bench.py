@@ -13,6 +13,7 @@ import mhprobe.prunebench
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
+from mhprobe.run import cells
 from mhprobe.surgery import bench, peer
 from mhprobe.surgery.bench import Cell, ranking
 from models import images_for, make_loud, tiny_vit
@@ -50,7 +51,7 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         raise ValueError("its\nown mistake")
 
     asked: list[str] = []
-    monkeypatch.setattr(bench, "run_cell", never)
+    monkeypatch.setattr(cells, "run_cell", never)
     again = ran(config(tmp_path, weights, "methods=[random,magnitude]", "seeds=[0,1]"), tmp_path / "run")
     assert asked == ["magnitude_0.6_0", "magnitude_0.6_1"]  # what is there is not run again ...
     assert [row for row in again if row["method"] in ("random", "fisher")] == done
@@ -84,9 +85,9 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     generator = torch.Generator().manual_seed(0)
     hard_N = torch.randn(2000, generator=generator)
     skill = {"good": 1.0, "equal": 1.0, "bad": 0.2}
-    cells = [Cell(name, 0.5, seed) for name in skill for seed in range(3)]
-    right = {cell: {"repaired": hard_N + torch.randn(2000, generator=generator) < skill[cell.method]} for cell in cells}
-    found = {row["method"]: row for row in ranking([cell._asdict() for cell in cells], right)}
+    run = [Cell(name, 0.5, seed) for name in skill for seed in range(3)]
+    right = {cell: {"repaired": hard_N + torch.randn(2000, generator=generator) < skill[cell.method]} for cell in run}
+    found = {row["method"]: row for row in ranking([cell._asdict() for cell in run], right)}
     first, second, last = found.values()
     assert {first["method"], second["method"]} == {"good", "equal"} and last["method"] == "bad"
     assert last["real"] and not second["real"] and "p" not in first
@@ -97,7 +98,7 @@ def test_the_ranking_tests_pairs_on_the_same_images_and_corrects_over_all_of_the
     assert last["p_holm"] == pytest.approx(bench.holm(p)[pairs.index((first["method"], "bad"))].item())
     assert last["to_best"] == pytest.approx(last["accuracy"] - first["accuracy"])
     # a seed that one method lacks counts for none
-    partly = ranking([cell._asdict() for cell in cells[:-1]], right)
+    partly = ranking([cell._asdict() for cell in run[:-1]], right)
     assert {row["seeds"] for row in partly} == {2}
 
 

@@ -58,11 +58,10 @@ def choose(method: Order | Chooses, model: nn.Module, images: Images, share: flo
     """(A,) bool, the units that ``method`` takes so that at most ``share`` of the FLOPs is left."""
     if not isinstance(method, Order):
         return method.choose(model, images, share)
-    batch = functools.partial(lambda: next(images.selection()).images)
     source = OnPath(method, target={"flops": share})
     layout = layout_of(model)
     source.check(layout, rounds=1)
-    return source.choose(model, images.evaluate(model, False), batch, layout, 1.0, 1.0)[0].mask
+    return source.choose(model, images.evaluate(model, False), images.first, layout, 1.0, 1.0)[0].mask
 
 
 def run_cell(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.recording.objective import objective
 from mhprobe.surgery.costs import costs, head_shares
 from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import prune_heads
@@ -51,7 +52,7 @@ class TorchPruning:
         """
         layout = layout_of(model)
         bare = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool)).eval()
-        batch = next(images.selection()).images[:1]
+        batch = images.first()[:1]
         left = costs(head_shares(bare, layout, batch, {"flops"}))["flops"]
         score = self._scored(bare, images)
         low, high, best = 0.0, 1.0, None
@@ -80,7 +81,7 @@ class TorchPruning:
             shown, labels = batch.images[batch.valid], batch.labels[batch.valid]
             for part, right in zip(*(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True):
                 with torch.enable_grad():
-                    nn.functional.cross_entropy(model(part), right, reduction="sum").backward()
+                    objective(model(part), right, "loss").sum().backward()
                 for parameter, square in squares.items():
                     if parameter.grad is not None:
                         square += parameter.grad**2

@@ -109,6 +109,11 @@ class Pruned:
     chosen_by: tuple[str, ...] = ()
     kinds: frozenset[Kind] = frozenset({"head"})
 
+    def known(self, stage: Stage, right: Tensor) -> None:
+        """Add a row that was scored before."""
+        self.stages.append(stage)
+        self.right.append(right)
+
     @property
     def optimistic(self) -> bool:
         """True if test images chose the heads: accuracies on them are too high, and a test would not know of it."""
@@ -156,6 +161,10 @@ class Images:
         place[self.chosen] = torch.arange(len(self.chosen), device=self.device)
         for batch in self.data.batches(self.split, self.device, images):
             yield batch._replace(index=place[batch.index])
+
+    def first(self) -> Tensor:
+        """(B, 3, height, width), the first batch of them."""
+        return next(self.selection()).images
 
     def test(self, count: int | None = None) -> Iterator[Batch]:
         """Batches of all test images, or of some."""
@@ -233,14 +242,12 @@ def prune(
     """Return a copy of ``model`` without the heads that ``source`` chooses; ``model`` itself keeps its gates.
 
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
-    can be promised, nothing is removed.
-    proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its projection's bias. mend: options of
-    ``repair``, None for none. train: called after each round. chosen_by: images that chose heads before.
-    whole: the row of the dense network, and (N,) which images it has right, where another pruning knows them: then
-    the masked network, which has the pruned one's logits, is not scored either.
+    can be promised, nothing is removed. proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its
+    projection's bias. mend: options of ``repair``, None for none. train: called after each round. chosen_by: images
+    that chose heads before. whole: the dense network's row and right images, where they are known; the masked one is
+    then not scored either.
 
-    Raises UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than
-    rounding.
+    UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
     refuse_unprunable(model)  # before anything is evaluated
     layout = layout_of(model)
@@ -254,16 +261,12 @@ def prune(
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
     found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, images, found)
-    if whole is None:
-        score("dense", 0, model)
-    else:
-        found.stages, found.right = [whole[0]], [whole[1]]
+    found.known(*whole) if whole else score("dense", 0, model)
     for number in range(1, rounds + 1):
         fill, choice = images.stands_in(now, fold), given
         if isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
-            batch = lambda: next(images.selection()).images  # noqa: E731
-            choice, left = source.choose(now, evaluate, batch, layout, left, number / rounds)
+            choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
         elif isinstance(source, Promised) or source.guarantee is not None:
             choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
@@ -277,8 +280,7 @@ def prune(
         if train is not None:
             smaller = train(smaller, kept_heads(layout, found.gone), number)
             score("tuned", number, smaller)
-        attach(smaller, units=layout.kinds)
-        now = smaller
+        attach(now := smaller, units=layout.kinds)
     remove_gates(now)
     found.model = now.eval()
     return found

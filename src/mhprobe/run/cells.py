@@ -1,0 +1,131 @@
+"""The cells of PruneBench: which are to be run, their files, and the tables and the figure made of them."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.classifier import GatedClassifier
+from mhprobe.data.base import ImageData
+from mhprobe.errors import UserError
+from mhprobe.io.files import write
+from mhprobe.io.tensors import packed, unpacked
+from mhprobe.report.figures import pareto
+from mhprobe.report.report import Result
+from mhprobe.report.tables import Table
+from mhprobe.run import builders, pruning
+from mhprobe.run.construct import construct
+from mhprobe.run.fingerprint import facts
+from mhprobe.run.questions import score
+from mhprobe.surgery.bench import Cell, ranking, run_cell
+from mhprobe.surgery.pruning import Images
+
+log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """A cell that was run. row: of the table, or why it "failed". right: (N,) bool per stage, right test images."""
+
+    row: dict[str, Any]
+    right: dict[str, Tensor]
+
+
+def refuse(cfg: builders.Config) -> None:
+    """UserError for a budget out of range, and for a method that there is not."""
+    if wrong := [budget for budget in cfg["budgets"] if not 0 < budget < 1]:
+        raise UserError(f"budgets: expected shares of the FLOPs between 0 and 1, got {wrong[0]}.")
+    if unknown := [name for name in cfg["methods"] or () if name not in cfg["method"]]:
+        raise UserError(f"methods: expected some of {', '.join(cfg['method'])}, got {unknown[0]}.")
+
+
+class Cells:
+    """All methods at all budgets with all seeds of a configuration."""
+
+    def __init__(self, cfg: builders.Config, data: ImageData, model: GatedClassifier, device: torch.device) -> None:
+        self.cfg, self.data, self.description, self.device = cfg, data, model.description, device
+        self.dense, self.layout = model.to(device).backbone.eval(), model.gates.layout
+        self.whole: Any = None  # of the dense network, once for all
+        shared = {**facts(cfg, self.description, data.fingerprint)}
+        shared |= {key: cfg["prune"][key] for key in ("images", "select_on", "repair", "tune_epochs")}
+        self.made_from: dict[Cell, str] = {}
+        for seed in cfg["seeds"]:
+            for budget in cfg["budgets"]:
+                for name, part in cfg["method"].items():
+                    told = json.dumps([{**shared, "seed": seed}, part, budget], sort_keys=True, default=str)
+                    self.made_from[Cell(name, budget, seed)] = hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def there(self) -> dict[Cell, Kept | None]:
+        """All cells; None for those that were not run with these settings."""
+        return {cell: self._kept(cell) for cell in self.made_from}
+
+    def run(self) -> None:
+        """Run what is asked for and is not there, or failed before."""
+        for cell, kept in self.there().items():
+            if cell.method in (self.cfg["methods"] or self.cfg["method"]) and (kept is None or "failed" in kept.row):
+                log.info("%s ...", cell)
+                try:
+                    row, right = self._made(cell)
+                except Exception as error:  # one method, of another package perhaps, may not take down the others
+                    row, right = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}, {}
+                log.info("%s: %s", cell, row.get("failed") or f"{100 * row[list(right)[-1]]:.2f} %")
+                flags = {stage: flags.to("cpu", torch.uint8) for stage, flags in right.items()}
+                about = {"made_from": self.made_from[cell], "row": json.dumps(row)}
+                write(self._file(cell), packed(flags, about))
+
+    def _made(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        cfg, settings = {**self.cfg, "seed": cell.seed}, self.cfg["prune"]
+        method = construct(cfg["method"][cell.method], f"method.{cell.method}")
+        images = Images(self.data, self.device, settings["select_on"], settings["images"], cell.seed, score(cfg))
+        train = None
+        if settings["tune_epochs"]:
+            report = builders.report(cfg, self._file(cell).with_suffix(""), self.layout)
+            train = pruning.retraining(cfg, self.dense, self.description, self.data, report)
+        row, right, self.whole = run_cell(
+            cell,
+            method,
+            self.dense,
+            images,
+            mend=None if settings["repair"]["per"] == "none" else settings["repair"],
+            train=train,
+            rounds=settings["speed_rounds"] if settings["speed"] else 0,
+            onnx=settings["onnx"],
+            whole=self.whole,
+        )
+        return row, right
+
+    def _file(self, cell: Cell) -> Path:
+        return Path(self.cfg["cells"]) / f"{cell}.safetensors"
+
+    def _kept(self, cell: Cell) -> Kept | None:
+        found = unpacked(self._file(cell))
+        if found is None or found[1].get("made_from") != self.made_from[cell]:
+            return None
+        return Kept(json.loads(found[1]["row"]), {stage: flags.bool() for stage, flags in found[0].items()})
+
+
+def results(weights: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
+    """The table of cells, the ranking, and accuracy against FLOPs and against measured time."""
+    rows = []
+    for cell, kept in cells.items():
+        missing = (
+            f"not run: python -m mhprobe.prunebench weights={weights} methods=[{cell.method}] "
+            f"budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
+        )
+        note = missing if kept is None else kept.row.get("failed", "")
+        rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
+    found = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
+    if done := [row for row in rows if not row["note"]]:
+        ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
+        found["prunebench_ranking"] = Result(ranked, pareto.draw(done), label="accuracy", drawn="pareto")
+    return found
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Table of all that a row says; "" where another does not."""
+    columns = list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
+    return Table(columns, [[row.get(key, "") for key in columns] for row in rows])
