@@ -14,14 +14,14 @@ from torch import Tensor
 
 from mhprobe.errors import one_of
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout
-from mhprobe.measures.base import mean_of
-from mhprobe.measures.parts.losses import labels_of, outcomes_of
+from mhprobe.measures.base import counts, mean_of
+from mhprobe.measures.parts.losses import labels_of
+from mhprobe.measures.parts.paired import Paired
 from mhprobe.measures.parts.per_class import PerClass
-from mhprobe.measures.parts.resampling import add_resamples, declare_resamples, resampled_interval
-from mhprobe.stats.significance import holm, mcnemar, paired_difference, standard_error
+from mhprobe.stats.significance import holm, mcnemar
 
 
-class AblationDelta(PerClass):
+class AblationDelta(PerClass, Paired):
     """Rise of the loss and drop of accuracy when one head is masked, for every head, paired on the same images.
 
     The loss comes first: it moves for every head, where most heads change the same few predictions.
@@ -53,7 +53,6 @@ class AblationDelta(PerClass):
     """
 
     fooled_by = "seen: two heads that do the same: neither is missed alone; live heads that nobody misses look dead"
-    kind = "per_head"
     label = "rise of the loss without the head (nats)"
     unit = "nats"
     larger = "the loss depends more on the head; below 0 it is lower without it"
@@ -61,72 +60,38 @@ class AblationDelta(PerClass):
     also = ("by_class",)
     tables = ("by_class", "class_p_holm", "class_accuracy")
 
-    both: Tensor  # (A,) images right with and without the head
-    lost: Tensor  # (A,) right with it only
-    won: Tensor  # (A,) right without it only
-    rise: Tensor  # (A,) sum of loss without it - loss with it
-    square: Tensor  # (A,) sum of its squares
-    class_right: Tensor  # (C,) right with all heads
-    class_lost: Tensor  # (A, C) right with the head only
-    class_won: Tensor  # (A, C) right without it only
+    class_right: Tensor = counts("C")  # right with all heads
+    class_lost: Tensor = counts("A", "C")  # right with the head only
+    class_won: Tensor = counts("A", "C")  # right without it only
 
     def __init__(self, layout: HeadLayout, fill: FillName = "zero", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         one_of("ablation_delta", "fill", fill, FillName)
-        heads = layout.num_heads
-        self.ablation = Ablation(tuple((head,) for head in range(heads)), fill)
+        self.ablation = Ablation(tuple((head,) for head in range(layout.num_heads)), fill)
         if fill != "zero":
             self.label = f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
         self.needs = frozenset({self.ablation})
-        for name in ("both", "lost", "won"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.long))
-        for name in ("rise", "square"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.float64))
-        declare_resamples(self, heads)
-        self.add_class_state("class_right", torch.long)
-        for name in ("class_lost", "class_won"):
-            self.add_class_state(name, torch.long, heads)
 
     def update(self, batch: HeadBatch) -> None:
         self.see_classes(batch)
         if not batch.valid.any():
             return
-        right, loss = outcomes_of(batch, batch.logits)
-        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
-        lost_AB, won_AB = right & ~right_AB, ~right & right_AB
-        self.both += (right & right_AB).sum(1)
-        self.lost += lost_AB.sum(1)
-        self.won += won_AB.sum(1)
-        rise_AB = loss_AB - loss
-        self.rise += rise_AB.sum(1)
-        self.square += rise_AB.square().sum(1)
-        add_resamples(self, batch, rise_AB)
+        right, right_AV = self.compare(batch)
         labels = labels_of(batch)
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))
         self.class_right += torch.bincount(labels[right], minlength=len(self.class_images))
-        self.class_lost.index_add_(1, labels, lost_AB.long())
-        self.class_won.index_add_(1, labels, won_AB.long())
-        self.images += len(labels)
+        self.class_lost.index_add_(1, labels, (right & ~right_AV).long())
+        self.class_won.index_add_(1, labels, (~right & right_AV).long())
 
     def finish(self) -> dict[str, Tensor]:
-        images = self.images
-        rise, error = self.rise / images, standard_error(self.rise, self.square, images)
-        drop_low, drop_high = paired_difference(self.both, self.lost, self.won, images)
-        low, high = resampled_interval(self)
-        p = mcnemar(self.lost, self.won)
         return {
-            "value": rise,
-            "standard_error": error,
-            "low": low,
-            "high": high,
-            "drop": (self.lost - self.won).double() / images,
-            "drop_low": drop_low,
-            "drop_high": drop_high,
+            **self.losses(),
+            **self.drops(),
             "lost": self.lost.clone(),
             "won": self.won.clone(),
-            "p": p,
-            "p_holm": holm(p),
-            "accuracy": (self.both + self.lost)[0].double() / images,
+            "p": self.p(),
+            "p_holm": holm(self.p()),
+            "accuracy": self.whole(),
             "by_class": mean_of(self.class_lost - self.class_won, self.class_images),
             "class_p_holm": holm(mcnemar(self.class_lost, self.class_won).flatten()).view_as(self.class_lost),
             "class_accuracy": mean_of(self.class_right, self.class_images).expand(self.class_lost.shape).clone(),

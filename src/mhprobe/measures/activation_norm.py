@@ -24,7 +24,6 @@ class ActivationNorm(MeanOverImages):
     fooled_by = "by definition: a large constant output, which a bias could replace; a large write that nobody reads"
     needs = frozenset({"weights"})
     of_units = frozenset(KINDS)
-    kind = "per_head"
     within = SIZE
     label = "activation norm: |z| |W_O|"
     larger = "the head's activations, and the weights that read them, are larger"

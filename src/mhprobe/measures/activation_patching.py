@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, Need, Patching
-from mhprobe.measures.base import Measure, MeasureWarning
+from mhprobe.measures.base import Measure, MeasureWarning, counts, sums
 from mhprobe.measures.parts.hashing import image_numbers
 from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.agreement import spearman, spearman_interval
@@ -61,16 +61,15 @@ class ActivationPatching(Measure):
     """
 
     fooled_by = "by definition: a head that both images need alike: it is the same in both, and restores nothing"
-    kind = "per_head"
     larger = "the head alone restores more of the clean result; below 0 it leads away from it"
     also: ClassVar[tuple[str, ...]] = ("patching",)
 
     effects: Tensor  # (E, 2, A) sums over pairs of x and |x|
-    ends: Tensor  # (2,) sums over pairs of the clean metric and of the corrupted one
-    pairs: Tensor  # ()
+    ends: Tensor = sums(2)  # over pairs of the clean metric and of the corrupted one
+    pairs: Tensor = counts()
     given: Tensor  # (N, A + 2) per donor of the selection split the sums over its pairs of x, clean - corrupted and 1
     squares: Tensor  # (3, A + 2) of other pairs, see _squares
-    clusters: Tensor  # () how many of those
+    clusters: Tensor = counts()  # how many of those
 
     def __init__(
         self,
@@ -100,11 +99,8 @@ class ActivationPatching(Measure):
         self.label = "share of the metric that the head alone restores"
         heads = layout.num_heads
         self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
-        self.add_state("ends", torch.zeros(2, dtype=torch.float64))
-        self.add_state("pairs", torch.zeros((), dtype=torch.long))
         self.add_state("given", torch.zeros(len(self.pool.number), heads + 2, dtype=torch.float64))
         self.add_state("squares", torch.zeros(3, heads + 2, dtype=torch.float64))
-        self.add_state("clusters", torch.zeros((), dtype=torch.long))
 
     def select(self, batch: HeadBatch) -> None:
         if batch.valid.any() and batch.images is not None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import Places, attention, over_support, per_site
+from mhprobe.measures.parts.places import OfAttention, Piece, Places, over_support
 from mhprobe.stats.intervals import SIZE
 
 
-class AttentionDistance(MeanOverImages):
+class AttentionDistance(OfAttention, MeanOverImages):
     """Mean attention distance: over patch queries, then images.
 
     renormalise: whether ``value`` is over rows made to sum to 1 without prefix (and padding) keys.
@@ -44,54 +45,45 @@ class AttentionDistance(MeanOverImages):
         "by definition: a head that looks next to itself and at the far corner has the mean distance of one "
         "that looks halfway"
     )
-    needs = frozenset({"attn"})
-    kind = "per_head"
     within = SIZE
     label = "mean attention distance (input pixels)"
     unit = "input pixels"
     larger = "the head looks further"
     also = ("by_depth",)
 
-    total: Tensor  # (A,) sum over images and queries, renormalised
-    raw_total: Tensor  # (A,) the same of raw rows
+    total: Tensor = sums("A")  # over images and queries, renormalised
+    raw_total: Tensor = sums("A")  # the same of raw rows
 
     def __init__(self, layout: HeadLayout, renormalise: bool = True, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.renormalise = renormalise
-        for name in ("total", "raw_total"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
-            places, span = piece.places, self.layout.span(piece.number)
-            raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
-            mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
-            raw_bH = piece.of_images(raw_bWHQ, places.patch)
-            renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
-            renormalised_bH = piece.of_images(renormalised_bWHQ, places.patch)
-            self.raw_total[span] += raw_bH.sum(0)
-            self.total[span] += renormalised_bH.sum(0)
-            of_value_bH = renormalised_bH if self.renormalise else raw_bH
-            self.add_images(span, of_value_bH, piece.counts(places.patch))
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        raw_bWHQ = (piece.attn * places.distance[:, None]).sum(-1)
+        mass_bWHQ = (piece.attn * places.patch_pairs[:, None]).sum(-1)
+        raw_bH = piece.of_images(raw_bWHQ, places.patch)
+        renormalised_bWHQ = raw_bWHQ / mass_bWHQ.clamp(min=torch.finfo(torch.float64).tiny)
+        renormalised_bH = piece.of_images(renormalised_bWHQ, places.patch)
+        self.raw_total[span] += raw_bH.sum(0)
+        self.total[span] += renormalised_bH.sum(0)
+        of_value_bH = renormalised_bH if self.renormalise else raw_bH
+        self.add_images(span, of_value_bH, piece.counts(places.patch))
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
-        even = per_site(self.layout, self.device, lambda site, p: over_support(p.distance, p.patch_pairs))
-        whole = per_site(self.layout, self.device, _over_the_grid)
-        both = {
-            "renormalised": self.total / self.images / queries,
-            "raw": self.raw_total / self.images / queries,
-        }
+        queries, even = self.patch_queries, self.per_site(lambda site, p: over_support(p.distance, p.patch_pairs))
         if not self.renormalise:
             # a raw row also spends weight on prefix tokens, at no distance
-            patch_share = per_site(
-                self.layout,
-                self.device,
-                lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean(),
+            even *= self.per_site(
+                lambda site, p: (p.patch_pairs.sum(-1) / p.pairs.sum(-1).clamp(min=1))[p.patch].mean()
             )
-            even = even * patch_share
-        return {**self.over_images(), **both, "uniform": even, "whole": whole}
+        return {
+            **self.over_images(),
+            "renormalised": self.total / self.images / queries,
+            "raw": self.raw_total / self.images / queries,
+            "uniform": even,
+            "whole": self.per_site(_over_the_grid),
+        }
 
 
 def _over_the_grid(site: HeadSite, places: Places) -> Tensor:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import counts
 from mhprobe.measures.parts.jackknife import FOLDS, fold_of, jackknife
-from mhprobe.measures.parts.places import Piece, attention, per_site, places_of, shares
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, places_of, shares
 from mhprobe.stats.intervals import SIZE
 
 
-class AttentionRange(Measure):
+class AttentionRange(OfAttention):
     """Radius around the argmax key that holds half of the attention that is not on it.
 
     Columns, in input pixels, (A,), larger is broader: value = r50: radius that holds 50 % of the mass of the mean
@@ -35,8 +35,6 @@ class AttentionRange(Measure):
     """
 
     fooled_by = "by definition: a head that looks at itself is as narrow as one that looks at one token far away"
-    needs = frozenset({"attn"})
-    kind = "per_head"
     within = SIZE
     label = "attention range r50 (input pixels)"
     unit = "input pixels"
@@ -45,42 +43,40 @@ class AttentionRange(Measure):
 
     mass: Tensor  # (J, A, R) sum over images and queries of attention at each distance from the argmax key
     uniform_mass: Tensor  # (A, R) sum over all folds of the same of even attention
-    fold_images: Tensor  # (J,) how many images
+    fold_images: Tensor = counts(FOLDS)
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         most = max(len(_rings(site, torch.device("cpu"))[0]) for site in layout.sites)
         self.add_state("mass", torch.zeros(FOLDS, layout.num_heads, most, dtype=torch.float64))
         self.add_state("uniform_mass", torch.zeros(layout.num_heads, most, dtype=torch.float64))
-        self.add_state("fold_images", torch.zeros(FOLDS, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
-        fold_B = torch.zeros_like(batch.valid, dtype=torch.long)
-        fold_B[batch.valid] = fold_of(batch)
-        for piece in attention(self.name, self.layout, batch):
-            places, span = piece.places, self.layout.span(piece.number)
-            distances, _ = _rings(piece.site, piece.attn.device)
-            row_bWHQK = shares(piece.attn, places.patch_pairs)
-            windows, heads, count = row_bWHQK.shape[1:4]
-            held, place_b = fold_B[piece.images].unique(return_inverse=True)
-            # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
-            block_bW = place_b[:, None] * windows + torch.arange(windows, device=row_bWHQK.device)
-            block_bWH = block_bW[..., None] * heads + torch.arange(heads, device=row_bWHQK.device)
-            centre = (row_bWHQK.argmax(-1) + count * block_bWH[..., None]).flatten()
-            row_K = row_bWHQK.new_zeros(len(held) * windows * heads * count, count)
-            row_K.index_add_(0, centre, row_bWHQK.flatten(0, 3))
-            seen = row_bWHQK.new_zeros(len(row_K))
-            seen.index_add_(0, centre, places.patch[:, None].expand(row_bWHQK.shape[:4]).flatten().double())
-            seen_WHK = seen.view(len(held), windows, heads, count).sum(0)
-            even_WKK = shares(places.patch_pairs[None, :, None].double(), places.patch_pairs)[0, :, 0]
-            self.mass[held, span, : len(distances)] += _by_ring(row_K.view(len(held), *row_bWHQK.shape[1:]), piece)
-            even_WHKK = seen_WHK[..., None] * even_WKK[:, None]
-            self.uniform_mass[span, : len(distances)] += _by_ring(even_WHKK[None], piece)[0]
-        self.fold_images += torch.bincount(fold_B[batch.valid], minlength=FOLDS)
-        self.images += batch.valid.sum()
+        super().update(batch)
+        self.fold_images += torch.bincount(fold_of(batch), minlength=FOLDS)
+
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        distances, _ = _rings(piece.site, piece.attn.device)
+        row_bWHQK = shares(piece.attn, places.patch_pairs)
+        windows, heads, count = row_bWHQK.shape[1:4]
+        held, place_b = batch.derive(_folds)[piece.images].unique(return_inverse=True)
+        # a fold's rows with the same argmax key have the same rings: add them up first, then sort into rings
+        block_bW = place_b[:, None] * windows + torch.arange(windows, device=row_bWHQK.device)
+        block_bWH = block_bW[..., None] * heads + torch.arange(heads, device=row_bWHQK.device)
+        centre = (row_bWHQK.argmax(-1) + count * block_bWH[..., None]).flatten()
+        row_K = row_bWHQK.new_zeros(len(held) * windows * heads * count, count)
+        row_K.index_add_(0, centre, row_bWHQK.flatten(0, 3))
+        seen = row_bWHQK.new_zeros(len(row_K))
+        seen.index_add_(0, centre, places.patch[:, None].expand(row_bWHQK.shape[:4]).flatten().double())
+        seen_WHK = seen.view(len(held), windows, heads, count).sum(0)
+        even_WKK = even_over(places.patch_pairs)
+        self.mass[held, span, : len(distances)] += _by_ring(row_K.view(len(held), *row_bWHQK.shape[1:]), piece)
+        even_WHKK = seen_WHK[..., None] * even_WKK[:, None]
+        self.uniform_mass[span, : len(distances)] += _by_ring(even_WHKK[None], piece)[0]
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())[:, None]
+        queries = self.patch_queries[:, None]
         whole = self.mass.sum(0)
         mass, even = whole / self.images / queries, self.uniform_mass / self.images / queries
         distances = torch.full_like(mass, torch.nan)
@@ -107,6 +103,11 @@ class AttentionRange(Measure):
             "mass": mass,
             "uniform_mass": even,
         }
+
+
+def _folds(batch: HeadBatch) -> Tensor:
+    """(B,) the fold of each valid image."""
+    return torch.zeros_like(batch.valid, dtype=torch.long).masked_scatter_(batch.valid, fold_of(batch))
 
 
 def _by_ring(rows: Tensor, piece: Piece) -> Tensor:

@@ -11,7 +11,7 @@ import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,27 @@ class NotOfNeurons(UserError):
     """A measure of heads was made for neurons."""
 
 
+class Sum(NamedTuple):
+    """A state that is declared in a class's body, see ``sums``."""
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+
+def sums(*shape: int | str) -> Any:
+    """Declare a float64 sum in the body of a measure. "A" stands for all heads, "S" for sites, "C" for classes."""
+    return Sum(shape, torch.float64)
+
+
+def counts(*shape: int | str) -> Any:
+    """Declare an int64 sum. Shape as of ``sums``."""
+    return Sum(shape, torch.long)
+
+
 class Measure(Metric):
-    """Base of all measures. A subclass declares its sums with ``add_state`` and writes ``update`` and ``finish``.
+    """Base of all measures. A subclass declares its sums and writes ``update`` and ``finish``.
+
+    Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` where an option decides a shape.
 
     needs: what ``record`` has to deliver (see heads.Need); z is always there.
     kind: "per_head", "pairwise" or "pairwise_layers"; the table and the figure follow from it.
@@ -81,7 +100,7 @@ class Measure(Metric):
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 
-    images: Tensor  # () number of valid images; update() adds to it
+    images: Tensor = counts()  # valid images; update() adds to it
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """kwargs go to torchmetrics.Metric, e.g. ``process_group``. NotOfNeurons where ``layout`` has units of others.
@@ -94,7 +113,11 @@ class Measure(Metric):
         super().__init__(**{"dist_sync_fn": all_reduce, **kwargs})
         self.layout = layout
         self.axes: dict[str, list[str]] = {}
-        self.add_state("images", torch.zeros((), dtype=torch.long))
+        members = {name: item for kind in reversed(type(self).__mro__) for name, item in vars(kind).items()}
+        self.declared = {name: item for name, item in members.items() if isinstance(item, Sum)}
+        sizes: dict[int | str, Any] = {"A": layout.num_heads, "S": len(layout.sites), "C": 0}
+        for name, (shape, dtype) in self.declared.items():
+            self.add_state(name, torch.zeros([sizes.get(size, size) for size in shape], dtype=dtype))
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.of_weights import OfWeights
 from mhprobe.stats.significance import Z95
 
@@ -52,13 +53,12 @@ class CircuitSpectrum(OfWeights):
     fooled_by = (
         "by definition: a head whose biases or positions decide where it looks, whatever its weights tie together"
     )
-    kind = "per_head"
     larger = "like looks at like (of ov: the head writes what it reads); below 0 at the opposite"
     also = ("modes",)
 
     modes: Tensor  # (2 circuits, 2, A, K) singular values and cosines,
-    eigenvalues: Tensor  # (2, A) sum of those of W_OV, and of their sizes,
-    channels: Tensor  # (A,) C
+    eigenvalues: Tensor = sums(2, "A")  # of W_OV, and of their sizes,
+    channels: Tensor = sums("A")  # C
 
     def __init__(self, layout: HeadLayout, of: Circuit = "qk", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -66,9 +66,7 @@ class CircuitSpectrum(OfWeights):
         self.of = of
         self.label = f"{of.upper()}: like with like, mean cosine"
         widest = max(site.head_dim for site in layout.sites)
-        heads = layout.num_heads
-        for name, shape in (("modes", (2, 2, heads, widest)), ("eigenvalues", (2, heads)), ("channels", (heads,))):
-            self.add_state(name, torch.zeros(*shape, dtype=torch.float64))
+        self.add_state("modes", torch.zeros(2, 2, layout.num_heads, widest, dtype=torch.float64))
         names = [f"mode {number}" for number in range(widest)]
         self.axes = {"singular": names, "cosine": names}
 

@@ -10,16 +10,16 @@ Shapes: A heads of all sites; the others as in places.py.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadBatch, HeadLayout
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import attention, over_queries, where_site
+from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
 from mhprobe.stats.intervals import SHARE
 
 
-class Confidence(MeanOverImages):
+class Confidence(OfAttention, MeanOverImages):
     """Mean over patch queries and images of the largest attention weight.
 
     prefix_keys: whether ``value`` (and class_query) may have its maximum on class, distillation and register tokens. In
@@ -42,38 +42,33 @@ class Confidence(MeanOverImages):
     """
 
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"
-    needs = frozenset({"attn"})
-    kind = "per_head"
+    texts = True
     within = SHARE
     label = "confidence: mean largest weight"
     larger = "the head is more certain where to look"
     also = ("by_depth",)
 
-    total: Tensor  # (A,) sum over images and patch queries, maximum over patch keys
-    prefix_total: Tensor  # (A,) the same, maximum over all keys
-    class_total: Tensor  # (A,) sum over images of the class token's row
-    even: Tensor  # (A,) sum over images and patch queries of one over their number of keys
+    total: Tensor = sums("A")  # over images and patch queries, maximum over patch keys
+    prefix_total: Tensor = sums("A")  # the same, maximum over all keys
+    class_total: Tensor = sums("A")  # over images of the class token's row
+    even: Tensor = sums("A")  # over images and patch queries of one over their number of keys
 
     def __init__(self, layout: HeadLayout, prefix_keys: bool = False, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.prefix_keys = prefix_keys
-        for name in ("total", "prefix_total", "class_total", "even"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch, texts=True):
-            places, span = piece.places, self.layout.span(piece.number)
-            patch_keys = places.pairs & places.patch[:, None]
-            # products, so that NaN is not masked away
-            patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
-            all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
-            self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
-            patch_bH, all_bH = (piece.of_images(largest, places.patch) for largest in (patch_bWHQ, all_bWHQ))
-            self.total[span] += patch_bH.sum(0)
-            self.prefix_total[span] += all_bH.sum(0)
-            self.add_images(span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
-            self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        patch_keys = places.pairs & places.patch[:, None]
+        # products, so that NaN is not masked away
+        patch_bWHQ = (piece.attn * patch_keys[:, None]).amax(-1)
+        all_bWHQ = (piece.attn * places.pairs[:, None]).amax(-1)
+        self.even[span] += len(patch_bWHQ) * (1 / places.pairs.sum(-1).double())[places.patch].sum()
+        patch_bH, all_bH = (piece.of_images(largest, places.patch) for largest in (patch_bWHQ, all_bWHQ))
+        self.total[span] += patch_bH.sum(0)
+        self.prefix_total[span] += all_bH.sum(0)
+        self.add_images(span, all_bH if self.prefix_keys else patch_bH, piece.counts(places.patch))
+        self.class_total[span] += over_queries(all_bWHQ if self.prefix_keys else patch_bWHQ, places.is_class)
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.image_sums[1]
@@ -81,6 +76,6 @@ class Confidence(MeanOverImages):
             **self.over_images(),
             "without_prefix": self.total / queries,
             "with_prefix": self.prefix_total / queries,
-            "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
+            "class_query": self.of_class(self.class_total),
             "uniform": self.even / queries,
         }

@@ -7,19 +7,17 @@ texts the mean is over all words, and the padding is neither query nor key.
 Shapes: A heads of all sites; the others as in places.py.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import mean_of
+from mhprobe.heads import HeadBatch
+from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import attention, over_queries, shares, where_site
+from mhprobe.measures.parts.places import OfAttention, Piece, over_queries, shares
 from mhprobe.stats.intervals import SIZE
 
 
-class Entropy(MeanOverImages):
+class Entropy(OfAttention, MeanOverImages):
     """Mean over queries (prefix tokens too) and images of the entropy of attention.
 
     Columns, (A,), larger is broader: value in nats, with low and high; share: of the maximum ln(number of keys), in [0,
@@ -42,45 +40,34 @@ class Entropy(MeanOverImages):
         "seen: a head with a fixed offset: queries whose key lies outside the grid spread out; a sink looks "
         "like any sharp head"
     )
-    needs = frozenset({"attn"})
-    kind = "per_head"
+    texts = True
     within = SIZE
     label = "entropy of attention (nats)"
     unit = "nats"
     larger = "attention is spread wider"
     also = ("by_depth",)
 
-    share_total: Tensor  # (A,) sum over images and queries of entropy / ln(keys)
-    class_total: Tensor  # (A,) sum over images of the class token's row
-    choices: Tensor  # (A,) queries with more than one key
-    even: Tensor  # (A,) sum over queries of ln(keys)
+    share_total: Tensor = sums("A")  # over images and queries of entropy / ln(keys)
+    class_total: Tensor = sums("A")  # over images of the class token's row
+    choices: Tensor = counts("A")  # queries with more than one key
+    even: Tensor = sums("A")  # over queries of ln(keys)
 
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        for name in ("share_total", "class_total", "even"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        self.add_state("choices", torch.zeros(layout.num_heads, dtype=torch.long))
-
-    def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch, texts=True):
-            places, span = piece.places, self.layout.span(piece.number)
-            entropy_bWHQ = torch.special.entr(shares(piece.attn, places.pairs)).sum(-1)
-            top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
-            choice_WQ = top_WQ > 0
-            real_WQ, images = places.token >= 0, len(entropy_bWHQ)
-            self.choices[span] += images * choice_WQ.sum()
-            self.even[span] += images * top_WQ[real_WQ].sum()
-            self.add_images(span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
-            self.share_total[span] += over_queries(
-                entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ
-            )
-            self.class_total[span] += over_queries(entropy_bWHQ, places.is_class)
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        entropy_bWHQ = torch.special.entr(shares(piece.attn, places.pairs)).sum(-1)
+        top_WQ = places.pairs.sum(-1).clamp(min=1).double().log()
+        choice_WQ = top_WQ > 0
+        real_WQ, images = places.token >= 0, len(entropy_bWHQ)
+        self.choices[span] += images * choice_WQ.sum()
+        self.even[span] += images * top_WQ[real_WQ].sum()
+        self.add_images(span, piece.of_images(entropy_bWHQ, real_WQ), piece.counts(real_WQ))
+        self.share_total[span] += over_queries(entropy_bWHQ / top_WQ.masked_fill(~choice_WQ, 1.0)[:, None], choice_WQ)
+        self.class_total[span] += over_queries(entropy_bWHQ, places.is_class)
 
     def finish(self) -> dict[str, Tensor]:
         return {
             **self.over_images(),
             "share": mean_of(self.share_total, self.choices),
-            "class_query": where_site(self.layout, self.class_total / self.images, lambda site: site.class_token),
+            "class_query": self.of_class(self.class_total),
             "uniform": self.even / self.image_sums[1],
         }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, counts, sums
 from mhprobe.measures.parts.losses import gate_slopes, token_slopes
 from mhprobe.stats.intervals import SIZE, interval
 from mhprobe.stats.significance import standard_error
@@ -61,16 +61,15 @@ class GateImportance(Measure):
     )
     needs = frozenset({"grad"})
     of_units = frozenset(KINDS)
-    kind = "per_head"
     within = SIZE
     label = "gate importance: mean |dL/dξ| (nats)"
     unit = "nats"
     larger = "the loss depends more on the head"
 
-    total: Tensor  # (A,) sum of the units' scores; a unit is an image, or a batch where abs_at="batch"
-    square: Tensor  # (A,) sum of their squares
-    slope: Tensor  # (A,) sum of slopes
-    units: Tensor  # () how many units
+    total: Tensor = sums("A")  # of the units' scores; a unit is an image, or a batch where abs_at="batch"
+    square: Tensor = sums("A")  # of their squares
+    slope: Tensor = sums("A")  # of slopes
+    units: Tensor = counts()
 
     def __init__(
         self,
@@ -90,9 +89,6 @@ class GateImportance(Measure):
         self.normalize = normalize
         if normalize != "none":
             self.label, self.unit = "gate importance: mean |dL/dξ|, over the layer's l2 norm", ""
-        for name in ("total", "square", "slope"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        self.add_state("units", torch.zeros((), dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         if not batch.valid.any():

@@ -19,9 +19,10 @@ from torch import Tensor
 from mhprobe import ranks
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, Need
-from mhprobe.measures.base import Measure
+from mhprobe.measures.base import Measure, sums
 from mhprobe.measures.parts.losses import gate_slopes, outcomes_of
-from mhprobe.stats.significance import holm, standard_error, t_quantile, two_sided
+from mhprobe.stats.intervals import interval
+from mhprobe.stats.significance import holm, standard_error, two_sided
 
 Which = Literal["most", "least"]
 
@@ -51,7 +52,7 @@ class Interaction(Measure):
     square: Tensor  # (P,) sum of its squares
     both: Tensor  # (P,) sum of the rise of the loss with both masked
     alone: Tensor  # (K,) sum of the rise with one masked
-    importance: Tensor  # (A,) sum of |slope| over selection images
+    importance: Tensor = sums("A")  # of |slope| over selection images
 
     def __init__(
         self,
@@ -84,7 +85,6 @@ class Interaction(Measure):
         self._look_at(named)
         for name, size in (("total", self.pairs), ("square", self.pairs), ("both", self.pairs), ("alone", self.heads)):
             self.add_state(name, torch.zeros(len(size), dtype=torch.float64))
-        self.add_state("importance", torch.zeros(layout.num_heads, dtype=torch.float64))
 
     def select(self, batch: HeadBatch) -> None:
         self.importance += gate_slopes(batch, self.name)[batch.valid].abs().sum(0)
@@ -110,14 +110,14 @@ class Interaction(Measure):
 
     def finish(self) -> dict[str, Tensor]:
         mean, error = self.total / self.images, standard_error(self.total, self.square, self.images)
-        reach = t_quantile(self.images - 1) * error
+        low, high = interval(mean, error, int(self.images) - 1)
         alone = self.total.new_full((self.layout.num_heads,), torch.nan)
         alone[list(self.heads)] = self.alone / self.images
         return {
             "value": self._matrix(mean),
             "standard_error": self._matrix(error),
-            "low": self._matrix(mean - reach),
-            "high": self._matrix(mean + reach),
+            "low": self._matrix(low),
+            "high": self._matrix(high),
             "p_holm": self._matrix(holm(two_sided(mean, error, self.images - 1))),
             "both": self._matrix(self.both / self.images),
             "alone": alone,

@@ -23,21 +23,20 @@ sites.
 import functools
 import itertools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError, one_of
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
 from mhprobe.measures.parts.hashing import image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import attention_of, chunks, places_in, places_of, shares, words_of
+from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups
+from mhprobe.measures.parts.places import attention_of, chunks, even_over, places_in, places_of, shares, words_of
 from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.intervals import SHARE, SIZE
-
-Pairs = Literal["layer", "stage", "all"]
 
 
 class JSDistance(MeanOverImages):
@@ -83,7 +82,6 @@ class JSDistance(MeanOverImages):
         **kwargs: Any,
     ) -> None:
         super().__init__(layout, **kwargs)
-        one_of(self.name, "pairs", pairs, Pairs)
         for option, got in (("clusters", clusters), ("permutations", permutations)):
             if got < 1:
                 raise UserError(f"js_distance: {option} is at least 1, got {got}.")
@@ -107,7 +105,7 @@ class JSDistance(MeanOverImages):
             attn = [found[s] for s in sites]
             for images in chunks(batch, sum(each.shape[1:].numel() for each in attn)):
                 js_bGG, queries_b = self._divergences(sites, [a[images] for a in attn])
-                heads = self._heads(sites)
+                heads = flat_heads(self.layout, sites).to(self.device)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
                 self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
         if self.null_images and batch.valid.any():
@@ -148,7 +146,7 @@ class JSDistance(MeanOverImages):
         clusters, points = torch.empty_like(layer), on_cpu.new_empty(len(layer), 2)
         stress = on_cpu.new_empty(len(layer))
         for number, sites in enumerate(self.groups):
-            heads = self._heads(sites).cpu()
+            heads = flat_heads(self.layout, sites)
             own = on_cpu[heads[:, None], heads]
             group[heads] = number
             points[heads], stress[heads] = embed(own)
@@ -162,10 +160,6 @@ class JSDistance(MeanOverImages):
             **{name: column.to(self.device) for name, column in columns.items()},
         }
 
-    def _heads(self, sites: tuple[int, ...]) -> Tensor:
-        """(G,) flat indices."""
-        return torch.cat([torch.arange(self.layout.num_heads)[self.layout.span(s)] for s in sites]).to(self.device)
-
     def _null(self, outside: Tensor) -> dict[str, Tensor]:
         """The same between the images of the pool, which are paired by how far apart they are in it."""
         images = len(self.pool)
@@ -178,7 +172,7 @@ class JSDistance(MeanOverImages):
             for sites in self.groups:
                 attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
                 js_bGG, queries_b = self._divergences(sites, attn, [a.roll(apart, 0) for a in attn])
-                heads = self._heads(sites)
+                heads = flat_heads(self.layout, sites).to(self.device)
                 # of head a on image i with head b on image i - apart: a pair of both images
                 queries_b11 = (queries_b + queries_b.roll(-apart))[:, None, None]
                 sums_NXAA[:, 0, heads[:, None], heads] += js_bGG + js_bGG.roll(-apart, 0)
@@ -227,8 +221,7 @@ class JSDistance(MeanOverImages):
         row_bWHQK = shares(attn.transpose(0, 1) if site.line else attn, pairs)
         if not self.clark:
             return row_bWHQK
-        even_WQK = pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
-        return 0.999 * row_bWHQK + 0.001 * even_WQK[:, None]
+        return 0.999 * row_bWHQK + 0.001 * even_over(pairs)[:, None]
 
     def _fill(self, js_bHH: Tensor, a: int, row_a: Tensor, b: int, row_b: Tensor) -> None:
         """The divergences between the heads of two sites; of one site with itself, above the diagonal."""
@@ -304,12 +297,8 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> _Rea
 
 def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, grouped by what is compared with what; those of a group need the same tokens."""
-    numbers = range(len(layout.sites))
-    if pairs == "layer":
-        return tuple((s,) for s in numbers)
-    stages = [layout.sites[s].stage if pairs == "stage" else 0 for s in numbers]
-    groups = tuple(tuple(s for s in numbers if stages[s] == stage) for stage in sorted(set(stages)))
-    for sites in groups:
+    found = groups("js_distance", layout, pairs)
+    for sites in found:
         first = layout.sites[sites[0]]
         for s in sites:
             site = layout.sites[s]
@@ -318,4 +307,4 @@ def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
                     f"js_distance: pairs={pairs} compares {first.name} (grid {first.grid}) with {site.name} (grid "
                     f"{site.grid}), expected the same tokens. Compare fewer heads: pairs=stage or pairs=layer."
                 )
-    return groups
+    return found

@@ -9,13 +9,11 @@ It is the direct path only: a head that works through later blocks writes nothin
 Shapes: B images, A heads of all sites, C classes.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout, wide
-from mhprobe.measures.base import mean_of
+from mhprobe.heads import HeadBatch, wide
+from mhprobe.measures.base import mean_of, sums
 from mhprobe.measures.parts.losses import labels_of
 from mhprobe.measures.parts.per_class import PerClass
 from mhprobe.stats.intervals import interval
@@ -56,28 +54,18 @@ class LogitAttribution(PerClass):
 
     fooled_by = "by definition: a head that works by way of later blocks: it writes nothing into the logits itself"
     needs = frozenset({"direct"})
-    kind = "per_head"
     label = "write into the label's logit, above the mean over classes"
     larger = "the head speaks for the label; below 0 against it"
     also = ("logits",)
     tables = ("own", "everywhere")
 
-    total: Tensor  # (A,) sum over images of the contribution to the label's logit
-    square: Tensor  # (A,) sum of its squares
-    size: Tensor  # (A,) sum over images of the mean over classes of |contribution|
-    facts: Tensor  # (5,) sums over images, see FACTS
-    class_total: Tensor  # (A, C) as total, image by image to its class
-    class_square: Tensor  # (A, C)
-    all_total: Tensor  # (A, C) sum over all images of the contribution to each class
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        heads = layout.num_heads
-        for name in ("total", "square", "size"):
-            self.add_state(name, torch.zeros(heads, dtype=torch.float64))
-        self.add_state("facts", torch.zeros(len(FACTS), dtype=torch.float64))
-        for name in ("class_total", "class_square", "all_total"):
-            self.add_class_state(name, torch.float64, heads)
+    total: Tensor = sums("A")  # over images of the contribution to the label's logit
+    square: Tensor = sums("A")  # of its squares
+    size: Tensor = sums("A")  # over images of the mean over classes of |contribution|
+    facts: Tensor = sums(len(FACTS))  # over images
+    class_total: Tensor = sums("A", "C")  # as total, image by image to its class
+    class_square: Tensor = sums("A", "C")
+    all_total: Tensor = sums("A", "C")  # over all images of the contribution to each class
 
     def update(self, batch: HeadBatch) -> None:
         direct = batch.need("direct", self.name)

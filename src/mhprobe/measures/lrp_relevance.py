@@ -17,16 +17,16 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import KINDS, HeadBatch, HeadLayout, Relevance
-from mhprobe.measures.base import Measure
-from mhprobe.stats.intervals import SHARE, interval
-from mhprobe.stats.significance import standard_error
+from mhprobe.measures.base import sums
+from mhprobe.measures.parts.image_sums import MeanOverImages
+from mhprobe.stats.intervals import SHARE
 
 Target = Literal["top1", "label", "norm"]
 
 _TINY = 1e-300  # a layer without relevance: shares of 0
 
 
-class LRPRelevance(Measure):
+class LRPRelevance(MeanOverImages):
     """Mean over images of |R_h| / sum over the layer's heads of |R|.
 
     target: "top1" explains the largest logit, "label" the label's, "norm" the length of features that are no logits.
@@ -51,16 +51,13 @@ class LRPRelevance(Measure):
         "lost without it"
     )
     of_units = frozenset(KINDS)
-    kind = "per_head"
     within = SHARE
     label = "|relevance|, share of the layer"
     larger = "more of the prediction came through the head"
 
-    share: Tensor  # (A,) sum over images
-    square: Tensor  # (A,) of squares
-    signed: Tensor  # (A,)
-    voita: Tensor  # (A,)
-    crossing: Tensor  # (4, A) sums of attention, residual, conservation error, mass
+    signed: Tensor = sums("A")
+    voita: Tensor = sums("A")
+    crossing: Tensor = sums(4, "A")  # attention, residual, conservation error, mass
 
     def __init__(
         self,
@@ -76,9 +73,6 @@ class LRPRelevance(Measure):
             raise UserError(f"lrp_relevance: expected gamma >= 0 and epsilon > 0, got {gamma} and {epsilon}.")
         self.rule = Relevance(target, float(gamma), float(epsilon))
         self.needs = frozenset({self.rule})
-        for name in ("share", "square", "signed", "voita"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        self.add_state("crossing", torch.zeros(4, layout.num_heads, dtype=torch.float64))
 
     def update(self, batch: HeadBatch) -> None:
         if self.rule not in batch.relevance:
@@ -94,9 +88,7 @@ class LRPRelevance(Measure):
         for number, (site, heads_BH) in enumerate(zip(self.layout.sites, heads, strict=True)):
             span = self.layout.span(number)
             total_B1 = heads_BH.abs().sum(1, keepdim=True).clamp(min=_TINY)
-            share_BH = heads_BH.abs() / total_B1
-            self.share[span] += share_BH.sum(0)
-            self.square[span] += share_BH.square().sum(0)
+            self.add_images(span, heads_BH.abs() / total_B1, 1)
             self.signed[span] += (heads_BH / total_B1).sum(0)
             sum_B1 = heads_BH.sum(1, keepdim=True)
             self.voita[span] += torch.where(total_B1 > _TINY, heads_BH / sum_B1, heads_BH).sum(0)
@@ -113,9 +105,8 @@ class LRPRelevance(Measure):
         self.images += len(logit_B)
 
     def finish(self) -> dict[str, Tensor]:
-        value = self.share / self.images
-        error = standard_error(self.share, self.square, self.images)
-        low, high = interval(value, error, int(self.images) - 1, self.within)
+        columns = self.over_images()
+        value = columns.pop("value")
         of_heads = [site.kind == "head" for _, _, site in self.layout]
         crossing = torch.where(value.new_tensor(of_heads) > 0, self.crossing / self.images, torch.nan)
         attention, residual, lost, mass = crossing
@@ -124,8 +115,7 @@ class LRPRelevance(Measure):
             "signed": self.signed / self.images,
             "voita": self.voita / self.images,
             "null": torch.cat([value.new_full((s.num_heads,), 1 / s.num_heads) for s in self.layout.sites]),
-            "low": low,
-            "high": high,
+            **columns,
             "attention": attention,
             "residual": residual,
             "conservation_error": lost,

@@ -9,12 +9,11 @@ Shapes: H units of one site, A units of all sites.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from mhprobe.heads import KINDS, HeadLayout, HeadWeights
+from mhprobe.heads import KINDS, HeadWeights
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.of_weights import OfWeights
 
 
@@ -26,15 +25,10 @@ class Magnitude(OfWeights):
 
     fooled_by = "by definition: large weights whose input is small, or whose output others cancel"
     of_units = frozenset(KINDS)
-    kind = "per_head"
     label = "magnitude: L2 norm of the weights"
     larger = "the head's weights are larger"
 
-    square: Tensor  # (A,) sum of squares
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self.add_state("square", torch.zeros(layout.num_heads, dtype=torch.float64))
+    square: Tensor = sums("A")  # of the weights
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for number, parts in enumerate(weights):

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import mean_of
+from mhprobe.measures.base import mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.kinds import KINDS, kinds_of
-from mhprobe.measures.parts.places import attention, of_pairs, over_queries, per_site, shares
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_pairs, over_queries, shares
 from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)
 
 
-class NoOp(MeanOverImages):
+class NoOp(OfAttention, MeanOverImages):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
     special: which kinds of keys are special; by default one: the class token, without it registers, without these
@@ -45,17 +45,16 @@ class NoOp(MeanOverImages):
         "seen: a head that looks at a special token and writes nothing: its slope along attention need not be small"
     )
     needs = frozenset({"attn", "attn_grad", "stream"})
-    kind = "per_head"
     numbers = 4  # of special keys and others: sizes and how many
     within = SIZE
     label = "|dL/dA|, special over other keys"
     larger = "the loss depends more on attention to special tokens than to other keys"
     also = ("special_keys",)
 
-    size: Tensor  # (A, N) sum of |dL/dA| over images, queries, and keys of each kind
-    pairs: Tensor  # (A, N) how many there were
-    mass: Tensor  # (A,) sum over images and queries of attention to special keys
-    even: Tensor  # (A,) the same of even attention
+    size: Tensor = sums("A", len(COLUMNS))  # of |dL/dA| over images, queries, and keys of each kind
+    pairs: Tensor = sums("A", len(COLUMNS))  # how many there were
+    mass: Tensor = sums("A")  # over images and queries of attention to special keys
+    even: Tensor = sums("A")  # the same of even attention
 
     def __init__(
         self,
@@ -72,37 +71,29 @@ class NoOp(MeanOverImages):
             raise UserError(f"no_op: threshold is a number of standard deviations above 0, got {threshold}.")
         self.special = tuple(special)
         self.threshold = threshold
-        for name in ("size", "pairs"):
-            self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
-        for name in ("mass", "even"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        slopes = batch.need("attn_grad", self.name)
-        for piece in attention(self.name, self.layout, batch):
-            places, span = piece.places, self.layout.span(piece.number)
-            slope_bWHQK = slopes[piece.number][piece.images].double().abs()
-            # kinds that depend on the grid alone are the same for all images: add these up first
-            whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
-            kinds = kinds_of(piece, batch, self.threshold)
-            special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)
-            groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
-            queries = places.token >= 0
-            for column, keys_bWQK in enumerate(groups):
-                alike = len(slope_bWHQK) / len(keys_bWQK)
-                source = slope_bWHQK if len(keys_bWQK) == len(slope_bWHQK) else whole_1WHQK
-                self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
-                self.pairs[span, column] += keys_bWQK.sum() * alike
-            of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
-            self.add_images(span, *of_image[0], *of_image[1])
-            row_bWHQK = shares(piece.attn, places.pairs)
-            even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
-            self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
-            self.even[span] += (even_WQK * special_bWQK).sum()
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        slope_bWHQK = batch.need("attn_grad", self.name)[piece.number][piece.images].double().abs()
+        # kinds that depend on the grid alone are the same for all images: add these up first
+        whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
+        kinds = kinds_of(piece, batch, self.threshold)
+        special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)
+        groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
+        queries = places.token >= 0
+        for column, keys_bWQK in enumerate(groups):
+            alike = len(slope_bWHQK) / len(keys_bWQK)
+            source = slope_bWHQK if len(keys_bWQK) == len(slope_bWHQK) else whole_1WHQK
+            self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
+            self.pairs[span, column] += keys_bWQK.sum() * alike
+        of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
+        self.add_images(span, *of_image[0], *of_image[1])
+        row_bWHQK = shares(piece.attn, places.pairs)
+        self.mass[span] += over_queries((row_bWHQK * special_bWQK[:, :, None]).sum(-1), queries)
+        self.even[span] += (even_over(places.pairs) * special_bWQK).sum()
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: (places.token >= 0).sum())
+        queries = self.per_site(lambda site, places: (places.token >= 0).sum())
         size = mean_of(self.size, self.pairs)
         return {
             **self.over_images(lambda sums: sums[0] / sums[1] / (sums[2] / sums[3])),

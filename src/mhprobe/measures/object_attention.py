@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.base import Measure, counts, mean_of, sums
 from mhprobe.measures.parts.hashing import numbers_in
 from mhprobe.measures.parts.places import attention_of, places_of, where_site
 from mhprobe.stats.intervals import SHARE, interval
@@ -66,36 +66,26 @@ class ObjectAttention(Measure):
     larger = "the patch that is looked at most lies on an object more often"
     also = ("relations",)
 
-    dealt: Tensor  # (2,) images of each half
-    share: Tensor  # (2, A) sum over images of the share of patches whose argmax key is on an object
-    square: Tensor  # (2, A) sum of its square
-    chance: Tensor  # (A,) sum of the share that an even draw would have
-    mass: Tensor  # (A,) sum of the mean attention to patches on objects
-    cls: Tensor  # (A,) images whose class token looks at an object
-    followed: Tensor  # (2, A, R) queries whose argmax key meets the relation
-    followed_square: Tensor  # (2, A, R) sum over images of the square of their number
-    followed_possible: Tensor  # (2, A, R) sum over images of their number times that of queries that can
-    even: Tensor  # (S, R) sum over queries of the share of keys that meet it
-    possible: Tensor  # (2, S, R) queries that can meet it
-    possible_square: Tensor  # (2, S, R) sum over images of the square of their number
+    dealt: Tensor = counts(2)  # images of each half
+    share: Tensor = sums(2, "A")  # over images of the share of patches whose argmax key is on an object
+    square: Tensor = sums(2, "A")  # of its square
+    chance: Tensor = sums("A")  # of the share that an even draw would have
+    mass: Tensor = sums("A")  # of the mean attention to patches on objects
+    cls: Tensor = counts("A")  # images whose class token looks at an object
+    followed: Tensor = counts(2, "A", len(RELATIONS))  # queries whose argmax key meets the relation
+    followed_square: Tensor = counts(2, "A", len(RELATIONS))  # over images of the square of their number
+    followed_possible: Tensor = counts(2, "A", len(RELATIONS))  # ... of their number times that of queries that can
+    even: Tensor = sums("S", len(RELATIONS))  # over queries of the share of keys that meet it
+    possible: Tensor = counts(2, "S", len(RELATIONS))  # queries that can meet it
+    possible_square: Tensor = counts(2, "S", len(RELATIONS))  # over images of the square of their number
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         self.axes = {key: list(RELATIONS) for key in _BY_RELATION}
-        heads, sites, relations = layout.num_heads, len(layout.sites), len(RELATIONS)
-        for name, shape in (("share", (2, heads)), ("square", (2, heads)), ("chance", (heads,)), ("mass", (heads,))):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64))
-        self.add_state("dealt", torch.zeros(2, dtype=torch.long))
-        self.add_state("cls", torch.zeros(heads, dtype=torch.long))
-        for name in ("followed", "followed_square", "followed_possible"):
-            self.add_state(name, torch.zeros(2, heads, relations, dtype=torch.long))
-        self.add_state("even", torch.zeros(sites, relations, dtype=torch.float64))
-        for name in ("possible", "possible_square"):
-            self.add_state(name, torch.zeros(2, sites, relations, dtype=torch.long))
         for number, site in enumerate(layout.sites):
             height, width = site.token_grid
             offsets = (2 * height - 1) * (2 * width - 1)
-            self.add_state(f"offsets_{number}", torch.zeros(2, relations, offsets, dtype=torch.long))
+            self.add_state(f"offsets_{number}", torch.zeros(2, len(RELATIONS), offsets, dtype=torch.long))
 
     def update(self, batch: HeadBatch) -> None:
         if batch.objects is None:

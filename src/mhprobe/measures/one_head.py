@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure, mean_of
+from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.losses import outcomes_of
-from mhprobe.measures.parts.resampling import add_resamples, declare_resamples, resampled_interval
-from mhprobe.stats.significance import mcnemar, paired_difference, standard_error, wilson
+from mhprobe.measures.parts.paired import Paired
+from mhprobe.stats.significance import wilson
 
 
-class OneHead(Measure):
+class OneHead(Paired):
     """Sufficiency of a head: the model with this head as its layer's only one, the other layers whole.
 
     Columns, (A,) where nothing else is said:
@@ -34,20 +34,16 @@ class OneHead(Measure):
     """
 
     fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"
-    kind = "per_head"
     label = "log-likelihood, head alone - whole layer (nats)"
     unit = "nats"
     larger = "the head alone serves as well as the layer"
     also = ("sufficiency",)
 
-    both: Tensor  # (A,) images right with the whole layer and with the head alone
-    lost: Tensor  # (A,) right with the whole layer only
-    won: Tensor  # (A,) right with the head alone only
-    fall: Tensor  # (A,) sum of loss with the whole layer - loss with the head alone
-    square: Tensor  # (A,) sum of its squares
-    seen: Tensor  # () selection images
-    seen_right: Tensor  # (A,) right with the head alone
-    seen_loss: Tensor  # (A,) sum of loss with the head alone
+    sign = -1
+
+    seen: Tensor = counts()  # selection images
+    seen_right: Tensor = counts("A")  # right with the head alone
+    seen_loss: Tensor = sums("A")  # of loss with the head alone
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -57,12 +53,6 @@ class OneHead(Measure):
             masks += [tuple(other for other in layer if other != head) for head in layer]
         self.ablation = Ablation(tuple(masks))
         self.needs = self.select_needs = frozenset({self.ablation})
-        for name in ("both", "lost", "won", "seen_right"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
-        for name in ("fall", "square", "seen_loss"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        declare_resamples(self, layout.num_heads)
-        self.add_state("seen", torch.zeros((), dtype=torch.long))
 
     def select(self, batch: HeadBatch) -> None:
         if not batch.valid.any():
@@ -73,41 +63,23 @@ class OneHead(Measure):
         self.seen += batch.valid.sum()
 
     def update(self, batch: HeadBatch) -> None:
-        if not batch.valid.any():
-            return
-        right, loss = outcomes_of(batch, batch.logits)
-        right_AB, loss_AB = outcomes_of(batch, batch.ablated[self.ablation])
-        self.both += (right & right_AB).sum(1)
-        self.lost += (right & ~right_AB).sum(1)
-        self.won += (~right & right_AB).sum(1)
-        self.fall += (loss - loss_AB).sum(1)
-        self.square += (loss - loss_AB).square().sum(1)
-        add_resamples(self, batch, loss - loss_AB)
-        self.images += batch.valid.sum()
+        if batch.valid.any():
+            self.compare(batch)
 
     def finish(self) -> dict[str, Tensor]:
-        right, images = self.both + self.won, self.images
-        fall, error = self.fall / images, standard_error(self.fall, self.square, images)
-        accuracy_low, accuracy_high = wilson(right, images)
-        drop_low, drop_high = paired_difference(self.both, self.lost, self.won, images)
-        low, high = resampled_interval(self)
-        seen = bool(self.seen)
+        right, seen = self.both + self.won, bool(self.seen)
+        accuracy_low, accuracy_high = wilson(right, self.images)
         return {
-            "value": fall,
-            "standard_error": error,
-            "low": low,
-            "high": high,
-            "accuracy": right.double() / images,
+            **self.losses(),
+            "accuracy": right.double() / self.images,
             "accuracy_low": accuracy_low,
             "accuracy_high": accuracy_high,
             "validation": mean_of(self.seen_right, self.seen),
             "chosen": self._best(self.seen_right, self.seen_loss) if seen else torch.zeros_like(right),
-            "test_best": self._best(right, -self.fall),
-            "drop": (self.lost - self.won).double() / images,
-            "drop_low": drop_low,
-            "drop_high": drop_high,
-            "p": mcnemar(self.lost, self.won),
-            "whole": (self.both + self.lost)[0].double() / images,
+            "test_best": self._best(right, -self.rise),
+            **self.drops(),
+            "p": self.p(),
+            "whole": self.whole(),
         }
 
     def _best(self, right_A: Tensor, loss_A: Tensor) -> Tensor:

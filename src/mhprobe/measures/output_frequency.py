@@ -42,7 +42,6 @@ class OutputFrequency(MeanOverImages):
         "by definition: a map whose mean over the grid happens to be near 0 counts as sharp, however smooth it is"
     )
     needs = frozenset({"stream", "weights"})
-    kind = "per_head"
     label = "Δ ln amplitude, highest frequency"
     larger = "the head writes sharper maps"
     also = ("spectrum", "depth_variance")

@@ -19,13 +19,12 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.places import attention, per_site, places_of
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, places_of
 from mhprobe.stats.intervals import SHARE, interval
 from mhprobe.stats.significance import standard_error
 
 
-class Position(Measure):
+class Position(OfAttention):
     """Share of all patch queries whose largest weight is at the head's favourite offset.
 
     threshold: share from which a head is positional. reach: an offset is a candidate if its key exists for at least
@@ -56,8 +55,6 @@ class Position(Measure):
         "seen: in small windows few queries can reach an offset; by definition: a head that always looks at "
         "the same place, not at the same offset"
     )
-    needs = frozenset({"attn"})
-    kind = "per_head"
     within = SHARE
     label = "share of queries at the head's offset"
     larger = "the head looks at one fixed offset more often"
@@ -79,27 +76,25 @@ class Position(Measure):
         for name in ("counts", "squares"):
             self.add_state(name, torch.zeros(layout.num_heads, *size, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
-            places, span = piece.places, self.layout.span(piece.number)
-            row_bWHQK = piece.attn * places.patch_pairs[:, None]
-            key_bWHQ = row_bWHQK.argmax(-1)
-            index_WQK = self._index(piece.site, piece.attn.device)
-            index_bWHQ = index_WQK[:, None].expand(row_bWHQK.shape).gather(-1, key_bWHQ[..., None])[..., 0]
-            # 1 for a patch, 0 for the others; NaN where the row is not finite, which is an error at the end
-            weight_bWHQ = places.patch[:, None] + 0 * row_bWHQK.sum(-1)
-            counts_bHYX = self.counts.new_zeros(len(index_bWHQ), *self.counts[span].shape)
-            place_bH = torch.arange(counts_bHYX[..., 0, 0].numel(), device=index_bWHQ.device).view(len(index_bWHQ), -1)
-            start_bWHQ = self.counts[0].numel() * place_bH[:, None, :, None]
-            counts_bHYX.view(-1).index_add_(0, (index_bWHQ + start_bWHQ).flatten(), weight_bWHQ.flatten())
-            self.counts[span] += counts_bHYX.sum(0)
-            self.squares[span] += counts_bHYX.square_().sum(0)
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        row_bWHQK = piece.attn * places.patch_pairs[:, None]
+        key_bWHQ = row_bWHQK.argmax(-1)
+        index_WQK = self._index(piece.site, piece.attn.device)
+        index_bWHQ = index_WQK[:, None].expand(row_bWHQK.shape).gather(-1, key_bWHQ[..., None])[..., 0]
+        # 1 for a patch, 0 for the others; NaN where the row is not finite, which is an error at the end
+        weight_bWHQ = places.patch[:, None] + 0 * row_bWHQK.sum(-1)
+        counts_bHYX = self.counts.new_zeros(len(index_bWHQ), *self.counts[span].shape)
+        place_bH = torch.arange(counts_bHYX[..., 0, 0].numel(), device=index_bWHQ.device).view(len(index_bWHQ), -1)
+        start_bWHQ = self.counts[0].numel() * place_bH[:, None, :, None]
+        counts_bHYX.view(-1).index_add_(0, (index_bWHQ + start_bWHQ).flatten(), weight_bWHQ.flatten())
+        self.counts[span] += counts_bHYX.sum(0)
+        self.squares[span] += counts_bHYX.square_().sum(0)
 
     def finish(self) -> dict[str, Tensor]:
         exists = self._each(lambda pairs: pairs.double())
-        even = self._each(lambda pairs: pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double())
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        even = self._each(even_over)
+        queries = self.patch_queries
         share = self.counts / self.images / exists  # NaN where no query has such a key
         candidates = exists >= self.least * queries[:, None, None]
         order = self._by_length()

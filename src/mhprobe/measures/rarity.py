@@ -15,13 +15,14 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.codes import Codes, Sample, numbers_of, patches_of
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import attention, over_queries, per_site, where_site
+from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
 from mhprobe.stats.intervals import SHARE
 
 
-class Rarity(MeanOverImages):
+class Rarity(OfAttention, MeanOverImages):
     """Share of patch queries whose argmax key is (one of) the rarest patches they can see.
 
     codes: of k-means. patches: how many patches of the validation images the codes are fitted to, at most. cells: a
@@ -36,18 +37,16 @@ class Rarity(MeanOverImages):
     """
 
     fooled_by = "seen: a head that looks at the border or at bright patches, where these happen to be rare"
-    needs = frozenset({"attn"})
     select_needs = frozenset()
-    kind = "per_head"
     within = SHARE
     label = "share of queries on the rarest patch"
     larger = "the head looks at what is rare more often"
     also = ("by_depth",)
 
-    hits: Tensor  # (A,) sum over images and patch queries: top 2
-    class_hits: Tensor  # (A, 2) sum over images of the class token's row: top 1, top 2
-    luck: Tensor  # (A, 2) sum of the share of keys that would be a hit, over images and patch queries
-    class_luck: Tensor  # (A, 2)
+    hits: Tensor = sums("A")  # over images and patch queries: top 2
+    class_hits: Tensor = sums("A", 2)  # over images of the class token's row: top 1, top 2
+    luck: Tensor = sums("A", 2)  # of the share of keys that would be a hit, over images and patch queries
+    class_luck: Tensor = sums("A", 2)
 
     def __init__(self, layout: HeadLayout, codes: int = 32, patches: int = 4096, cells: int = 4, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -59,21 +58,16 @@ class Rarity(MeanOverImages):
         self.cells = cells
         self.samples: dict[Any, Sample] = {}  # per sort of patch, while selecting
         self.codes: dict[Any, Codes] = {}
-        self.add_state("hits", torch.zeros(layout.num_heads, dtype=torch.float64))
-        for name in ("class_hits", "luck", "class_luck"):
-            self.add_state(name, torch.zeros(layout.num_heads, 2, dtype=torch.float64))
 
     def reset(self) -> None:
         super().reset()
         self.samples = {}
 
     def select(self, batch: HeadBatch) -> None:
-        if batch.images is None:
-            raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
         if not batch.valid.any():
             return
         for sort, site in self._sorts().items():
-            patches = patches_of(batch.images[batch.valid], site, self.cells)
+            patches = patches_of(_images(batch)[batch.valid], site, self.cells)
             sample = self.samples.setdefault(sort, Sample.empty(self.patches, patches.shape[-1]))
             sample.add(numbers_of(patches).flatten(), patches.flatten(0, 1))
 
@@ -84,42 +78,38 @@ class Rarity(MeanOverImages):
             self.codes[sort] = Codes.fit(sample.patch, self.num_codes)
         self.samples = {}
 
-    def update(self, batch: HeadBatch) -> None:
-        if batch.images is None:
-            raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
-        for piece in attention(self.name, self.layout, batch):
-            places, site, span = piece.places, piece.site, self.layout.span(piece.number)
-            if _sort(site) in self.codes:
-                patches = patches_of(batch.images[piece.images], site, self.cells)
-                density_bT = self.codes[_sort(site)].density_of(patches)
-            else:  # finish() will refuse
-                density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
-            keys = places.pairs & places.patch[:, None]
-            rows_bWHQK = piece.attn * keys[:, None]
-            density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
-            seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
-            found_bWHQ = (
-                density_bWK[:, :, None, None]
-                .expand(rows_bWHQK.shape)
-                .gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
-            )
-            lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
-            # NaN where the row is not finite, which is an error at the end
-            fine_bWHQ = torch.where(rows_bWHQK.sum(-1).isfinite(), 1.0, torch.nan).to(rows_bWHQK.dtype)
-            for top in range(min(2, lowest_bWQ2.shape[-1])):
-                limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
-                hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
-                rare_bWQ = ((seen_bWQK <= limit_bWQ[..., None]) & keys).sum(-1)
-                luck_bWQ = rare_bWQ / keys.sum(-1).clamp(min=1).double()
-                hits_bH = piece.of_images(hit_bWHQ, places.patch)
-                if top:
-                    self.hits[span] += hits_bH.sum(0)
-                else:
-                    self.add_images(span, hits_bH, piece.counts(places.patch))
-                self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
-                self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
-                self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, site, span = piece.places, piece.site, piece.span
+        if _sort(site) in self.codes:
+            patches = patches_of(_images(batch)[piece.images], site, self.cells)
+            density_bT = self.codes[_sort(site)].density_of(patches)
+        else:  # finish() will refuse
+            density_bT = torch.zeros(len(piece.images), site.token_grid[0] * site.token_grid[1]).to(piece.attn)
+        keys = places.pairs & places.patch[:, None]
+        rows_bWHQK = piece.attn * keys[:, None]
+        density_bWK = density_bT[:, (places.token - site.prefix_tokens).clamp(min=0)]
+        seen_bWQK = density_bWK[:, :, None].masked_fill(~keys, torch.inf)
+        found_bWHQ = (
+            density_bWK[:, :, None, None]
+            .expand(rows_bWHQK.shape)
+            .gather(-1, rows_bWHQK.argmax(-1, keepdim=True))[..., 0]
+        )
+        lowest_bWQ2 = seen_bWQK.sort(-1).values[..., :2]
+        # NaN where the row is not finite, which is an error at the end
+        fine_bWHQ = torch.where(rows_bWHQK.sum(-1).isfinite(), 1.0, torch.nan).to(rows_bWHQK.dtype)
+        for top in range(min(2, lowest_bWQ2.shape[-1])):
+            limit_bWQ = lowest_bWQ2[..., top].where(lowest_bWQ2[..., top].isfinite(), lowest_bWQ2[..., 0])
+            hit_bWHQ = (found_bWHQ <= limit_bWQ[:, :, None]) * fine_bWHQ
+            rare_bWQ = ((seen_bWQK <= limit_bWQ[..., None]) & keys).sum(-1)
+            luck_bWQ = rare_bWQ / keys.sum(-1).clamp(min=1).double()
+            hits_bH = piece.of_images(hit_bWHQ, places.patch)
+            if top:
+                self.hits[span] += hits_bH.sum(0)
+            else:
+                self.add_images(span, hits_bH, piece.counts(places.patch))
+            self.class_hits[span, top] += over_queries(hit_bWHQ, places.is_class)
+            self.luck[span, top] += over_queries(luck_bWQ[:, :, None], places.patch)
+            self.class_luck[span, top] += over_queries(luck_bWQ[:, :, None], places.is_class)
 
     def finish(self) -> dict[str, Tensor]:
         if not self.codes:
@@ -127,10 +117,10 @@ class Rarity(MeanOverImages):
                 "rarity: it has no codes yet. Show it the validation images first: select(batch) for each batch, then "
                 "end_select()."
             )
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        queries = self.patch_queries
         chance, chance2 = (self.luck / self.images / queries[:, None]).unbind(1)
-        of_class, of_class2 = self._of_class(self.class_hits).unbind(1)
-        luck, luck2 = self._of_class(self.class_luck).unbind(1)
+        of_class, of_class2 = self.of_class(self.class_hits).unbind(1)
+        luck, luck2 = self.of_class(self.class_luck).unbind(1)
         return {
             **self.over_images(),
             "top2": self.hits / self.images / queries,
@@ -142,12 +132,15 @@ class Rarity(MeanOverImages):
             "class_chance_top2": luck2,
         }
 
-    def _of_class(self, total_A2: Tensor) -> Tensor:
-        return where_site(self.layout, total_A2 / self.images, lambda site: site.class_token)
-
     def _sorts(self) -> dict[Any, HeadSite]:
         """The different ways in which sites cut the image, each with one of its sites."""
         return {_sort(site): site for site in reversed(self.layout.sites)}
+
+
+def _images(batch: HeadBatch) -> Tensor:
+    if batch.images is None:
+        raise UserError("rarity: the batch has no images to take patches from; record() delivers them.")
+    return batch.images
 
 
 def _sort(site: HeadSite) -> Any:

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, wide
-from mhprobe.measures.base import mean_of
+from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.places import Piece, attention, shares, words_of
+from mhprobe.measures.parts.places import OfAttention, Piece, shares, where_site, words_of
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
 
 
-class Sinks(MeanOverImages):
+class Sinks(OfAttention, MeanOverImages):
     """Mean over images (and windows) of the share of all attention that the token which draws most gets.
 
     queries: from which share of the queries on a token is a sink.
@@ -44,50 +44,44 @@ class Sinks(MeanOverImages):
         "by definition: a token that many queries have a reason to look at, such as a large object, looks like a sink"
     )
     needs = frozenset({"attn", "stream", "weights"})
-    kind = "per_head"
+    texts = True
     within = SHARE
     label = "share of attention on one token"
     larger = "more of the head's attention rests on one token"
 
-    sinks: Tensor  # (A,) how many windows of images have a sink
-    at_class: Tensor  # (A,) of them with the largest share on the class token
-    ratio: Tensor  # (A,) sum over images and tokens of |write| / |stream|
-    tokens: Tensor  # (A,) images x tokens
-    even: Tensor  # (A,) sum over images and windows of one over the number of keys
-    shared: Tensor  # (A,) sum over images of |mean write| / mean |write|
+    sinks: Tensor = counts("A")  # how many windows of images have a sink
+    at_class: Tensor = counts("A")  # of them with the largest share on the class token
+    ratio: Tensor = sums("A")  # over images and tokens of |write| / |stream|
+    tokens: Tensor = counts("A")  # images x tokens
+    even: Tensor = sums("A")  # over images and windows of one over the number of keys
+    shared: Tensor = sums("A")  # over images of |mean write| / mean |write|
 
     def __init__(self, layout: HeadLayout, queries: float = 0.9, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         if not 0 < queries <= 1:
             raise UserError(f"sinks: queries is a share above 0, at most 1, got {queries}.")
         self.queries = queries
-        for name in ("ratio", "shared", "even"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.float64))
-        for name in ("sinks", "at_class", "tokens"):
-            self.add_state(name, torch.zeros(layout.num_heads, dtype=torch.long))
+
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        span, places = piece.span, piece.places
+        keys_WK = _large(piece)
+        there_W = keys_WK.any(1)
+        row_bWHQK = shares(piece.attn, places.pairs)
+        queries_WK = places.pairs.sum(1).clamp(min=1)
+        mean_bWHK = row_bWHQK.sum(3) / queries_WK[:, None]
+        share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[:, None]
+        outside = ~keys_WK[:, None]
+        most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
+        given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
+        windows = 1 if piece.site.line else most_bWH.shape[1]
+        self.add_images(span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
+        self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
+        self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
+        if piece.site.class_token:
+            self.at_class[span] += (key_bWH == 0).sum((0, 1))
 
     def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch, texts=True):
-            span, places = self.layout.span(piece.number), piece.places
-            keys_WK = _large(piece)
-            there_W = keys_WK.any(1)
-            row_bWHQK = shares(piece.attn, places.pairs)
-            queries_WK = places.pairs.sum(1).clamp(min=1)
-            mean_bWHK = row_bWHQK.sum(3) / queries_WK[:, None]
-            share_bWHK = ((row_bWHQK >= GIVES) & places.pairs[:, None]).sum(3).double() / queries_WK[:, None]
-            outside = ~keys_WK[:, None]
-            most_bWH, key_bWH = (part[:, there_W] for part in mean_bWHK.masked_fill(outside, -1).max(-1))
-            given_bWH = share_bWHK.masked_fill(outside, -1).amax(-1)[:, there_W]
-            windows = 1 if piece.site.line else most_bWH.shape[1]
-            self.add_images(span, most_bWH[0] if piece.site.line else most_bWH.sum(1), windows)
-            self.sinks[span] += (given_bWH >= self.queries).sum((0, 1))
-            self.even[span] += len(most_bWH) * (1 / (queries_WK * keys_WK).amax(1)[there_W].double()).sum()
-            if piece.site.class_token:
-                self.at_class[span] += (key_bWH == 0).sum((0, 1))
-        self._writes(batch)
-        self.images += batch.valid.sum()
-
-    def _writes(self, batch: HeadBatch) -> None:
+        super().update(batch)
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD = self.layout.span(number), wide(z[batch.valid]).double()
@@ -108,12 +102,11 @@ class Sinks(MeanOverImages):
         windows = self.image_sums[1]
         sink, write = mean_of(self.sinks, windows), mean_of(self.ratio, self.tokens)
         role = torch.where(write < QUIET * write.median(), 1, 2)
-        has_class = torch.tensor([site.class_token for _, _, site in self.layout], device=sink.device)
         return {
             **self.over_images(),
             "uniform": mean_of(self.even, windows),
             "sink": sink,
-            "class_token": torch.where(has_class, mean_of(self.at_class, windows), torch.nan),
+            "class_token": where_site(self.layout, mean_of(self.at_class, windows), lambda site: site.class_token),
             "write": write,
             "common": self.shared / self.images,
             "role": torch.where(sink >= 0.5, role, 0),

@@ -10,20 +10,20 @@ Shapes: N kinds, A heads of all sites; the others as in places.py.
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.kinds import KINDS, kinds_of
-from mhprobe.measures.parts.places import attention, of_pairs, over_queries, per_site, shares, where_site
+from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_pairs, over_queries, shares, where_site
 from mhprobe.stats.intervals import SHARE
 
 COLUMNS = (*KINDS, "cls_to_cls")
 
 
-class TokenKinds(MeanOverImages):
+class TokenKinds(OfAttention, MeanOverImages):
     """Mean share of attention from patch queries to each kind of key.
 
     value: the kind that is the column "value"; one of the columns below. UserError for a kind that needs a class token
@@ -39,13 +39,12 @@ class TokenKinds(MeanOverImages):
 
     fooled_by = "seen: a place that often shows one kind of thing: a head for the first patch is a head for the border"
     needs = frozenset({"attn", "stream"})
-    kind = "per_head"
     larger = "more attention goes to tokens of this kind"
     within = SHARE
     also = ("kind_ratios",)
 
-    mass: Tensor  # (A, N) sum over images and queries of attention to each kind
-    even: Tensor  # (A, N) the same of even attention
+    mass: Tensor = sums("A", len(COLUMNS))  # over images and queries of attention to each kind
+    even: Tensor = sums("A", len(COLUMNS))  # the same of even attention
 
     def __init__(self, layout: HeadLayout, value: str = "neighbours", threshold: float = 3.0, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
@@ -67,32 +66,28 @@ class TokenKinds(MeanOverImages):
         self.main = value
         self.threshold = threshold
         self.label = f"share of attention: {value.replace('_', ' ')}"
-        for name in ("mass", "even"):
-            self.add_state(name, torch.zeros(layout.num_heads, len(COLUMNS), dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        for piece in attention(self.name, self.layout, batch):
-            places, span = piece.places, self.layout.span(piece.number)
-            row_bWHQK = shares(piece.attn, places.pairs)
-            # kinds that depend on the grid alone are the same for all images: add these up first
-            whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
-            even_WQK = shares(places.pairs[None, :, None].double(), places.pairs)[0, :, 0]
-            kinds = kinds_of(piece, batch, self.threshold)
-            asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
-            for column, (keys_bWQK, queries_WQ) in enumerate(asked):
-                source = row_bWHQK if len(keys_bWQK) == len(row_bWHQK) else whole_1WHQK
-                to_bWHQ = (source * keys_bWQK[:, :, None]).sum(-1)
-                even_bWQ = (even_WQK * keys_bWQK).sum(-1)
-                alike = len(row_bWHQK) / len(keys_bWQK)
-                self.mass[span, column] += over_queries(to_bWHQ, queries_WQ)
-                self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
-                if COLUMNS[column] == self.main:
-                    given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
-                    self.add_images(span, given_bH, piece.counts(queries_WQ))
-        self.images += batch.valid.sum()
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        places, span = piece.places, piece.span
+        row_bWHQK = shares(piece.attn, places.pairs)
+        # kinds that depend on the grid alone are the same for all images: add these up first
+        whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
+        even_WQK = even_over(places.pairs)
+        kinds = kinds_of(piece, batch, self.threshold)
+        asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
+        for column, (keys_bWQK, queries_WQ) in enumerate(asked):
+            source = row_bWHQK if len(keys_bWQK) == len(row_bWHQK) else whole_1WHQK
+            to_bWHQ = (source * keys_bWQK[:, :, None]).sum(-1)
+            even_bWQ = (even_WQK * keys_bWQK).sum(-1)
+            alike = len(row_bWHQK) / len(keys_bWQK)
+            self.mass[span, column] += over_queries(to_bWHQ, queries_WQ)
+            self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
+            if COLUMNS[column] == self.main:
+                given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
+                self.add_images(span, given_bH, piece.counts(queries_WQ))
 
     def finish(self) -> dict[str, Tensor]:
-        queries = per_site(self.layout, self.device, lambda site, places: places.patch.sum())
+        queries = self.patch_queries
         columns, uniform = {}, {}
         for number, kind in enumerate(COLUMNS):
             rows = self.images * (1 if kind == "cls_to_cls" else queries)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.of_weights import OfWeights
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, warn_duplicates
 from mhprobe.stats.significance import Z95
@@ -56,8 +57,8 @@ class WeightSimilarity(OfWeights):
     kind = "pairwise"
     larger = "the two heads' weights are more alike"
 
-    similarity: Tensor  # (12, A, A) six cosines and six overlaps,
-    chance: Tensor  # (2, A, A) mean and variance of the value for randomly rotated weights
+    similarity: Tensor = sums(12, "A", "A")  # six cosines and six overlaps,
+    chance: Tensor = sums(2, "A", "A")  # mean and variance of the value for randomly rotated weights
 
     def __init__(
         self, layout: HeadLayout, pairs: Pairs = "layer", of: Of = "ov", by: By = "cosine", **kwargs: Any
@@ -70,9 +71,6 @@ class WeightSimilarity(OfWeights):
         self.of = of
         self.by = by
         self.label = f"{by} of {of.upper() if len(of) == 2 else of} weights"
-        heads = layout.num_heads
-        self.add_state("similarity", torch.zeros(12, heads, heads, dtype=torch.float64))
-        self.add_state("chance", torch.zeros(2, heads, heads, dtype=torch.float64))
 
     def look(self, weights: Sequence[HeadWeights]) -> None:
         for sites in self.groups:

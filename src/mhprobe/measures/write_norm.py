@@ -7,11 +7,10 @@ that writes little is inert, whatever it attends to (Kobayashi et al., 2020, arX
 Shapes: B images, T tokens, H heads of one site, D head width, C channels of the stream, A heads of all sites.
 """
 
-from typing import Any
-
 import torch
 
-from mhprobe.heads import KINDS, HeadBatch, HeadLayout
+from mhprobe.heads import KINDS, HeadBatch
+from mhprobe.measures.base import sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.stats.intervals import SIZE
 
@@ -30,16 +29,11 @@ class WriteNorm(MeanOverImages):
     )
     needs = frozenset({"stream", "weights"})
     of_units = frozenset(KINDS)
-    kind = "per_head"
     within = SIZE
     label = "write norm / stream norm"
     larger = "the head writes more"
 
-    length: torch.Tensor  # (A,) sum over images and tokens of the norm
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self.add_state("length", torch.zeros(layout.num_heads, dtype=torch.float64))
+    length: torch.Tensor = sums("A")  # over images and tokens of the norm
 
     def update(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)

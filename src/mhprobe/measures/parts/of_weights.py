@@ -2,13 +2,11 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights, Need
-from mhprobe.measures.base import Measure
+from mhprobe.heads import HeadBatch, HeadWeights, Need
+from mhprobe.measures.base import Measure, counts
 
 
 class OfWeights(Measure):
@@ -18,11 +16,7 @@ class OfWeights(Measure):
     no_interval = "weights alone, which no image changes"
     of_images = False
 
-    models: Tensor  # () summed over ranks that have seen the weights, each once
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self.add_state("models", torch.zeros((), dtype=torch.long))
+    models: Tensor = counts()  # summed over ranks that have seen the weights, each once
 
     def update(self, batch: HeadBatch) -> None:
         recorded = batch.need("weights", self.name)

@@ -4,32 +4,22 @@ Only logits tell how many classes there are. So the sums grow once: at the first
 nothing, before all ranks add up. Shapes: C classes.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.heads import HeadBatch, HeadLayout
-from mhprobe.measures.base import Measure
+from mhprobe.heads import HeadBatch
+from mhprobe.measures.base import Measure, counts
 
 
 class PerClass(Measure):
-    """Return the tables of columns that have a number per class, which ``axes`` names."""
+    """Base of measures with sums (..., C). tables: columns that have a number per class, which ``axes`` names."""
 
     tables: ClassVar[tuple[str, ...]]
 
-    class_images: Tensor  # (C,)
-
-    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
-        super().__init__(layout, **kwargs)
-        self._per_class: list[str] = []
-        self.add_class_state("class_images", torch.long)
-
-    def add_class_state(self, name: str, dtype: torch.dtype, *shape: int) -> None:
-        """Declare a sum (*shape, C), of no classes yet."""
-        self._per_class.append(name)
-        self.add_state(name, torch.zeros(*shape, 0, dtype=dtype))
+    class_images: Tensor = counts("C")
 
     def see_classes(self, batch: HeadBatch) -> None:
         """To be called with every batch, before its images are counted."""
@@ -43,7 +33,7 @@ class PerClass(Measure):
 
     def _grow(self, classes: int) -> None:
         with torch.inference_mode(False):
-            for name in self._per_class:
+            for name in [name for name, (shape, _) in self.declared.items() if "C" in shape]:
                 empty = getattr(self, name)
                 setattr(self, name, empty.new_zeros(*empty.shape[:-1], classes))
         names = [*self.class_names] or [f"class {number}" for number in range(classes)]

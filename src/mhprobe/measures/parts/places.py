@@ -16,14 +16,16 @@ Shapes: b images, W windows, H heads of one site, Q queries, K keys (both all pl
 """
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite, Need
+from mhprobe.measures.base import Measure
 
 # float64 numbers in a piece of attention, whatever the batch size
 _CPU_PIECE = 2**18  # 2 MiB stay in the cache; temporaries of 64 MiB cost page faults and three times the time
@@ -89,10 +91,12 @@ def words_of(attn: Tensor) -> Tensor:
 class Piece(NamedTuple):
     """The attention of one site on some valid images of a batch.
 
-    number: of the site. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64; of texts (1, b, ...).
+    number, span: of the site, and its heads. images: (b,) which images of the batch. attn: (b, W, H, Q, K) float64; of
+    texts (1, b, ...).
     """
 
     number: int
+    span: slice
     site: HeadSite
     places: Places
     images: Tensor
@@ -108,6 +112,40 @@ class Piece(NamedTuple):
         return (queries.sum(1) if self.site.line else queries.sum().view(1)).double()[:, None]
 
 
+class OfAttention(Measure):
+    """Base of measures of attention weights, which they see a site and a few images at a time.
+
+    texts: whether it can do without a grid, and counts queries as it goes; otherwise texts are refused.
+    """
+
+    needs: frozenset[Need] = frozenset({"attn"})
+    texts: ClassVar[bool] = False
+
+    def update(self, batch: HeadBatch) -> None:
+        for piece in attention(self.name, self.layout, batch, self.texts):
+            self.look(piece, batch)
+        self.images += batch.valid.sum()
+
+    @abstractmethod
+    def look(self, piece: Piece, batch: HeadBatch) -> None:
+        """Add some images' attention in one site to the sums."""
+
+    def per_site(self, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
+        """(A,) float64: a fact about each site, for each of its heads."""
+        pairs = [(site, fact(site, places_of(site, self.device))) for site in self.layout.sites]
+        facts = [torch.as_tensor(each, dtype=torch.float64, device=self.device) for _, each in pairs]
+        return torch.cat([each.expand(site.num_heads) for (site, _), each in zip(pairs, facts, strict=True)])
+
+    @property
+    def patch_queries(self) -> Tensor:
+        """(A,) number of patches of an image."""
+        return self.per_site(lambda site, places: places.patch.sum())
+
+    def of_class(self, total: Tensor) -> Tensor:
+        """Mean over images of (A,) or (A, K) sums over class tokens' rows; NaN for sites without a class token."""
+        return where_site(self.layout, total / self.images, lambda site: site.class_token)
+
+
 def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = False) -> Iterator[Piece]:
     """All valid images' attention of all sites, in pieces of bounded size. name: of the measure that asks.
 
@@ -117,7 +155,8 @@ def attention(name: str, layout: HeadLayout, batch: HeadBatch, texts: bool = Fal
         attn = attention_of(name, layout, batch, number, texts)
         for images in chunks(batch, attn.shape[1:].numel()):
             some = attn[images].double()
-            yield Piece(number, site, places_in(site, some), images, some.transpose(0, 1) if site.line else some)
+            whole = some.transpose(0, 1) if site.line else some
+            yield Piece(number, layout.span(number), site, places_in(site, some), images, whole)
 
 
 def attention_of(name: str, layout: HeadLayout, batch: HeadBatch, number: int, texts: bool = False) -> Tensor:
@@ -150,6 +189,11 @@ def shares(attn: Tensor, keys: Tensor) -> Tensor:
     return counted / counted.sum(-1, keepdim=True).clamp(min=torch.finfo(counted.dtype).tiny)
 
 
+def even_over(pairs: Tensor) -> Tensor:
+    """(W, Q, K) the same for attention that is spread evenly over the keys in ``pairs`` (W, Q, K) bool."""
+    return pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
+
+
 def over_queries(values: Tensor, queries: Tensor) -> Tensor:
     """(H,) sum over images, windows and those queries (W, Q) bool of (b, W, H, Q) values. NaN anywhere stays NaN."""
     return torch.einsum("bwhq,wq->h", values, queries.to(values.dtype))
@@ -158,15 +202,6 @@ def over_queries(values: Tensor, queries: Tensor) -> Tensor:
 def of_pairs(values: Tensor, pairs: Tensor) -> Tensor:
     """(b, H) sum of (b, W, H, Q, K) values over ``pairs`` (1 or b, W, Q, K) bool, image by image."""
     return torch.einsum("bwhqk,bwqk->bh", values, pairs.to(values.dtype))
-
-
-def per_site(layout: HeadLayout, device: torch.device, fact: Callable[[HeadSite, Places], Tensor | float]) -> Tensor:
-    """(A,) float64: a fact about each site, for each of its heads."""
-    facts = [
-        torch.as_tensor(fact(site, places_of(site, device)), dtype=torch.float64, device=device).expand(site.num_heads)
-        for site in layout.sites
-    ]
-    return torch.cat(facts)
 
 
 def where_site(layout: HeadLayout, values_A: Tensor, has: Callable[[HeadSite], bool]) -> Tensor:
