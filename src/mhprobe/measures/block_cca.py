@@ -39,6 +39,7 @@ class BlockCCA(LayerSimilarity):
     fooled_by = (
         "by definition: blocks that add nothing alike: the residual stream carries what was there before through both"
     )
+    needs = frozenset({"stream"})
     label = "SVCCA of blocks: mean canonical correlation"
     larger = "the two blocks share more"
     also = ("block_coefficients",)
