@@ -93,8 +93,8 @@ def test_blocks_that_mix_heads_are_refused_by_module_and_reason(kwargs, reason):
 NAMES = {path.stem for path in CONF.glob("*.yaml")}
 
 
-def file_of(family: type) -> str:
-    return family.__module__.rpartition(".")[2]
+def yaml_of(family: type) -> str:
+    return family.__name__.lower()
 
 
 twins = pytest.mark.parametrize("build", TWINS.values(), ids=TWINS.keys())
@@ -279,7 +279,7 @@ def test_attention_times_values_is_what_the_heads_hand_on(build):
 
 
 # families with a yaml in conf/backbone: commands build and train them
-BUILT = {name: build for name, build in TWINS.items() if file_of(family_of(build())) in NAMES}
+BUILT = {name: build for name, build in TWINS.items() if yaml_of(family_of(build())) in NAMES}
 built = pytest.mark.parametrize("build", BUILT.values(), ids=BUILT.keys())
 
 
@@ -381,7 +381,7 @@ def test_heads_that_share_keys_and_values_are_said_to_have_those_that_they_use()
 def test_every_backbone_yaml_belongs_to_a_family_and_has_a_tiny_twin():
     ours = {family for family in families() if family.__module__.startswith("mhprobe.")}
     ours -= {family for family in ours if issubclass(family, Located)}  # theirs: test_located.py
-    assert NAMES and {file_of(family) for family in ours} >= NAMES
+    assert NAMES and {yaml_of(family) for family in ours} >= NAMES
     assert ours <= {family_of(build()) for build in TWINS.values()}
     for path in CONF.glob("*.yaml"):
         name = OmegaConf.load(path).name

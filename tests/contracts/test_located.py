@@ -15,7 +15,7 @@ from torch import nn
 import mhprobe
 from located import LOCATED, multi_query
 from mhprobe.backbones import build, families, family_of, input_spec, layout_of
-from mhprobe.backbones.located_tokens import FACTORISED
+from mhprobe.backbones.located import FACTORISED
 from mhprobe.backbones.parts.located import CHANNELS, Located, grid_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
@@ -257,6 +257,7 @@ def test_what_is_not_there_is_refused_in_a_line(name):
 def test_every_such_family_has_a_twin_or_is_one_that_has_under_another_models_name():
     ours = {family for family in families() if issubclass(family, Located) and family.kinds}
     twins = {family_of(LOCATED[name]()) for name in LOCATED}
+    assert twins <= ours
     for family in ours - twins:
         own = {name for name in vars(family) if not name.startswith("_")}
         assert own == {"title", "model"} and family.__base__ in twins, family

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.attention import layer_scale, unfused
+from mhprobe.backbones.parts.attention import layer_scale, query_key_value, unfused
 from mhprobe.backbones.parts.mlp import rows_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
@@ -94,13 +94,14 @@ class Family(ABC):
     """
 
     title: ClassVar[str]
+    model: ClassVar[Any] = ()  # the class of its models
 
     # where heads are
 
-    @staticmethod
-    @abstractmethod
-    def claims(model: nn.Module) -> bool:
+    @classmethod
+    def claims(cls, model: nn.Module) -> bool:
         """Return True if the model belongs to this family."""
+        return isinstance(model, cls.model)
 
     @staticmethod
     @abstractmethod
@@ -173,8 +174,7 @@ class Family(ABC):
     @classmethod
     def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
         """Each (H, D, C in), detached, of the module itself."""
-        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, site.num_heads, site.head_dim))
-        return query, key, value
+        return query_key_value(attention, site.head_dim)
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:

@@ -1,25 +1,111 @@
-"""timm's Swin Transformer v1: windows (see windowed.py) and a table of relative position biases, a column per head."""
+"""timm's two Swin Transformers: shifted windows, a ragged number of heads per stage.
 
-from collections.abc import Callable, Sequence
-from typing import Any
+WindowAttention concatenates its heads like a ViT, over rows that are image-major (image x window); ``Windows`` says
+how to put them back in raster order.
+"""
 
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerStage, WindowAttention
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from timm.models import swin_transformer, swin_transformer_v2
 from torch import Tensor, nn
 
-from mhprobe.backbones.base import DirectPath
-from mhprobe.backbones.parts.attention import NoHeads, keep_channels, linear_pool, other_forward
-from mhprobe.backbones.parts.windowed import Windowed
+from mhprobe.backbones.base import DirectPath, Family, Seam, Segments
+from mhprobe.backbones.parts.attention import (
+    NoHeads,
+    keep_channels,
+    linear_pool,
+    of_fixed_width,
+    other_forward,
+    pixels,
+)
+from mhprobe.backbones.parts.mlp import neurons
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadSite
+from mhprobe.heads import Block, HeadSite, Windows
+
+
+class Windowed(Family):
+    """A family of windowed models.
+
+    model, stage, attention: timm's classes. middle: the part of a block that the stream enters after attention.
+    """
+
+    stage: ClassVar[type[Any]]
+    attention: ClassVar[type[Any]]
+    middle: ClassVar[str]
+
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
+        for site, block in cls._places(model):
+            name, attn = f"{site.name}.attn", block.attn
+            if type(attn) is NoHeads:
+                continue
+            if type(attn) is not cls.attention:
+                raise UserError(f"{name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
+            yield dataclasses.replace(
+                site,
+                name=name,
+                num_heads=attn.num_heads,
+                head_dim=attn.proj.in_features // attn.num_heads,
+                windows=Windows(
+                    grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
+                ),
+            )
+
+    @classmethod
+    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+        for site, block in cls._places(model):  # an MLP sees its tokens in raster order
+            yield from neurons(block.mlp, dataclasses.replace(site, name=f"{site.name}.mlp"))
+
+    @classmethod
+    def _places(cls, model: Any) -> Iterator[tuple[HeadSite, Any]]:
+        """Each block with a site that says where it stands, without units."""
+        patch, blocks = pixels(model.patch_embed.img_size, model.patch_embed.grid_size), list(cls.blocks(model))
+        for number, about in enumerate(blocks):
+            block = model.get_submodule(about.name)
+            yield (
+                HeadSite(
+                    name=about.name,
+                    stage=about.stage,
+                    block=number,
+                    num_heads=0,
+                    head_dim=1,
+                    grid=tuple(block.input_resolution),
+                    pixels=(patch[0] * 2.0**about.stage, patch[1] * 2.0**about.stage),  # merging halves, rounding up
+                ),
+                block,
+            )
+
+    @classmethod
+    def blocks(cls, model: Any) -> Iterator[Block]:
+        for stage, layer in enumerate(model.layers):
+            for i in range(len(layer.blocks)):
+                name = f"layers.{stage}.blocks.{i}"
+                yield Block(name=name, stage=stage, middle=f"{name}.{cls.middle}")
+
+    @classmethod
+    def segments(cls, model: Any) -> Segments | None:
+        if other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
+            return None
+        return Segments(
+            stem=model.patch_embed,
+            # patch merging stands before a stage's first block
+            blocks=tuple(
+                nn.Sequential(layer.downsample, block) if i == 0 else block
+                for layer in model.layers
+                for i, block in enumerate(layer.blocks)
+            ),
+            tail=lambda x: model.forward_head(model.norm(x)),
+        )
 
 
 class Swin(Windowed):
-    title = "timm SwinTransformer (Swin v1)"
-    model, stage, attention, middle = SwinTransformer, SwinTransformerStage, WindowAttention, "norm2"
+    """A table holds the biases of relative positions, a column per head."""
 
-    @staticmethod
-    def claims(model: nn.Module) -> bool:
-        return isinstance(model, SwinTransformer)
+    title = "timm SwinTransformer (Swin v1)"
+    model, middle = swin_transformer.SwinTransformer, "norm2"
+    stage, attention = swin_transformer.SwinTransformerStage, swin_transformer.WindowAttention
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
@@ -33,7 +119,7 @@ class Swin(Windowed):
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
-        if other_forward(model, SwinTransformer) or any(type(layer) is not cls.stage for layer in model.layers):
+        if other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
         linear_pool(model.head.global_pool.pool_type)
         between: list[Callable[[Tensor], Tensor] | None] = []
@@ -47,3 +133,24 @@ class Swin(Windowed):
             pool=lambda x: head.global_pool(x.unflatten(1, grid)),
             head=lambda x: head.flatten(head.fc(head.drop(x))),
         )
+
+
+class SwinV2(Windowed):
+    """Cosine attention that is never fused, positions by a small network.
+
+    Each part of a block is normalised behind itself, so what a head writes is not yet what enters the stream.
+    """
+
+    title = "timm SwinTransformerV2 (Swin V2)"
+    model, middle = swin_transformer_v2.SwinTransformerV2, "mlp"
+    stage, attention = swin_transformer_v2.SwinTransformerV2Stage, swin_transformer_v2.WindowAttention
+
+    @classmethod
+    def seam(cls, model: Any, site: HeadSite) -> Seam:
+        seam: Seam = super().seam(model, site)
+        attention: Any = seam.attention
+        return seam if site.kind == "neuron" else dataclasses.replace(seam, weights=attention.attn_drop)
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str:
+        return of_fixed_width(model.layers[0].blocks[0].attn)

@@ -23,7 +23,7 @@ from torchvision.models.swin_transformer import (
 )
 
 from mhprobe.backbones.base import Family, Seam, Segments, submodule
-from mhprobe.backbones.torchvision_vit import IMAGENET
+from mhprobe.backbones.multihead import IMAGENET
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -44,20 +44,18 @@ class _Met(TorchFunctionMode):
         return self.attention.softmaxed(found) if func is F.softmax else found
 
 
-class OpenV1(ShiftedWindowAttention):
-    """With places for gates and taps."""
+class _Opened:
+    """Attention with places for gates and taps."""
 
     def forward(self, x: Tensor) -> Tensor:
         with _Met(self):
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[misc]
 
 
-class OpenV2(ShiftedWindowAttentionV2):
-    """With places for gates and taps."""
+class OpenV1(_Opened, ShiftedWindowAttention): ...
 
-    def forward(self, x: Tensor) -> Tensor:
-        with _Met(self):
-            return super().forward(x)
+
+class OpenV2(_Opened, ShiftedWindowAttentionV2): ...
 
 
 _OPEN = {ShiftedWindowAttention: OpenV1, ShiftedWindowAttentionV2: OpenV2}
@@ -77,10 +75,7 @@ class _Windowed(Seam):
 
 class TorchvisionSwin(Family):
     title = "torchvision SwinTransformer (v1 and v2)"
-
-    @staticmethod
-    def claims(model: nn.Module) -> bool:
-        return isinstance(model, SwinTransformer)
+    model = SwinTransformer
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:

@@ -1,32 +1,135 @@
-"""timm's VisionTransformer: ViT, DeiT, DeiT3, DINOv2 and others with registers, CLIP and SigLIP towers, hybrids.
+"""timm's token models: ``blocks`` one after the other, all patches attending to each other.
 
-Nothing stands between heads and projection unless ``scale_norm`` is on, which mixes them. Attention pooling behind the
-blocks is left alone.
+VisionTransformer (ViT, DeiT, DeiT3, DINOv2 and others with registers, CLIP and SigLIP towers, hybrids), Eva (EVA,
+EVA-02, DINOv3, Perception Encoder, ViTs with rotary positions), Beit, VisionTransformerRelPos.
+
+Attention concatenates its heads, head 0 first, and projects. Prefix tokens stand before the grid. ``scale_norm`` mixes
+heads before the projection. Attention pooling behind the blocks is left alone.
 """
 
-from collections.abc import Sequence
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from timm.layers import Attention
-from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
-from torch import nn
+import torch
+from timm.layers import Attention, AttentionRope
+from timm.models import beit, eva, vision_transformer_relpos
+from timm.models.vision_transformer import Block as ViTBlock
+from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
 
-from mhprobe.backbones.base import DirectPath
-from mhprobe.backbones.parts.attention import keep_channels, linear_pool, other_forward
-from mhprobe.backbones.parts.tokens import Piece, Tokens
+from mhprobe.backbones.base import DirectPath, Family, Segments
+from mhprobe.backbones.parts.attention import (
+    NoHeads,
+    keep_channels,
+    linear_pool,
+    no_norm_between,
+    of_fixed_width,
+    other_forward,
+    pixels,
+)
+from mhprobe.backbones.parts.mlp import neurons
 from mhprobe.errors import HeadsMixed, UserError
-from mhprobe.heads import HeadSite
+from mhprobe.heads import Block, HeadSite
+
+Piece = Callable[[Tensor], Tensor]
+
+
+class Tokens(Family):
+    """A family of token models.
+
+    model, attention: timm's classes. middle: by class of block, its part that the stream enters after attention.
+    """
+
+    attention: ClassVar[tuple[type, ...]]
+    middle: ClassVar[Mapping[type, str]]
+
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
+        for number, block in enumerate(model.blocks):
+            for inside in cls.inside(block):
+                name = f"blocks.{number}.{inside}"
+                attention = block.get_submodule(inside)
+                if type(block) not in cls.middle or type(attention) not in (*cls.attention, NoHeads):
+                    raise cls.strange(name, attention, block)
+                if getattr(attention, "num_heads", 0) > 0:  # else all were removed
+                    no_norm_between(name, attention)
+                    heads = attention.num_heads
+                    yield _site(model, number, name, heads, attention.proj.in_features // heads)
+
+    @classmethod
+    def neurons(cls, model: Any) -> Iterator[HeadSite]:
+        for number, block in enumerate(model.blocks):
+            for inside in cls.mlps(block):
+                name = f"blocks.{number}.{inside}"
+                yield from neurons(block.get_submodule(inside), _site(model, number, name, 0, 1))
+
+    @classmethod
+    def inside(cls, block: Any) -> Sequence[str]:
+        """The names of a block's attention modules."""
+        return ("attn",)
+
+    @classmethod
+    def mlps(cls, block: Any) -> Sequence[str]:
+        """The names of a block's MLPs."""
+        return ("mlp",)
+
+    @classmethod
+    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
+        """Why heads are not looked for in such attention, or in such a block."""
+        expected = " or ".join(kind.__name__ for kind in cls.attention)
+        return UserError(
+            f"{name} is a {type(attention).__name__} in a {type(block).__name__}, expected the {expected} of timm's "
+            f"{cls.model.__name__}: nobody has looked where its heads are."
+        )
+
+    @classmethod
+    def blocks(cls, model: Any) -> Iterator[Block]:
+        for number, block in enumerate(model.blocks):
+            yield Block(name=f"blocks.{number}", stage=0, middle=f"blocks.{number}.{cls.middle[type(block)]}")
+
+    @classmethod
+    def segments(cls, model: Any) -> Segments | None:
+        if other_forward(model, cls.model):
+            return None
+        stem, blocks = cls.pieces(model)
+        return Segments(stem=stem, blocks=tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
+
+    @classmethod
+    @abstractmethod
+    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+        """The model's own forward up to its first block, and its blocks."""
+
+    @classmethod
+    def replace_empty(cls, model: Any) -> None:
+        for name, module in list(model.named_modules()):
+            found: Any = module
+            if isinstance(module, cls.attention) and found.num_heads == 0:  # ONNX cannot reshape to zero heads
+                model.set_submodule(name, NoHeads(found.proj))
+
+
+def _site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
+    """A site of ``count`` units."""
+    return HeadSite(
+        name,
+        stage=0,
+        block=block,
+        num_heads=count,
+        head_dim=width,
+        prefix_tokens=model.num_prefix_tokens,
+        grid=model.patch_embed.grid_size,
+        pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
+        class_token=model.cls_token is not None,
+        pooled=model.global_pool not in ("token", ""),
+    )
 
 
 class ViT(Tokens):
     title = "timm VisionTransformer (ViT, DeiT, DeiT3, DINOv2, CLIP, SigLIP)"
     model, attention = VisionTransformer, (Attention,)
     # ParallelThingsBlock names its parts ffns; ResPostBlock normalises behind them
-    middle: ClassVar = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", Block: "norm2"}
-
-    @staticmethod
-    def claims(model: nn.Module) -> bool:
-        return isinstance(model, VisionTransformer)
+    middle: ClassVar = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", ViTBlock: "norm2"}
 
     @classmethod
     def inside(cls, block: Any) -> Sequence[str]:
@@ -80,3 +183,105 @@ class ViT(Tokens):
             pool=model.pool,
             head=lambda x: model.head(model.head_drop(model.fc_norm(x))),
         )
+
+
+class Eva(Tokens):
+    """Queries, keys and values come from one projection or from three; several heads may share keys and values."""
+
+    title = "timm Eva (EVA, EVA-02, DINOv3, PE, ViT with rotary positions)"
+    model, attention = eva.Eva, (eva.EvaAttention, AttentionRope)
+    middle: ClassVar = {eva.EvaBlock: "norm2", eva.EvaBlockPostNorm: "mlp"}  # the latter normalises behind its parts
+
+    @classmethod
+    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+        rope: list[Any] = [None]  # of the images that went through the stem last
+
+        def stem(images: Tensor) -> Tensor:
+            x, rope[0] = model._pos_embed(model.patch_embed(images))
+            return model.norm_pre(x)
+
+        def through(number: int, block: nn.Module, x: Tensor) -> Tensor:
+            mixed = model.rope_mixed and rope[0] is not None  # each block has its own
+            return block(x, rope=rope[0][number] if mixed else rope[0])
+
+        return stem, [functools.partial(through, number, block) for number, block in enumerate(model.blocks)]
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str | None:
+        still = "They can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."
+        for block in model.blocks:
+            if isinstance(block.attn, eva.EvaAttention):
+                return of_fixed_width(block.attn)
+            if getattr(block.attn, "num_kv_groups", 1) > 1:  # timm has them from 1.0.30
+                return (
+                    f"the heads of timm's AttentionRope share keys and values here, so none can be removed alone. "
+                    f"{still}"
+                )
+        if model.rope_mixed:
+            return (
+                f"timm's mixed rotary positions are one tensor for all heads of all blocks, so no block can lose heads "
+                f"alone. {still}"
+            )
+        return None
+
+    @classmethod
+    def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
+        if (reason := cls.unprunable(model)) is not None:
+            raise UserError(f"{site.name}: {reason}")
+        attn = model.get_submodule(site.name)
+        keep_channels(attn, site, keep)
+        attn.num_kv_heads, attn.attn_dim, attn.kv_dim = len(keep), *[len(keep) * site.head_dim] * 2
+
+
+class _FixedWidth(Tokens):
+    """Token models with biases of positions for each block, or one for all, that blocks take as ``shared``."""
+
+    shared: ClassVar[str]
+
+    @classmethod
+    def pieces(cls, model: Any) -> tuple[Piece, Sequence[Piece]]:
+        def stem(images: Tensor) -> Tensor:
+            x = model.patch_embed(images)
+            if model.cls_token is not None:
+                x = torch.cat((model.cls_token.expand(len(x), -1, -1), x), dim=1)
+            x = x if getattr(model, "pos_embed", None) is None else x + model.pos_embed
+            return getattr(model, "pos_drop", nn.Identity())(x)
+
+        shared = {cls.shared: cls.bias(model)}
+        return stem, [functools.partial(block, **shared) for block in model.blocks]
+
+    @classmethod
+    @abstractmethod
+    def bias(cls, model: Any) -> Tensor | None:
+        """Return the bias for all blocks, if they share one."""
+
+    @classmethod
+    def unprunable(cls, model: Any) -> str:
+        return of_fixed_width(model.blocks[0].attn)
+
+
+class Beit(_FixedWidth):
+    """Queries and values have biases of their own: it multiplies by the weight of ``qkv`` and never calls that."""
+
+    title = "timm Beit (BEiT v1 and v2)"
+    model, attention, shared = beit.Beit, (beit.Attention,), "shared_rel_pos_bias"
+    middle: ClassVar = {beit.Block: "norm2"}
+
+    @classmethod
+    def bias(cls, model: Any) -> Tensor | None:
+        return None if model.rel_pos_bias is None else model.rel_pos_bias()
+
+
+class RelPos(_FixedWidth):
+    title = "timm VisionTransformerRelPos (ViT with relative positions)"
+    model, attention = vision_transformer_relpos.VisionTransformerRelPos, (vision_transformer_relpos.RelPosAttention,)
+    # the latter normalises behind its parts
+    middle: ClassVar = {
+        vision_transformer_relpos.RelPosBlock: "norm2",
+        vision_transformer_relpos.ResPostRelPosBlock: "mlp",
+    }
+    shared = "shared_rel_pos"
+
+    @classmethod
+    def bias(cls, model: Any) -> Tensor | None:
+        return None if model.shared_rel_pos is None else model.shared_rel_pos.get_bias()

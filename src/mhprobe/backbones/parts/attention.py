@@ -31,20 +31,16 @@ class NoHeads(nn.Module):
         return self.proj(x[..., :0])
 
 
-def token_site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
-    """A site of ``count`` heads in one of timm's models of tokens: prefix tokens first, then the grid."""
-    return HeadSite(
-        name=name,
-        stage=0,
-        block=block,
-        num_heads=count,
-        head_dim=width,
-        prefix_tokens=model.num_prefix_tokens,
-        grid=model.patch_embed.grid_size,
-        pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
-        class_token=model.cls_token is not None,
-        pooled=model.global_pool not in ("token", ""),
-    )
+def query_key_value(attention: Any, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each (H, D, C in), detached, of one layer or of three; of keys and values that heads share those they use."""
+    if getattr(attention, "qkv", None) is not None:
+        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, -1, width))
+        return query, key, value
+    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query, key, value = (getattr(part, "linear", part).weight.detach().unflatten(0, (-1, width)) for part in layers)
+    if (shared := len(query) // len(key)) > 1:
+        key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
+    return query, key, value
 
 
 def no_norm_between(name: str, attention: Any) -> None:

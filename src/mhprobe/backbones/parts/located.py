@@ -143,20 +143,26 @@ class Reshaped(nn.Module):
 class Located(Family):
     """A family that is written as a table of names.
 
-    model: timm's class, by its module and name. kinds: by attention class, likewise.
-    aside: classes of attention that are left alone: of one query, or of no head.
+    model: timm's class, or several, by module and name. kinds: by attention class, likewise.
+    aside: classes of attention that are left alone: of one query, or of no head. title: timm's own name by default.
     """
 
-    model: ClassVar[str]
+    model: ClassVar[str | tuple[str, ...]] = ()
     kinds: ClassVar[Mapping[str, Kind]]
     aside: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def claims(cls, model: nn.Module) -> bool:
-        return getattr(cls, "model", "") in _paths(type(model))  # type: ignore[arg-type]  # mypy doubts its hash
+    def __init_subclass__(cls) -> None:
+        if "model" in vars(cls):
+            cls.model = (cls.model,) if isinstance(cls.model, str) else cls.model
+            cls.title = vars(cls).get("title") or f"timm {cls.model[0].rpartition('.')[2]}"
 
     @classmethod
-    def kind(cls, attention: nn.Module) -> Kind | None:
+    def claims(cls, model: nn.Module) -> bool:
+        return not _paths(type(model)).isdisjoint(cls.model)  # type: ignore[arg-type]  # mypy doubts its hash
+
+    @classmethod
+    def kind(cls, attention: nn.Module) -> Any:
+        """Return the Kind of a module; None of what is no attention."""
         return cls.kinds.get(path_of(type(attention)))
 
     @classmethod
@@ -176,8 +182,7 @@ class Located(Family):
         cls._look_at_others(model, names)
         size = cls.input_spec(model)["size"]
         grids: list[Any] = []  # a stage is what has one grid
-        kinds = {name: cls.kinds[path_of(type(model.get_submodule(name)))] for name in names}
-        points = {name: f"{name}.{kind.point}" for name, kind in kinds.items()}
+        points = {name: f"{name}.{cls.kind(model.get_submodule(name)).point}" for name in names}
         for number, trial in enumerate(_trials(model, points, size)):
             cls.refuse(model, trial)
             site = cls._site(model, trial, size, number)
@@ -198,15 +203,10 @@ class Located(Family):
 
     @classmethod
     def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
-        kind = cls.kinds[path_of(type(trial.attention))]
+        kind, prefix = cls.kind(trial.attention), cls.prefix(model, trial)
         heads, output = getattr(trial.attention, kind.heads), _output(kind, trial.attention)
-        windows = kind.windows(trial) if kind.windows is not None else None
-        prefix = cls.prefix(model, trial)
-        grid = (
-            windows.grid
-            if windows is not None
-            else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
-        )
+        windows = None if kind.windows is None else kind.windows(trial)
+        grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
         return HeadSite(
             name=trial.name,
             stage=0,
@@ -235,7 +235,7 @@ class Located(Family):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        kind = cls.kinds[path_of(type(attention))]
+        kind = cls.kind(attention)
         output: Any = _output(kind, attention)
         return Seam(
             attention=attention,
@@ -249,12 +249,11 @@ class Located(Family):
     @classmethod
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
         attention: Any = submodule(model, site)
-        kind = cls.kinds[path_of(type(attention))]
+        kind = cls.kind(attention)
         written = weight_of(_output(kind, attention)).mT.unflatten(0, (site.num_heads, site.head_dim))
         scale = cls.layer_scale(model, site)
-        return HeadWeights(
-            *kind.parts(attention, site.num_heads), written if scale is None else written * scale.flatten()
-        )
+        query, key, value = kind.parts(attention, site.num_heads)
+        return HeadWeights(query, key, value, written if scale is None else written * scale.flatten())
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:

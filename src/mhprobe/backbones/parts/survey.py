@@ -40,7 +40,7 @@ class _Known(Exception):
 def survey(names: Iterable[str]) -> dict[str, Architecture]:
     """Architecture class -> what became of these names of timm's."""
     from mhprobe.backbones import families, family_of, layout_of
-    from mhprobe.backbones.parts.located import path_of
+    from mhprobe.backbones.parts.located import Located, path_of
 
     found: dict[str, Architecture] = defaultdict(Architecture)
     unclaimed: set[type] = set()
@@ -53,8 +53,8 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
         entry = found[type(model).__name__]
         attention = any(hasattr(module, "num_heads") for module in model.modules())
         entry.attention |= attention
-        ours = path_of(type(model)) in {getattr(family, "model", None) for family in families()}
-        if not ours and not any(family.claims(model) for family in families()):
+        ours = {name for family in families() if issubclass(family, Located) for name in family.model}
+        if path_of(type(model)) not in ours and not any(family.claims(model) for family in families()):
             unclaimed.add(type(model))
             entry.refused[_UNKNOWN].append(name)
             continue

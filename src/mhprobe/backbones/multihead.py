@@ -1,4 +1,4 @@
-"""torch's nn.MultiheadAttention with places for gates and taps: for torchvision's ViT and nn.TransformerEncoder.
+"""torch's nn.MultiheadAttention with places for gates and taps: torchvision's ViT, and any nn.TransformerEncoder.
 
 Its own forward multiplies by W_O without calling ``out_proj``, so no hook sees the heads. ``Open`` does the same
 computation in the same order, in a forward of its own. A module becomes one by its class alone: parameters, state dict,
@@ -8,17 +8,20 @@ Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.base import Family, Seam, Segments, submodule
 from mhprobe.backbones.parts.attention import unfused
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadSite
+from mhprobe.heads import Block, HeadSite
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Open(nn.MultiheadAttention):
@@ -97,16 +100,11 @@ class MultiHead(Family):
     """Families whose attention is torch's."""
 
     @classmethod
-    def attentions(cls, model: Any) -> Iterable[nn.Module]:
-        """The model's attention modules that have sites."""
-        return [submodule(model, site) for site in cls.sites(model)]
-
-    @classmethod
     def prepare(cls, model: Any) -> None:
-        for attention in cls.attentions(model):
+        for site in cls.sites(model):
+            attention: Any = submodule(model, site)
             if type(attention) is not Open:
-                found: Any = attention
-                found.__class__, found.joined, found.softmaxed = Open, nn.Identity(), nn.Identity()
+                attention.__class__, attention.joined, attention.softmaxed = Open, nn.Identity(), nn.Identity()
 
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
@@ -133,7 +131,7 @@ class MultiHead(Family):
         )
 
 
-def self_attention(name: str, attention: Any) -> Any:
+def _plain(name: str, attention: Any) -> Any:
     """Return ``attention``, if its heads can be told apart. UserError if it is no plain self-attention of torch's."""
     if type(attention) not in (nn.MultiheadAttention, Open):
         raise UserError(f"{name} is a {type(attention).__name__}, expected torch.nn.MultiheadAttention.")
@@ -143,3 +141,117 @@ def self_attention(name: str, attention: Any) -> Any:
             f"self-attention."
         )
     return attention
+
+
+class TorchvisionViT(MultiHead):
+    title = "torchvision VisionTransformer"
+    model = VisionTransformer
+
+    @staticmethod
+    def sites(model: Any) -> Iterator[HeadSite]:
+        side = model.image_size // model.patch_size
+        for number, (block, layer) in enumerate(model.encoder.layers.named_children()):
+            name = f"encoder.layers.{block}.self_attention"
+            if type(layer) is not EncoderBlock:
+                raise UserError(f"{name}: its block is a {type(layer).__name__}, expected torchvision's EncoderBlock.")
+            attention = _plain(name, layer.self_attention)
+            yield HeadSite(
+                name=name,
+                stage=0,
+                block=number,
+                num_heads=attention.num_heads,
+                head_dim=attention.head_dim,
+                prefix_tokens=1,
+                grid=(side, side),
+                pixels=(float(model.patch_size),) * 2,
+                class_token=True,
+            )
+
+    @staticmethod
+    def blocks(model: Any) -> Iterator[Block]:
+        for block, _ in model.encoder.layers.named_children():
+            yield Block(name=f"encoder.layers.{block}", stage=0, middle=f"encoder.layers.{block}.ln_2")
+
+    @staticmethod
+    def segments(model: Any) -> Segments | None:
+        if type(model).forward is not VisionTransformer.forward:
+            return None
+
+        def stem(images: Tensor) -> Tensor:
+            x = model._process_input(images)
+            x = torch.cat([model.class_token.expand(len(x), -1, -1), x], dim=1)
+            return model.encoder.dropout(x + model.encoder.pos_embedding)
+
+        return Segments(
+            stem=stem, blocks=tuple(model.encoder.layers), tail=lambda x: model.heads(model.encoder.ln(x)[:, 0])
+        )
+
+    @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        return model.conv_proj
+
+    @classmethod
+    def patches(cls, embedded: Tensor) -> Tensor:
+        return embedded.flatten(2).mT
+
+    @classmethod
+    def input_spec(cls, model: Any) -> dict[str, Any]:
+        return {"size": (model.image_size,) * 2, **IMAGENET}
+
+    @classmethod
+    def classifier(cls, model: Any) -> nn.Module:
+        return model.heads
+
+
+class Encoder(MultiHead):
+    """Any nn.TransformerEncoder, usually inside a model of your own.
+
+    Its input is a line of embedded tokens. It does not know where they stand in an image, or whether there is one.
+    """
+
+    title = "torch TransformerEncoder"
+    model = nn.TransformerEncoder
+
+    @staticmethod
+    def sites(model: Any) -> Iterator[HeadSite]:
+        for number, layer in enumerate(model.layers):
+            name = f"layers.{number}.self_attn"
+            if type(layer) is not nn.TransformerEncoderLayer:
+                raise UserError(f"{name}: its layer is a {type(layer).__name__}, expected nn.TransformerEncoderLayer.")
+            attention = _plain(name, layer.self_attn)
+            if not attention.batch_first:
+                raise UserError(
+                    f"{name}: its tokens come before its batch (batch_first=False), so images could not be told "
+                    f"apart. Make the layers with batch_first=True; weights are the same."
+                )
+            yield HeadSite(
+                name, stage=0, block=number, num_heads=attention.num_heads, head_dim=attention.head_dim, line=True
+            )
+
+    @staticmethod
+    def blocks(model: Any) -> Iterator[Block]:
+        for number, layer in enumerate(model.layers):
+            # layers that normalise behind their parts have no norm before the MLP
+            middle = "norm2" if layer.norm_first else "linear1"
+            yield Block(name=f"layers.{number}", stage=0, middle=f"layers.{number}.{middle}")
+
+    @classmethod
+    def prepare(cls, model: Any) -> None:
+        super().prepare(model)
+        model.use_nested_tensor = False  # nested tensors go through torch's inference kernels only
+
+    @classmethod
+    def stem(cls, model: Any) -> nn.Module:
+        raise UserError("a TransformerEncoder takes embedded tokens: what embeds them stands in front of it.")
+
+    @classmethod
+    def input_spec(cls, model: Any) -> dict[str, Any]:
+        raise UserError("a TransformerEncoder takes embedded tokens, not images; what makes them knows their size.")
+
+    @classmethod
+    def features_only(cls, model: Any) -> bool:
+        return True
+
+    @classmethod
+    def classifier(cls, model: Any) -> nn.Module:
+        return nn.Identity()  # whatever stands behind it is the wrapper's
