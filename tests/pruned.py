@@ -12,7 +12,7 @@ from mhprobe.backbones import build, layout_of
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
-from mhprobe.weights.pruned import pruned_description
+from mhprobe.weights.description import pruned_description
 
 BACKBONES = {
     "vit": {

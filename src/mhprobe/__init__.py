@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mhprobe.recording.record import record as record
     from mhprobe.report import plot as plot
     from mhprobe.surgery.removal import prune_heads as prune_heads
+    from mhprobe.weights.checkpoint import load_pruned as load_pruned
     from mhprobe.weights.hub import push_to_hub as push_to_hub
-    from mhprobe.weights.pruned import load_pruned as load_pruned
 
 __version__ = "0.1.0"
 _HOME = {
@@ -33,7 +33,7 @@ _HOME = {
     "detach": "backbones",
     "live": "looking.live",
     "load": "api",
-    "load_pruned": "weights.pruned",
+    "load_pruned": "weights.checkpoint",
     "look": "looking.page",
     "masking_curve": "api",
     "measure": "api",

@@ -15,8 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.headbench import __main__ as command
 from mhprobe.headbench import bench as bench_module
 from mhprobe.headbench import world
-from mhprobe.headbench.bench import Row, bench
-from mhprobe.headbench.entries import entries
+from mhprobe.headbench.bench import Row, bench, entries
 from mhprobe.headbench.grow import Planted, grow, known
 from mhprobe.headbench.plants import Dead, Duplicate
 from mhprobe.measures.base import Measure

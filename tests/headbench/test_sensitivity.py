@@ -16,7 +16,7 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.errors import UserError
 from mhprobe.headbench import sensitivity as module
 from mhprobe.headbench.__main__ import main
-from mhprobe.headbench.entries import entries
+from mhprobe.headbench.bench import entries
 from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
 from mhprobe.headbench.sensitivity import half_reached, isotonic, places, sensitivities
@@ -207,7 +207,7 @@ def test_the_command_refuses_before_the_work(monkeypatch, capsys, tmp_path):
 
 def test_the_command_writes_tables_and_the_figure_of_grafts(monkeypatch, capsys, tmp_path, run):
     run()  # networks, grafts and what they are told, of this file
-    monkeypatch.setattr("mhprobe.headbench.entries.entries", lambda names, entered=(): {"weight_of": WeightOf})
+    monkeypatch.setattr("mhprobe.headbench.bench.entries", lambda names, entered=(): {"weight_of": WeightOf})
     given = ["--heads", "grafts", "--seeds", "2", "--out", str(tmp_path)]
     monkeypatch.setattr("sys.argv", ["headbench", *given])
     assert main() == 0

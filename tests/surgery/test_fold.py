@@ -17,7 +17,7 @@ from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import masked_logits
 from mhprobe.weights.checkpoint import save_weights
-from mhprobe.weights.pruned import pruned_description
+from mhprobe.weights.description import pruned_description
 from models import images_for, labels_for, make_loud
 from pruned import BACKBONES, EMPTIED, REMOVED, description, logits, network
 

@@ -30,7 +30,7 @@ from mhprobe.surgery.costs import head_latency
 from mhprobe.surgery.removal import kept_heads, largest_difference
 from mhprobe.surgery.repair import repair
 from mhprobe.weights.checkpoint import load_weights, save_weights
-from mhprobe.weights.pruned import pruned_description
+from mhprobe.weights.description import pruned_description
 from models import TWINS, images_for, labels_for, make_loud, tiny_eva, tiny_tokens, tiny_vit
 from oracles import activation_norm, magnitude
 from oracles import gate_importance as slopes_oracle

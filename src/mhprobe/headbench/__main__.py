@@ -48,7 +48,7 @@ def main() -> int:
 
 def run(given: argparse.Namespace) -> None:
     """The task itself. UserError for a family, a measure or a number that there is not."""
-    from mhprobe.headbench.entries import entries
+    from mhprobe.headbench.bench import entries
     from mhprobe.headbench.sensitivity import check
     from mhprobe.report.report import Report
     from mhprobe.report.runs.facts import origin_of_script
@@ -79,7 +79,7 @@ def _written(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, 
 
 
 def _grafts(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, Result]:
-    from mhprobe.headbench.entries import entries
+    from mhprobe.headbench.bench import entries
     from mhprobe.headbench.sensitivity import sensitivities
     from mhprobe.report.figures import sensitivity as figure
     from mhprobe.report.report import Result

@@ -9,15 +9,18 @@ A detector without a number for a planted head, or for any other head, has not f
 Shapes: A heads of all sites.
 """
 
+import importlib
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mhprobe.errors import UserError
+from mhprobe import measures as all_measures
+from mhprobe.errors import UserError, quoted
 from mhprobe.headbench import world
 from mhprobe.headbench.canvas import gated
 from mhprobe.headbench.grow import Planted, grow, known
@@ -151,3 +154,33 @@ def _row(direction: int, family: str, plant: str, name: str, all_told: Sequence[
     low, high = (float(end) for end in bootstrap(values[None]))
     known = sum(each.known for each in all_told)
     return Row(family, plant, name, direction, float(values.mean()), low, high, len(values), known)
+
+
+def entries(names: Sequence[str] | None, entered: Sequence[str] = ()) -> dict[str, Make]:
+    """Measure's name -> what makes it, with its own defaults. UserError for a name or a class that there is not."""
+    kinds = (getattr(all_measures, name) for name in dir(all_measures))
+    shipped = {_name(kind): kind for kind in kinds if not inspect.isabstract(kind)}
+    if unknown := sorted(set(names or ()) - set(shipped)):
+        raise UserError(f"headbench: no measures {', '.join(unknown)}; there are {', '.join(sorted(shipped))}.")
+    chosen = {name: shipped[name] for name in (shipped if names is None else names)}
+    for path in entered:
+        kind = _imported(path)
+        chosen[_name(kind)] = kind
+    return chosen
+
+
+def _name(kind: Any) -> str:
+    """Read an attribute of a measure's class, without a layout."""
+    said = kind.__dict__.get("name")
+    return said if isinstance(said, str) else Measure.name.fget(kind.__new__(kind))  # type: ignore[attr-defined]
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"headbench: cannot import {quoted(path)} ({error}); expected module.Class.") from error
+    if not (isinstance(kind, type) and issubclass(kind, Measure)):
+        raise UserError(f"headbench: {path} is no measure; expected a class that derives from mhprobe's Measure.")
+    return kind

@@ -42,7 +42,7 @@ from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
-from mhprobe.weights.pruned import pruned_description
+from mhprobe.weights.description import pruned_description
 
 LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale")  # of paths
 MINE = "this mask"  # in the table of speeds: the heads that were removed, beside the evenly spread ones

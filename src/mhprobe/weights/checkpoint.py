@@ -2,9 +2,14 @@
 
 A description is a dict of plain values: ``backbone`` (what ``backbones.build`` takes), ``class_names``, ``data`` (the
 source's name), ``input`` (size, mean, std), ``gates`` (A values, absent when all are one), ``gates_kept`` (A times
-0 or 1, which heads learned gates keep, absent without), ``kept`` (which heads are left, absent when all are; see
-mhprobe.weights.pruned), ``made`` (how the weights came to be), ``sha256`` (of the tensors' file) and ``digest`` (of the
-description itself). What it may hold is in mhprobe.weights.description.
+0 or 1, which heads learned gates keep, absent without), ``made`` (how the weights came to be), ``sha256`` (of the
+tensors' file) and ``digest`` (of the description itself). That of a pruned model has more:
+    timm: what ``timm.create_model`` takes to build the model before pruning;
+    kept: site name -> the heads (of an MLP the neurons) that stayed, by their number in that model; an empty list is an
+        emptied layer;
+    chosen_by: the images that chose them, "split:digest" each; promises and tests on these images are refused;
+    proj_bias: whether an emptied layer still adds its projection's bias, "keep" or "drop";
+    gates: absent: they are multiplied into the weights (``gates_folded`` lists what they were).
 """
 
 import hashlib
@@ -69,9 +74,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"weights: no file {path}. Give a .safetensors with its .json, or a .ckpt of mhprobe.train.")
     state, description, gate_values = (_from_checkpoint if path.suffix == ".ckpt" else _from_pair)(path)
-    if (
-        description.get("gates") is not None
-    ):  # in a checkpoint: gates that are learned in another form than their values
+    if description.get("gates") is not None:  # in a checkpoint: learned in another form than their values
         gate_values = torch.tensor(description["gates"])
     model = _built(description, path)
     try:
@@ -93,6 +96,17 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
     if (kept := gates_kept(description)) is not None and len(kept) != heads:
         raise UserError(f"weights: the JSON of {path} has {len(kept)} gates_kept, expected {heads}.")
     return model.eval(), description
+
+
+def load_pruned(path: str | Path) -> nn.Module:
+    """The pruned model that ``python -m mhprobe.prune`` saved as ``path`` (.safetensors), in eval mode.
+
+    Raises UserError as ``load_weights`` does, and if nothing was pruned. docs/pruning.md rebuilds it in plain timm.
+    """
+    model, description = load_weights(path)
+    if "kept" not in description:
+        raise UserError(f"load_pruned: {path} is a model with all its heads; load it with mhprobe.load.")
+    return model
 
 
 def gates_kept(description: dict[str, Any]) -> torch.Tensor | None:

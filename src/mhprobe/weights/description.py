@@ -15,7 +15,7 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,6 +91,26 @@ def for_timm(description: Mapping[str, Any]) -> dict[str, Any]:
         "num_classes": len(description["class_names"]),
         **{key: value for key, value in settings.items() if key not in OURS},
     }
+
+
+def pruned_description(
+    description: Mapping[str, Any], kept: Mapping[str, Sequence[int]], proj_bias: str, gates: Sequence[float] | None
+) -> dict[str, Any]:
+    """Turn the ``description`` of a loaded model into that of the model without the heads missing from ``kept``.
+
+    kept: by site of the loaded model, heads numbered within it. If that model was pruned before, its own ``kept`` says
+    which heads those are in the first one.
+    """
+    before = {site: range(max(heads, default=0) + 1) for site, heads in kept.items()} | description.get("kept", {})
+    described = {
+        **description,
+        "timm": for_timm(description),
+        "kept": {site: [heads[n] for n in kept.get(site, range(len(heads)))] for site, heads in before.items()},
+        "proj_bias": proj_bias,
+    }
+    if gates is not None:
+        described["gates_folded"] = list(gates)
+    return described
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:

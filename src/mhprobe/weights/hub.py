@@ -4,16 +4,21 @@ Nothing is uploaded but by ``push_to_hub``. What comes from the Hub is loaded as
 never executed.
 """
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from torch import nn
 
+from mhprobe import __version__
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.weights.card import card
+from mhprobe.report.runs import words
+from mhprobe.report.runs.run import Run, read_run
 from mhprobe.weights.checkpoint import load_weights, read_description, weights_files
 from mhprobe.weights.description import checked, for_timm
 
@@ -122,19 +127,72 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     return description
 
 
-class _hub:
-    """Turn an error of the Hub into a UserError of one line."""
+def card(description: dict[str, Any], folder: Path | None) -> str:
+    """The model card, markdown: what the network is, what was measured of it, how to load it with and without mhprobe.
 
-    def __init__(self, repo: str) -> None:
-        self.repo = repo
+    folder: of the run that made the weights; what it does not hold is left out.
+    """
+    run = _run(folder)
+    kept = description.get("kept")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = _plain
+    return environment.get_template("card.md.jinja").render(
+        version=__version__,
+        name=description["backbone"]["name"],
+        classes=description["class_names"],
+        data=description["data"],
+        seen=description.get("input"),
+        kept=kept,
+        gates=description.get("gates"),
+        made=description.get("made", {}),
+        emptied_swin="swin" in description["backbone"]["name"] and not all((kept or {}).values()),
+        accuracy=_accuracy(run),
+        stages=run.rows("stages") if run else [],
+        speeds=_speeds(run),
+        command=run.facts.get("command") if run else None,
+    )
 
-    def __enter__(self) -> None:
+
+def _run(folder: Path | None) -> Run | None:
+    try:
+        return None if folder is None else read_run(folder)
+    except UserError:
+        return None  # weights that lie alone
+
+
+def _accuracy(run: Run | None) -> str | None:
+    if run is None or (known := words.accuracy(run)) is None:
         return None
+    share, low, high, images = known
+    return f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UserError):
-            reason = " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
-            raise UserError(
-                f"hub: {self.repo}: {reason.rstrip('.')}. Is the name owner/name, are you logged in (hf auth login), "
-                f"is the network there?"
-            ) from error
+
+def _speeds(run: Run | None) -> list[dict[str, Any]]:
+    """Of the heads that were removed, which stand first in the table."""
+    rows = run.rows("speed") if run else []
+    return [row for row in rows if row["removed"] == rows[0]["removed"]]
+
+
+def _plain(text: Any) -> str:
+    """Names come from data: no markup, one line."""
+    return "".join(letter if letter.isalnum() or letter in " .,:+%()_/=-" else " " for letter in str(text))
+
+
+@contextlib.contextmanager
+def _hub(repo: str) -> Iterator[None]:
+    """Turn an error of the Hub into a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join((str(error).splitlines() or [type(error).__name__])[0].split())
+        raise UserError(
+            f"hub: {repo}: {reason.rstrip('.')}. Is the name owner/name, are you logged in (hf auth login), is the "
+            f"network there?"
+        ) from error
