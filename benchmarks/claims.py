@@ -16,7 +16,7 @@ from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
-from mhprobe.claims.parts.claim import Columns, known
+from mhprobe.claims.parts.claim import Columns, Evidence, known
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout
@@ -24,7 +24,7 @@ from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import needs_of
 
 
-class Counting:
+class Counting(Evidence):
     """Evidence that counts the masks of test images that claims ask for, and answers nothing else."""
 
     def __init__(self, layout: HeadLayout) -> None:
@@ -34,7 +34,7 @@ class Counting:
     def columns(self, name: str) -> Columns:
         raise UserError("counts masks only.")
 
-    control = of_images = columns
+    control = second = of_images = run = columns
 
     def path(self, name: str) -> Tensor:
         heads = self.layout.num_heads
@@ -59,7 +59,7 @@ def run(size: Size) -> Iterator[Ratio]:
     counting = Counting(layout)
     for claim in known().values():
         try:
-            claim.effect(counting)
+            claim.estimate(counting)
         except UserError:
             continue
     masks = len(counting.masks)

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mhprobe.questions.material import Material
+    from mhprobe.questions.plan import Question
     from mhprobe.run.schema import Config
 
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    from mhprobe.claims.parts.quoted import quoted
     from mhprobe.run.questions import answer, panels
     from mhprobe.run.sections import options
     from mhprobe.studies import page, paper
@@ -18,7 +21,11 @@ def run(cfg: Config, folder: Path) -> None:
     assert cfg.paper is not None
     about, made = cfg.paper.model_dump(), panels(cfg.paper)
     wanted = paper.chosen(about, cfg.figures, options("paper"))
-    answers = answer(cfg, folder, lambda material: paper.questions(about, wanted, made, material), estimate=True)
+
+    def questions(material: Material) -> list[Question]:
+        return [quoted(question, about["name"]) for question in paper.questions(about, wanted, made, material)]
+
+    answers = answer(cfg, folder, questions, estimate=True)
     page.write(about, answers, cfg.name)
     if cfg.figures is not None:
         answers.complain()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from scipy.stats import norm
+from scipy.stats import norm, spearmanr
 from torch import Tensor
 
 from layouts import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.report.tables import Table
 
 LAYOUT = layout_of(*[6] * 6)
 HEADS = LAYOUT.num_heads
@@ -38,6 +40,8 @@ class Drawn:
     paths: Mapping[str, Tensor] = field(default_factory=dict)
     accuracy: Callable[[Tensor], float] | None = None
     images: Mapping[str, Tensor] = field(default_factory=dict)
+    elsewhere: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    runs: Mapping[str, SimpleNamespace] = field(default_factory=dict)
     layout: HeadLayout = LAYOUT
 
     def __post_init__(self) -> None:
@@ -50,6 +54,12 @@ class Drawn:
         if not self.twin:
             raise UserError("no twin.")
         return self.twin[name]
+
+    def second(self, name):
+        return self.elsewhere[name]
+
+    def run(self, name):
+        return self.runs[name]
 
     def path(self, name):
         return self.paths[name]
@@ -266,6 +276,18 @@ def _(effect, random):
     return Drawn(random, {"js_distance": {"value": value}})
 
 
+@law("narrow_heads_are_more_alike")
+def _(effect, random):
+    """Against another network: the row of its table is an estimate of .2 with an error of .01."""
+    null = torch.full((HEADS, HEADS), 0.1)
+    value = (null + 0.2 + effect + pair_noise(random, 0.05)).where(INSIDE, torch.nan)
+    other = 0.2 + 0.01 * float(noise(random, 1))
+    ends = {"effect": other, "low": other - 0.0196, "high": other + 0.0196}
+    row = {"claim": "heads_of_a_block_are_alike", "count": 60, **ends}
+    wider = SimpleNamespace(rows=lambda kind: [row])
+    return Drawn(random, {"svcca": {"value": value, "null": null}}, runs={"wider": wider})
+
+
 # correlations over heads
 
 
@@ -295,6 +317,20 @@ law("importance_is_mostly_output_norm", true=2.3, false=-4)(
 law("importance_predicts_cost", true=2.9, false=-2.9)(
     correlated(("gate_importance", "value"), ("ablation_delta", "value"))
 )
+
+
+@law("importance_agrees_between_data_sets", true=2.3, false=-4)
+def _(effect, random):
+    here, there = together(effect + 0.5, random, HEADS)
+    return Drawn(random, {"gate_importance": {"value": here}}, elsewhere={"gate_importance": {"value": there}})
+
+
+@law("importance_settles_early", true=2.4, false=-4)
+def _(effect, random):
+    early, late = together(effect + 0.5, random, HEADS)
+    rows = [[1, 7, spearmanr(early, late).statistic], [0, 7, 0.0], [5, 7, 1.0], [1, 5, 1.0]]
+    table = Table(["epoch_a", "epoch_b", "spearman"], rows)
+    return Drawn(random, runs={"training": SimpleNamespace(tables={"settling_agreement": table})})
 
 
 @law("similarity_does_not_tell_redundancy", true=0, false=2.9)
@@ -345,7 +381,7 @@ LAYER = [list(range(6 * block, 6 * block + 6)) for block in range(6)]
     **{"true": 10, "false": -15},
 )
 def _(effect, random):
-    paths = {"importance": closing(SINGLE), "best_index": closing(INDEX)}
+    paths = {"importance": closing(SINGLE), "head_max": closing(INDEX)}
     return Drawn(random, paths=paths, accuracy=lambda mask: 0.8 + effect * bool(mask.any()))
 
 
@@ -370,14 +406,23 @@ def _(effect, random):
 
 @law("index_beats_whole_layers", true=20, false=-20)
 def _(effect, random):
-    paths = {"best_index": closing(INDEX), "best_layer": closing(LAYER)}
+    paths = {"head_max": closing(INDEX), "layer_max": closing(LAYER)}
     return Drawn(random, paths=paths, accuracy=lambda mask: 0.8 - effect * bool(mask[:6].all()))
 
 
 @law("the_worst_index_falls_first", true=15, false=-15)
 def _(effect, random):
-    paths = {"best_index": closing(INDEX), "worst_index": closing(INDEX[::-1])}
+    paths = {"head_max": closing(INDEX), "head_min": closing(INDEX[::-1])}
     return Drawn(random, paths=paths, accuracy=lambda mask: 0.8 - effect * bool(mask[5]))
+
+
+@law("pruned_beats_from_scratch", true=12, false=-12)
+def _(effect, random):
+    """The two agree on most images."""
+    hard = torch.rand(IMAGES, generator=random)
+    pruned, scratch = (SimpleNamespace(right=hard < 0.6 + more, images="these") for more in (effect, 0.0))
+    runs = {"pruned": pruned, "scratch": scratch}
+    return Drawn(random, runs={name: SimpleNamespace(outcomes=lambda of=of: of) for name, of in runs.items()})
 
 
 # numbers of images
@@ -403,3 +448,18 @@ def _(effect, random):
     right = flags(0.6, random, IMAGES).double()
     heat = math.sqrt(2) * norm.ppf(0.5 + effect) * right + noise(random, IMAGES)
     return Drawn(random, images={"heat": heat, "right": right})
+
+
+def paired(name, other, size):
+    """Numbers of images, and others that lie below them by the effect; one image in five has none."""
+
+    def made(effect, random):
+        of_image = noise(random, IMAGES).masked_fill(torch.rand(IMAGES, generator=random) < 0.2, torch.nan)
+        first = 0.5 + effect + size * (of_image + noise(random, IMAGES))
+        return Drawn(random, images={name: first, other: 0.5 + size * of_image})
+
+    return made
+
+
+law("single_heads_beat_fixed_offsets")(paired("best_head", "best_offset", 0.2))
+law("high_norm_tokens_lose_their_place")(paired("high_norm_error", "other_error", 0.3))

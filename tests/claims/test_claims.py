@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from laws import LAWS
+from laws import LAWS, LAYOUT, Drawn
 from scipy.stats import binom
 
+from layouts import layout_of
 from mhprobe.claims.parts.asking import ask
 from mhprobe.claims.parts.claim import chosen, known
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
 
 CLAIMS = sorted(known())
 DRAWS = 200
@@ -26,7 +30,7 @@ def verdict(name, effect, seed):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_holds_where_it_is_true_and_not_where_it_is_false(name):
-    law, matters = LAWS[name], known()[name].matters
+    law, matters = LAWS[name], known()[name].margin.size
     if known()[name].shape == "none":  # of 36 heads no claim of nothing can be shown
         assert verdict(name, law.true * matters, seed=1).word == "cannot be told"
     else:
@@ -48,13 +52,14 @@ def test_at_the_cut_a_claim_hardly_ever_holds(name):
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_claim_says_what_it_is(name):
     claim = known()[name]
-    assert re.fullmatch(r"[A-Z].*\.", claim.says) and claim.because and claim.source and claim.network
-    assert claim.matters > 0
+    assert re.fullmatch(r"[A-Z].*\.", claim.says) and claim.margin.because and claim.margin.unit
+    assert re.fullmatch(r".+; .+", claim.source)  # where, and of what network
+    assert claim.margin.size > 0
 
 
 def test_every_claim_has_a_law_to_be_tried_on():
     assert set(LAWS) == set(known())
-    assert len(known()) >= 35
+    assert len(known()) >= 50
 
 
 def test_an_unknown_claim_is_answered_with_the_nearest_name():
@@ -70,5 +75,31 @@ def test_an_unknown_claim_is_answered_with_the_nearest_name():
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_page_of_claims_has_a_row_with_what_matters(name):
     page = (Path(__file__).parents[2] / "docs" / "claims.md").read_text()
-    matters = f"{known()[name].matters:g}".removeprefix("0")
+    matters = f"{known()[name].margin.size:g}".removeprefix("0")
     assert f"| {name.replace('_', ' ')} | {matters} |" in page
+
+
+RANDOM = torch.Generator().manual_seed(5)
+
+
+def test_narrow_heads_are_compared_within_a_network_that_has_two_widths():
+    layout = layout_of(3, 3, head_dim=8)
+    sites = (layout.sites[0], dataclasses.replace(layout.sites[1], head_dim=16))
+    value = torch.full((6, 6), 0.3) + 0.2 * (torch.arange(6) < 3)[:, None]
+    evidence = Drawn(RANDOM, {"svcca": {"value": value, "null": torch.zeros(6, 6)}}, layout=HeadLayout(sites))
+    assert known()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("claim", "of_runs", "reason"),
+    [
+        ("pruned_beats_from_scratch", {"outcomes": lambda: None}, "same test images"),
+        ("importance_settles_early", {"tables": {}}, "no heads in its first quarter"),
+        ("narrow_heads_are_more_alike", {"rows": lambda kind: []}, "no verdict on heads_of_a_block_are_alike"),
+    ],
+)
+def test_a_run_that_does_not_say_it_is_no_answer(claim, of_runs, reason):
+    tables = {"svcca": {"value": torch.zeros(36, 36), "null": torch.zeros(36, 36)}}
+    other = dict.fromkeys(("pruned", "scratch", "training", "wider"), SimpleNamespace(**of_runs))
+    verdict = ask({claim: known()[claim]}, Drawn(RANDOM, tables, runs=other, layout=LAYOUT))[claim]
+    assert verdict.word == "not applicable" and reason in verdict.reason

@@ -50,13 +50,22 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     rows = {row["claim"]: row for row in runs.rows(folder / "tables" / "claims.csv")}
     assert set(rows) == set(known()) and {row["verdict"] for row in rows.values()} <= WORDS
     refused = {name: row["reason"] for name, row in rows.items() if row["verdict"] == "not applicable"}
-    assert all(refused.values()) and set(refused) <= {"specialised_heads_stay", "high_norm_tokens_draw_attention"}
+    of_runs = {"narrow_heads_are_more_alike", "pruned_beats_from_scratch", "importance_settles_early"}
+    assert {name for name, reason in refused.items() if "evidence.runs." in reason} == of_runs
+    of_norms = {"high_norm_tokens_draw_attention", "high_norm_tokens_lose_their_place"}
+    assert all(refused.values()) and set(refused) <= of_runs | of_norms | {"specialised_heads_stay"}
     assert re.match(rf"\d+ of {len(known())} claims hold, \d+ (is|are) contradicted, .* not applicable\.", told[0])
     assert re.match(r"Of those that hold, \d+ hold for an untrained network as well", told[1])
     page = (folder / "report.html").read_text()
     assert "Findings of the literature, judged on this network" in page and "entropy_falls_with_depth" in page
     entry = Report(folder).results.results["claims"]
     assert (entry.kind, entry.drawn, entry.interval) == ("claims", "claims", ["low", "high"])
+    (second := tmp_path / "second").mkdir()
+    given = [f"evidence.runs.{name}={folder}" for name in ("wider", "pruned", "scratch")]
+    asked = "claims=[narrow_heads_are_more_alike,pruned_beats_from_scratch]"
+    command.run(settings(tmp_path, asked, "control=null", *given), second)
+    rows = runs.rows(second / "tables" / "claims.csv")  # compared with itself
+    assert [float(row["effect"]) for row in rows] == pytest.approx([0, 0]) and rows[1]["over"] == "images"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -146,10 +155,10 @@ def test_the_forest_draws_each_effect_in_multiples_of_what_matters(folders):
 def test_a_line_says_the_number_or_why_there_is_none():
     claim = known()["entropy_falls_with_depth"]
     found = Estimate(0.0834, 0.0501, 0.1234, lambda *_: 0.1, "heads", 72)
-    assert words.line("entropy_falls_with_depth", claim, found) == (
-        "entropy_falls_with_depth: 0.0834 of maximal entropy (95 % 0.0501 to 0.123; matters from 0.05), of 72 heads"
+    assert words.number(claim, found) == (
+        "0.0834 of maximal entropy (95 % 0.0501 to 0.123; matters from 0.05), of 72 heads"
     )
-    assert words.line("x", claim, UserError("no labels.")) == "x: not applicable, no labels."
+    assert words.number(claim, UserError("no labels.")) == "not applicable, no labels."
     assert words.sentences({"x": verdict("holds", 1.0)}, {})[1] == "There is no untrained twin to compare with."
 
 

@@ -11,19 +11,20 @@ from scipy import stats
 from layouts import layout_of
 from mhprobe.claims.parts.estimates import (
     go_together,
-    in_blocks,
+    goes_with_cost,
     late_minus_early,
-    mean_of_heads,
-    mean_of_pairs,
+    mean_of,
+    minus_another,
     more_often,
     most_alike,
     over_images,
+    rank_correlation,
     share,
     third_of,
-    with_noise,
 )
 from mhprobe.claims.parts.masked import at_share
 from mhprobe.errors import UserError
+from mhprobe.stats.agreement import spearman_interval
 from mhprobe.studies.panels.heat import auc_interval
 
 RANDOM = torch.Generator().manual_seed(3)
@@ -35,7 +36,7 @@ def drawn(*shape):
 
 def test_the_mean_over_the_heads_of_one_block_is_students():
     values = drawn(9)
-    found, expected = mean_of_heads(layout_of(9), values), stats.ttest_1samp(values.numpy(), 0.3)
+    found, expected = mean_of(layout_of(9), values), stats.ttest_1samp(values.numpy(), 0.3)
     ends = expected.confidence_interval()
     assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
     assert found.p(0.3) == pytest.approx(expected.pvalue)
@@ -45,7 +46,7 @@ def test_blocks_do_not_vary_their_heads_do():
     values = drawn(12) + 100 * torch.arange(3).repeat_interleave(4)
     of_blocks = values.view(3, 4)
     error = math.sqrt(float((of_blocks.var(1) / 4).sum())) / 3  # of a mean of three means
-    found = mean_of_heads(layout_of(4, 4, 4), values)
+    found = mean_of(layout_of(4, 4, 4), values)
     assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, 9) * error)
 
 
@@ -73,7 +74,7 @@ def test_where_no_image_differs_there_is_an_interval_all_the_same():
 
 def test_a_share_is_binomial():
     flags = torch.tensor([True] * 9 + [False] * 11)
-    found, expected = share(flags, flags, against=0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
+    found, expected = share(flags, flags).beyond(0.2), stats.binomtest(9, 20).proportion_ci(method="exact")
     assert (found.low, found.high) == pytest.approx((expected.low - 0.2, expected.high - 0.2))
     assert found.p(0.0) == pytest.approx(2 * stats.binomtest(9, 20, 0.2, "greater").pvalue)
     assert found.p(0.5) == pytest.approx(2 * stats.binomtest(9, 20, 0.7, "less").pvalue)
@@ -90,12 +91,13 @@ def test_heads_of_which_images_tell_nothing_count_for_either_side():
 
 def test_the_hotter_one_is_counted_as_in_the_figure_of_heat():
     hot, cold = drawn(60) + 0.5, drawn(50)
-    found = more_often(hot, cold)
+    inside = torch.arange(110) < 60
+    found = more_often(torch.cat([hot, cold]), inside)
     area = float((hot[:, None] > cold).double().mean())
     assert found.effect == pytest.approx(area - 0.5)
     assert (found.low + 0.5, found.high + 0.5) == pytest.approx(auc_interval(area, 60, 50), abs=2e-3)  # t for z
     with pytest.raises(UserError, match="60 images are right and 0 wrong"):
-        more_often(hot, cold[:0])
+        more_often(hot, inside[:60])
 
 
 def test_a_correlation_in_one_block_is_spearmans():
@@ -118,7 +120,7 @@ def test_noise_of_few_images_is_no_sign_that_nothing_goes_together():
         error = 20 / math.sqrt(images)
         value = truth + error * drawn(100)
         columns = {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error, "images": images}
-        found = with_noise(layout, go_together(layout, truth, value), columns)
+        found = goes_with_cost(layout, truth, columns)
         assert (found.high - found.low < 1) == told
         assert told or (found.unit == "images" and found.p(0.3) == 1)
         assert told or found.needed is None or found.needed > 400  # 1600 are so many that four fifths are of heads
@@ -136,7 +138,7 @@ def test_pairs_of_a_head_vary_together():
     errors, means = [], []
     for _ in range(200):
         of_head = drawn(12)
-        found = mean_of_pairs(layout, of_head[:, None] + of_head, in_blocks(layout))
+        found = mean_of(layout, of_head[:, None] + of_head)
         errors.append((found.high - found.low) / 2 / stats.t.ppf(0.975, 11))
         means.append(found.effect)
     assert float(torch.tensor(errors).square().mean().sqrt()) == pytest.approx(
@@ -144,15 +146,44 @@ def test_pairs_of_a_head_vary_together():
     )
 
 
-def test_the_nearest_head_is_looked_for_among_the_named_pairs():
+def test_chance_is_subtracted_and_said_where_it_is_not_the_same_on_both_sides():
+    values, chance = drawn(6, 6), torch.rand(6, 6, generator=RANDOM)
+    pairs = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3)).bool() & ~torch.eye(6, dtype=torch.bool)
+    found = mean_of(layout_of(3, 3), values, chance)
+    assert found.effect == pytest.approx(float((values - chance)[pairs].mean()))
+    assert found.chance == pytest.approx(float(chance[pairs].mean()))
+    first = torch.arange(6) < 3
+    against = mean_of(layout_of(3, 3), values, chance, first, ~first)
+    above = (values - chance).where(pairs, torch.nan)
+    assert against.effect == pytest.approx(float(above[:3].nanmean() - above[3:].nanmean()))
+    assert math.isnan(against.chance)
+
+
+def test_a_rank_correlation_has_the_interval_of_the_other_pages():
+    found, expected = rank_correlation(0.6, 72), spearman_interval(0.6, 72)
+    assert (found.low, found.high) == pytest.approx(expected, abs=5e-3)  # t for z
+    with pytest.raises(UserError, match="too few to correlate"):
+        rank_correlation(0.6, 6)
+
+
+def test_two_networks_add_their_errors():
+    values = drawn(2, 400)
+    one, other = (mean_of(layout_of(400), each) for each in values)
+    found = minus_another(one, {**vars(other), "count": other.count})
+    expected = stats.ttest_ind(*values.numpy()).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=2e-3)  # t of fewer degrees
+    assert found.count == 800
+
+
+def test_the_nearest_head_is_looked_for_in_the_same_block():
     values = torch.tensor([[9.0, 0.2, 0.9], [0.2, 9.0, 0.1], [0.9, 0.1, 9.0]])
-    assert most_alike(values, in_blocks(layout_of(2, 1)))[:2].tolist() == pytest.approx([0.2, 0.2])
-    assert most_alike(values, in_blocks(layout_of(2, 1)))[2].isnan()
+    assert most_alike(layout_of(2, 1), values)[:2].tolist() == pytest.approx([0.2, 0.2])
+    assert most_alike(layout_of(2, 1), values)[2].isnan()
 
 
 def test_too_few_heads_or_images_are_refused():
     with pytest.raises(UserError, match="too few to vary"):
-        mean_of_heads(layout_of(1, 1, 1, 1), drawn(4))
+        mean_of(layout_of(1, 1, 1, 1), drawn(4))
     with pytest.raises(UserError, match="expected 10"):
         over_images(torch.zeros(9))
     with pytest.raises(UserError, match="two at the least"):

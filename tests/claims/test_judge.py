@@ -8,15 +8,14 @@ import pytest
 import torch
 from scipy.stats import binom, norm
 
-from mhprobe.claims.parts.claim import Claim
+from mhprobe.claims.parts.claim import Claim, Margin
 from mhprobe.claims.parts.estimates import Estimate, TooFewError
 from mhprobe.claims.parts.judge import judge, p_of
 from mhprobe.errors import UserError
 
 
 def claim(shape="more"):
-    words = dict.fromkeys(("says", "source", "network", "unit", "because"), "")
-    return Claim(effect=lambda evidence: estimate(0), matters=1.0, shape=shape, **words)
+    return Claim(lambda evidence: estimate(0), "", "", Margin(1.0, "", ""), shape)
 
 
 def estimate(effect, error=0.1, count=50):

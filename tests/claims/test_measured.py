@@ -66,7 +66,7 @@ def made(tmp_path):
             twin=control if twin else None,
             store=tmp_path / "measured",
         )
-        return Measured(material, maps={}, of_maps=10, of_control=12)
+        return Measured(material, maps={}, of_maps=10, of_control=12, of_choice=15)
 
     return make
 

@@ -20,8 +20,16 @@ def run(cfg: Config, folder: Path) -> None:
 
     claims, parts = chosen(cfg.claims), cfg.evidence
     assert parts is not None
-    maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
-    ask = functools.partial(judged, claims=claims, maps=maps, of_maps=parts.maps_of, of_control=parts.control_of)
+    ask = functools.partial(
+        judged,
+        claims=claims,
+        maps={name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()},
+        of_maps=parts.maps_of,
+        of_control=parts.control_of,
+        of_choice=parts.chosen_on,
+        second=parts.second and construct(parts.second, "evidence.second"),
+        runs=parts.runs,
+    )
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     question = Question("claims", ask, names, control=cfg.control is not None)
     answer(cfg, folder, lambda material: [question]).complain()

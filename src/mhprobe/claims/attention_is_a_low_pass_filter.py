@@ -1,22 +1,13 @@
-"""Heads write fewer high frequencies than the stream that they read has."""
+"""Log amplitude of the highest frequency against the lowest: the stream before a block minus what its heads write."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Log amplitude of the highest frequency against the lowest: the stream that a block reads minus writes."""
-    columns = evidence.columns("output_frequency")
-    return mean_of_heads(evidence.layout, columns["block_input"] - columns["value"])
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, mean_of
 
 
-CLAIM = Claim(
+@claim(
     says="Attention is a low-pass filter.",
-    source="Park & Kim 2022, Figure 2",
-    network="ViT and Swin on CIFAR-100 and ImageNet",
-    effect=effect,
-    unit="nats of amplitude",
-    matters=0.1,
-    because="a tenth of the amplitude",
-    measures=("output_frequency",),
+    source="Park & Kim 2022, Figure 2; ViT and Swin on CIFAR-100 and ImageNet",
+    figure="byun_kim/figure_6_spectrum",
+    margin=Margin(0.1, "nats of amplitude", "a tenth of the amplitude"),
 )
+def effect(of: Evidence, output_frequency: Columns) -> Estimate:
+    return mean_of(of.layout, output_frequency["block_input"] - output_frequency["value"])

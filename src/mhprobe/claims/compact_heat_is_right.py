@@ -1,21 +1,12 @@
-"""Images whose rollout is more concentrated are classified rightly more often."""
+"""Chance that a rightly classified image has the hotter rollout than a wrongly classified one, minus a half."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, more_often
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Chance that a rightly classified image has the hotter rollout than a wrongly classified one, minus a half."""
-    heat, right = evidence.of_images("heat"), evidence.of_images("right") > 0.5
-    return more_often(heat[right], heat[~right])
+from mhprobe.claims.parts import Estimate, Evidence, Margin, claim, more_often
 
 
-CLAIM = Claim(
+@claim(
     says="The more compact the heat, the likelier the answer is right.",
-    source="Tran, report on attention rollout",
-    network="small vision transformers",
-    effect=effect,
-    unit="of the chance that the right one is hotter, beyond a half",
-    matters=0.05,
-    because="below .55 an eye that compares two images is wrong nearly half of the time",
+    source="Tran, report on attention rollout; small vision transformers",
+    margin=Margin(0.05, "of the chance that it is hotter, beyond a half", "an eye is wrong nearly half of the time"),
 )
+def effect(of: Evidence) -> Estimate:
+    return more_often(of.of_images("heat"), of.of_images("right") > 0.5)

@@ -1,22 +1,13 @@
-"""Heads that are certain where to look are the relevant ones of their block."""
+"""Rank correlation of confidence and relevance over the heads of a block."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, go_together
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Rank correlation of confidence and relevance over the heads of a block."""
-    confidence, relevance = (evidence.columns(name)["value"] for name in ("confidence", "lrp_relevance"))
-    return go_together(evidence.layout, confidence, relevance)
+from mhprobe.claims.parts import RANKS, Columns, Estimate, Evidence, claim, go_together
 
 
-CLAIM = Claim(
+@claim(
     says="Confident heads are the relevant ones.",
-    source="Voita et al. 2019, Figures 1 and 2",
-    network="a translation model",
-    effect=effect,
-    unit="(rank correlation)",
-    matters=0.3,
-    because="less explains under a tenth of the variance of ranks",
-    measures=("confidence", "lrp_relevance"),
+    source="Voita et al. 2019, Figures 1 and 2; a translation model",
+    figure="voita/figure_1",
+    margin=RANKS,
 )
+def effect(of: Evidence, confidence: Columns, lrp_relevance: Columns) -> Estimate:
+    return go_together(of.layout, confidence["value"], lrp_relevance["value"])

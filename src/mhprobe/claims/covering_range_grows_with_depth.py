@@ -1,22 +1,13 @@
-"""Late heads cover a wider neighbourhood of their favourite key than early ones."""
+"""Radius of half of the mass around the favourite key, over that of even attention: late minus early blocks."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, late_minus_early
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Radius of half of the mass around the favourite key, over that of even attention: late minus early blocks."""
-    columns = evidence.columns("attention_range")
-    return late_minus_early(evidence.layout, columns["value"] / columns["uniform"])
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, late_minus_early
 
 
-CLAIM = Claim(
+@claim(
     says="The covering range of heads grows with depth.",
-    source="Byun & Kim, covering range",
-    network="Swin-B and ViT",
-    effect=effect,
-    unit="of the range of even attention",
-    matters=0.1,
-    because="less is under a patch in a grid of eight by eight",
-    measures=("attention_range",),
+    source="Byun & Kim, covering range; Swin-B and ViT",
+    figure="byun_kim/covering_range",
+    margin=Margin(0.1, "of the range of even attention", "less is under a patch in a grid of eight by eight"),
 )
+def effect(of: Evidence, attention_range: Columns) -> Estimate:
+    return late_minus_early(of.layout, attention_range["value"] / attention_range["uniform"])

@@ -1,22 +1,12 @@
-"""Without the heads of early blocks more is lost than without those of late blocks."""
+"""Accuracy without all heads of the late third of the blocks minus that without the early third."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate
-from mhprobe.claims.parts.masked import gained, without_thirds
+from mhprobe.claims.parts import Estimate, Evidence, Margin, claim, gained, without_thirds
 
 
-def effect(evidence: Evidence) -> Estimate:
-    """Accuracy without all heads of the late third of the blocks minus that without the early third."""
-    early, _, late = without_thirds(evidence)
-    return gained(evidence, late[None], early[None])
-
-
-CLAIM = Claim(
+@claim(
     says="Heads of early blocks are needed more than heads of late ones.",
-    source="ours, docs/papers/michel.md, Figure 4",
-    network="ViT and Swin on CIFAR-10",
-    effect=effect,
-    unit="of accuracy",
-    matters=0.02,
-    because="two points are beyond what two data sets of 10,000 images differ in",
+    source="ours, docs/papers/michel.md, Figure 4; ViT and Swin on CIFAR-10",
+    margin=Margin(0.02, "of accuracy", "two points are beyond what two data sets of 10,000 images differ in"),
 )
+def effect(of: Evidence) -> Estimate:
+    return gained(of, without_thirds(of)[2:], without_thirds(of)[:1])

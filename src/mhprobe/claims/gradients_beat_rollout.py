@@ -1,20 +1,12 @@
-"""Attention weighted by its gradient is more faithful than rollout."""
+"""Area under deletion by rollout minus that by the gradient rollout: a lower area is better."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, over_images
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Area under deletion by rollout minus that by the gradient rollout: a lower area is better."""
-    return over_images(evidence.of_images("rollout") - evidence.of_images("gradient_rollout"))
+from mhprobe.claims.parts import DELETION, Estimate, Evidence, claim, over_images
 
 
-CLAIM = Claim(
+@claim(
     says="Attention weighted by its gradient is more faithful than rollout.",
-    source="Chefer et al. 2021, gradient-weighted rollout",
-    network="vision transformers",
-    effect=effect,
-    unit="of probability, mean over deletion",
-    matters=0.02,
-    because="a map that is .02 below random orders is hardly one",
+    source="Chefer et al. 2021, gradient-weighted rollout; vision transformers",
+    margin=DELETION,
 )
+def effect(of: Evidence) -> Estimate:
+    return over_images(of.of_images("rollout") - of.of_images("gradient_rollout"))

@@ -1,26 +1,16 @@
-"""Patches of outlying norm draw more attention than their share."""
+"""Mean log2 of the attention to patches of high norm over their share of even attention."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
-from mhprobe.errors import UserError
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, mean_of
 
 
-def effect(evidence: Evidence) -> Estimate:
-    """Mean log2 of the attention to patches of high norm over their share of even attention."""
-    columns = evidence.columns("token_kinds")
-    ratio = (columns["high_norm"] / columns["uniform_high_norm"]).log2()
-    if not ratio.isfinite().any():
-        raise UserError("no block has patches of high norm.")
-    return mean_of_heads(evidence.layout, ratio)
-
-
-CLAIM = Claim(
+@claim(
     says="Tokens of high norm draw attention.",
-    source="Darcet et al. 2024, arXiv 2309.16588",
-    network="large vision transformers",
-    effect=effect,
-    unit="doublings of even attention",
-    matters=1.0,
-    because="twice its share",
-    measures=("token_kinds",),
+    source="Darcet et al. 2024, arXiv 2309.16588; large vision transformers",
+    margin=Margin(1.0, "doublings of even attention", "twice its share"),
 )
+def effect(of: Evidence, token_kinds: Columns) -> Estimate:
+    return mean_of(
+        of.layout,
+        (token_kinds["high_norm"] / token_kinds["uniform_high_norm"]).log2(),
+        absent="no block has patches of high norm.",
+    )

@@ -1,22 +1,12 @@
-"""The gradient importance of a head is mostly how much it writes."""
+"""Rank correlation of gradient importance and norm of the writes over the heads of a block, minus a half."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, go_together
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Rank correlation of gradient importance and norm of the writes over the heads of a block, minus a half."""
-    importance, norm = (evidence.columns(name)["value"] for name in ("gate_importance", "write_norm"))
-    return go_together(evidence.layout, importance, norm, against=0.5)
+from mhprobe.claims.parts import MOSTLY, Columns, Estimate, Evidence, claim, go_together
 
 
-CLAIM = Claim(
+@claim(
     says="Gradient importance is mostly the norm of what a head writes.",
-    source="ours, docs/headbench.md",
-    network="ViT and Swin on CIFAR-10",
-    effect=effect,
-    unit="(rank correlation, beyond .5)",
-    matters=0.2,
-    because="at .7 the norm explains half of the variance of ranks",
-    measures=("gate_importance", "write_norm"),
+    source="ours, docs/headbench.md; ViT and Swin on CIFAR-10",
+    margin=MOSTLY,
 )
+def effect(of: Evidence, gate_importance: Columns, write_norm: Columns) -> Estimate:
+    return go_together(of.layout, gate_importance["value"], write_norm["value"]).beyond(0.5)

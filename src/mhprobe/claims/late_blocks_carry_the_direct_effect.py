@@ -1,29 +1,19 @@
-"""Most of what heads write straight into the logits comes from the last blocks."""
+"""Share that the late third of the blocks has in the size of all heads' direct contributions, minus a half."""
 
-import torch
+from torch import Tensor
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, over_heads, third_of
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Share that the late third of the blocks has in the size of all heads' direct contributions, minus a half."""
-    size, late = evidence.columns("logit_attribution")["size"], third_of(evidence.layout) == 2
-    chance = float(late.double().mean()) - 0.5
-
-    def part(kept: torch.Tensor) -> float:
-        return float(size[kept][late[kept]].sum() / size[kept].sum()) - 0.5
-
-    return over_heads(evidence.layout, part, size.isfinite(), chance=chance)
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, over_heads, third_of
 
 
-CLAIM = Claim(
+@claim(
     says="Heads of the last blocks carry most of the direct effect.",
-    source="Gandelsman et al. 2024, arXiv 2310.05916",
-    network="CLIP",
-    effect=effect,
-    unit="of the direct effect, beyond a half",
-    matters=0.1,
-    because="three fifths are most",
-    measures=("logit_attribution",),
+    source="Gandelsman et al. 2024, arXiv 2310.05916; CLIP",
+    margin=Margin(0.1, "of the direct effect, beyond a half", "three fifths are most"),
 )
+def effect(of: Evidence, logit_attribution: Columns) -> Estimate:
+    size, late = logit_attribution["size"], third_of(of.layout) == 2
+
+    def part(kept: Tensor) -> float:
+        return float(size[kept][late[kept]].sum() / size[kept].sum())
+
+    return over_heads(of.layout, part, size.isfinite(), chance=float(late.double().mean())).beyond(0.5)

@@ -1,24 +1,14 @@
-"""Most heads of late blocks look at the whole image."""
+"""Share of heads of the late third of the blocks with 90 % of the distance of an even look, minus a half."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, share, third_of
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Share of heads of the late third of the blocks with 90 % of the distance of an even look, minus a half."""
-    columns = evidence.columns("attention_distance")
-    late = third_of(evidence.layout) == 2
-    low, high = (columns[end][late] / columns["whole"][late] for end in ("low", "high"))
-    return share(low >= 0.9, high >= 0.9, against=0.5, images=columns["images"])
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, share, third_of
 
 
-CLAIM = Claim(
+@claim(
     says="Most late heads look at the whole image.",
-    source="Raghu et al. 2021, arXiv 2108.08810",
-    network="large ViTs",
-    effect=effect,
-    unit="of the late heads, beyond a half",
-    matters=0.1,
-    because="three heads of five are most",
-    measures=("attention_distance",),
+    source="Raghu et al. 2021, arXiv 2108.08810; large ViTs",
+    margin=Margin(0.1, "of the late heads, beyond a half", "three heads of five are most"),
 )
+def effect(of: Evidence, attention_distance: Columns) -> Estimate:
+    late = third_of(of.layout) == 2
+    low, high = (attention_distance[end][late] / attention_distance["whole"][late] for end in ("low", "high"))
+    return share(low >= 0.9, high >= 0.9, images=attention_distance["images"]).beyond(0.5)

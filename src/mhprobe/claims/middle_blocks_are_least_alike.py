@@ -1,24 +1,13 @@
-"""Heads of middle blocks are less alike than those of the first and the last blocks."""
+"""Mean canonical correlation above chance of the pairs of a block: outer thirds of the depth minus the middle."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs, third_of
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Mean canonical correlation above chance of the pairs of a block: outer thirds of the depth minus the middle."""
-    columns, pairs = evidence.columns("svcca"), in_blocks(evidence.layout)
-    middle = (third_of(evidence.layout) == 1)[:, None]
-    above = columns["value"] - columns["null"]
-    return mean_of_pairs(evidence.layout, above, pairs & ~middle, minus=pairs & middle)
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, mean_of, third_of
 
 
-CLAIM = Claim(
+@claim(
     says="Likeness of heads falls to the middle of the depth and rises again.",
-    source="Byun & Kim, Table 1 (.52, .36, .50 in the least alike pairs)",
-    network="Swin-B, stage 3",
-    effect=effect,
-    unit="of canonical correlation",
-    matters=0.05,
-    because="a third of what the paper's own blocks differ by",
-    measures=("svcca",),
+    source="Byun & Kim, Table 1 (.52, .36, .50 in the least alike pairs); Swin-B, stage 3",
+    figure="byun_kim/table_1",
+    margin=Margin(0.05, "of canonical correlation", "a third of what the paper's own blocks differ by"),
 )
+def effect(of: Evidence, svcca: Columns) -> Estimate:
+    return mean_of(of.layout, svcca["value"], svcca["null"], third_of(of.layout) != 1, third_of(of.layout) == 1)

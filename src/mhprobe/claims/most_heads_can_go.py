@@ -1,24 +1,15 @@
-"""Most heads, each switched off alone, cost less than a point of accuracy."""
+"""Share of heads whose removal alone costs less than a point, minus a half."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, share
-
-POINT = 0.01
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, share
 
 
-def effect(evidence: Evidence) -> Estimate:
-    """Share of heads whose removal alone costs less than a point, minus a half."""
-    columns = evidence.columns("ablation_delta")
-    return share(columns["drop_high"] < POINT, columns["drop_low"] < POINT, against=0.5, images=columns["images"])
-
-
-CLAIM = Claim(
+@claim(
     says="Most heads can be switched off alone for less than a point of accuracy.",
-    source="Michel et al. 2019, Table 1",
-    network="a translation model, BERT",
-    effect=effect,
-    unit="of the heads, beyond a half",
-    matters=0.1,
-    because="three heads of five are most",
-    measures=("ablation_delta",),
+    source="Michel et al. 2019, Table 1; a translation model, BERT",
+    figure="michel/table_1",
+    margin=Margin(0.1, "of the heads, beyond a half", "three heads of five are most"),
 )
+def effect(of: Evidence, ablation_delta: Columns) -> Estimate:
+    return share(
+        ablation_delta["drop_high"] < 0.01, ablation_delta["drop_low"] < 0.01, images=ablation_delta["images"]
+    ).beyond(0.5)

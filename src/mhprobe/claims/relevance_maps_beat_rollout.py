@@ -1,20 +1,12 @@
-"""Relevance propagation is more faithful than rollout."""
+"""Area under deletion by rollout minus that by the relevance map: a lower area is better."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, over_images
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Area under deletion by rollout minus that by the relevance map: a lower area is better."""
-    return over_images(evidence.of_images("rollout") - evidence.of_images("relevance_map"))
+from mhprobe.claims.parts import DELETION, Estimate, Evidence, claim, over_images
 
 
-CLAIM = Claim(
+@claim(
     says="Relevance propagation is more faithful than rollout.",
-    source="Chefer et al. 2021, relevance propagation (here by the rules of Achtibat et al. 2024)",
-    network="vision transformers",
-    effect=effect,
-    unit="of probability, mean over deletion",
-    matters=0.02,
-    because="a map that is .02 below random orders is hardly one",
+    source="Chefer et al. 2021 (here by the rules of Achtibat et al. 2024); vision transformers",
+    margin=DELETION,
 )
+def effect(of: Evidence) -> Estimate:
+    return over_images(of.of_images("rollout") - of.of_images("relevance_map"))

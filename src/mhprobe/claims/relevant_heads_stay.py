@@ -1,22 +1,12 @@
-"""The heads that pruning keeps are the relevant ones of their block."""
+"""Rank correlation, over the heads of a block, of relevance and how long the order of importance keeps a head."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, go_together
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Rank correlation, over the heads of a block, of relevance and how long the order of importance keeps a head."""
-    stays = -evidence.path("importance")[0].sum(0)
-    return go_together(evidence.layout, evidence.columns("lrp_relevance")["value"], stays.double())
+from mhprobe.claims.parts import RANKS, Columns, Estimate, Evidence, claim, go_together
 
 
-CLAIM = Claim(
+@claim(
     says="Relevance follows what pruning keeps.",
-    source="Voita et al. 2019 (gates; here an order of importance)",
-    network="a translation model",
-    effect=effect,
-    unit="(rank correlation)",
-    matters=0.3,
-    because="less explains under a tenth of the variance of ranks",
-    measures=("lrp_relevance",),
+    source="Voita et al. 2019 (gates; here an order of importance); a translation model",
+    margin=RANKS,
 )
+def effect(of: Evidence, lrp_relevance: Columns) -> Estimate:
+    return go_together(of.layout, lrp_relevance["value"], -of.path("importance")[0].sum(0).double())

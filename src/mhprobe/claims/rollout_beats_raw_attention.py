@@ -1,20 +1,12 @@
-"""Rollout finds the patches that the prediction hangs on better than the attention of the last block does."""
+"""Area under deletion by attention of the last block, minus that by rollout: a lower area is better."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, over_images
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Area under deletion by attention of the last block, minus that by rollout: a lower area is better."""
-    return over_images(evidence.of_images("attention") - evidence.of_images("rollout"))
+from mhprobe.claims.parts import DELETION, Estimate, Evidence, claim, over_images
 
 
-CLAIM = Claim(
+@claim(
     says="Rollout is more faithful than the attention of the last block.",
-    source="Tran, report on attention rollout, after Abnar & Zuidema 2020",
-    network="small vision transformers",
-    effect=effect,
-    unit="of probability, mean over deletion",
-    matters=0.02,
-    because="a map that is .02 below random orders is hardly one",
+    source="Tran, report on attention rollout; small vision transformers",
+    margin=DELETION,
 )
+def effect(of: Evidence) -> Estimate:
+    return over_images(of.of_images("attention") - of.of_images("rollout"))

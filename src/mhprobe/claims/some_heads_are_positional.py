@@ -1,23 +1,13 @@
-"""Some heads look at one fixed place relative to the query."""
+"""Share of heads whose largest weight is at one offset for 90 % of the queries."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, share
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Share of heads whose largest weight is at one offset for 90 % of the queries."""
-    columns = evidence.columns("position")
-    sure, possible = columns["low"] >= 0.9, columns["high"] >= 0.9
-    return share(sure, possible, images=columns["images"])
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, share
 
 
-CLAIM = Claim(
+@claim(
     says="Some heads are positional: one offset has their largest weight for 90 % of the queries.",
-    source="Voita et al. 2019, section 4",
-    network="a translation model",
-    effect=effect,
-    unit="of the heads",
-    matters=0.05,
-    because="one head in twenty; the paper has several in each layer",
-    measures=("position",),
+    source="Voita et al. 2019, section 4; a translation model",
+    figure="voita/positional",
+    margin=Margin(0.05, "of the heads", "one head in twenty; the paper has several in each layer"),
 )
+def effect(of: Evidence, position: Columns) -> Estimate:
+    return share(position["low"] >= 0.9, position["high"] >= 0.9, images=position["images"])

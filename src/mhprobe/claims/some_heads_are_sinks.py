@@ -1,23 +1,12 @@
-"""Some heads rest on one token that nearly all queries look at."""
+"""Share of heads with one token, in half of the images, that gets half of the attention of nearly all queries."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, share
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Share of heads with one token, in half of the images, that gets half of the attention of nearly all queries."""
-    columns = evidence.columns("sinks")
-    flags = columns["sink"] >= 0.5
-    return share(flags, flags)
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, share
 
 
-CLAIM = Claim(
+@claim(
     says="Some heads are attention sinks.",
-    source="Xiao et al. 2024, arXiv 2309.17453",
-    network="language models",
-    effect=effect,
-    unit="of the heads",
-    matters=0.05,
-    because="one head in twenty",
-    measures=("sinks",),
+    source="Xiao et al. 2024, arXiv 2309.17453; language models",
+    margin=Margin(0.05, "of the heads", "one head in twenty"),
 )
+def effect(of: Evidence, sinks: Columns) -> Estimate:
+    return share(sinks["sink"] >= 0.5, sinks["sink"] >= 0.5)

@@ -1,25 +1,13 @@
-"""Attention to special tokens matters less to the loss than other attention does."""
+"""One minus the mean slope of the loss along attention to special keys over that along all others."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, mean_of_heads
-from mhprobe.errors import UserError
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, mean_of
 
 
-def effect(evidence: Evidence) -> Estimate:
-    """One minus the mean slope of the loss along attention to special keys over that along all others."""
-    columns = evidence.columns("no_op")
-    if columns["value"].isnan().all():
-        raise UserError("the network has no special tokens whose slope is known.")
-    return mean_of_heads(evidence.layout, 1 - columns["value"])
-
-
-CLAIM = Claim(
+@claim(
     says="Attention to special tokens is a no-op.",
-    source="Clark et al. 2019, Figure 3 (separators); here the class token, or patches of high norm",
-    network="BERT",
-    effect=effect,
-    unit="of the slope of other attention",
-    matters=0.2,
-    because="a fifth less still is attention that counts",
-    measures=("no_op",),
+    source="Clark et al. 2019, Figure 3 (separators); here the class token, or patches of high norm; BERT",
+    figure="clark/figure_3",
+    margin=Margin(0.2, "of the slope of other attention", "a fifth less still is attention that counts"),
 )
+def effect(of: Evidence, no_op: Columns) -> Estimate:
+    return mean_of(of.layout, 1 - no_op["value"], absent="the network has no special tokens whose slope is known.")

@@ -1,39 +1,28 @@
-"""Heads with a function that can be named are pruned later than others."""
+"""Place in the order of importance, 0 to 1: mean of positional, class-token and local heads minus the others'."""
 
 import torch
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, over_heads
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, over_heads
 from mhprobe.errors import UserError
 from mhprobe.stats.survival import holds
 
-MEASURES = ("position", "token_kinds", "attention_distance")
 
-
-def effect(evidence: Evidence) -> Estimate:
-    """Place in the order of importance, 0 to 1: mean of positional, class-token and local heads minus the others'."""
-    layout = evidence.layout
-    tables = {name: evidence.columns(name) for name in MEASURES}
+@claim(
+    says="Heads with a named function stay longest.",
+    source="Voita et al. 2019, Figure 8 (gates; here an order of importance); a translation model",
+    margin=Margin(0.1, "of the order", "a tenth of all heads between them and the others"),
+)
+def effect(of: Evidence, position: Columns, token_kinds: Columns, attention_distance: Columns) -> Estimate:
+    tables = {"position": position, "token_kinds": token_kinds, "attention_distance": attention_distance}
     columns = {
-        f"{name}.{key}": each.tolist() for name, of in tables.items() for key, each in of.items() if each.dim() == 1
+        f"{name}.{key}": values.tolist()
+        for name, table in tables.items()
+        for key, values in table.items()
+        if values.dim() == 1
     }
-    rules = holds(columns, layout.num_heads)
+    rules = holds(columns, of.layout.num_heads)
     named = torch.tensor([rules[name] for name in ("positional", "CLS", "registers", "local")]).any(0)
     if named.sum() < 2 or (~named).sum() < 2:
-        raise UserError(
-            f"{int(named.sum())} of {len(named)} heads have a named function, expected some with and some without."
-        )
-    place = 1 - evidence.path("importance")[0].sum(0) / layout.num_heads
-    return over_heads(layout, lambda kept: float(place[kept][named[kept]].mean() - place[kept][~named[kept]].mean()))
-
-
-CLAIM = Claim(
-    says="Heads with a named function stay longest.",
-    source="Voita et al. 2019, Figure 8 (gates; here an order of importance)",
-    network="a translation model",
-    effect=effect,
-    unit="of the order",
-    matters=0.1,
-    because="a tenth of all heads between them and the others",
-    measures=("position", "token_kinds", "attention_distance"),
-)
+        raise UserError(f"{int(named.sum())} of {len(named)} heads have a named function, expected some and not all.")
+    place = 1 - of.path("importance")[0].sum(0) / len(named)
+    return over_heads(of.layout, lambda kept: float(place[kept][named[kept]].mean() - place[kept][~named[kept]].mean()))

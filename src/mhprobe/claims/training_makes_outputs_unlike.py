@@ -1,22 +1,13 @@
-"""Heads of a block give less alike outputs after training than before."""
+"""Mean linear CKA of the outputs of two heads of a block: untrained minus trained."""
 
-from mhprobe.claims.parts.claim import Claim, Evidence
-from mhprobe.claims.parts.estimates import Estimate, in_blocks, mean_of_pairs
-
-
-def effect(evidence: Evidence) -> Estimate:
-    """Mean linear CKA of two heads of a block: untrained minus trained."""
-    trained, untrained = (of("cka")["value"] for of in (evidence.columns, evidence.control))
-    return mean_of_pairs(evidence.layout, untrained - trained, in_blocks(evidence.layout))
+from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, claim, mean_of
 
 
-CLAIM = Claim(
+@claim(
     says="Training makes the outputs of heads unlike.",
-    source="ours, docs/papers/unique.md",
-    network="ViT and Swin on CIFAR-10",
-    effect=effect,
-    unit="of linear CKA",
-    matters=0.1,
-    because="a tenth of what two equal heads share",
-    measures=("cka",),
+    source="ours, docs/papers/unique.md; ViT and Swin on CIFAR-10",
+    figure="unique/outputs",
+    margin=Margin(0.1, "of linear CKA", "a tenth of what two equal heads share"),
 )
+def effect(of: Evidence, cka: Columns) -> Estimate:
+    return mean_of(of.layout, of.control("cka")["value"] - cka["value"])

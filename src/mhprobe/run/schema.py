@@ -167,6 +167,9 @@ class EvidenceParts(_Section):
     maps: dict[str, dict[str, Any]]
     maps_of: Annotated[int, Field(ge=1)]
     control_of: Annotated[int, Field(ge=1)]
+    chosen_on: Annotated[int, Field(ge=1)]
+    second: dict[str, Any] | None
+    runs: dict[str, str | None]
 
 
 class Repair(_Section):

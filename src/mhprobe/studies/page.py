@@ -2,27 +2,41 @@
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from mhprobe.io import files
 from mhprobe.questions.ask import Answers
 from mhprobe.questions.material import Material
 
+NONE: Mapping[str, str] = MappingProxyType({})
+
 
 def write(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
     """Write ``figures.md`` on rank 0: the paper's figures in their order, with captions. name: of the weights."""
     if answers.material.first:
         reasons = {key: str(error) for key, error in answers.refused.items()}
-        shown = text(paper, answers.read(), reasons, about(name, answers.material))
+        captions = {entry.part_of: entry.caption for entry in answers.report.results.results.values() if entry.caption}
+        shown = text(paper, answers.read(), reasons, about(name, answers.material), captions)
         files.write(answers.report.folder / "figures.md", shown.encode())
 
 
-def text(paper: Mapping[str, Any], made: Mapping[str, Any], refused: Mapping[str, str], about: str) -> str:
-    """The page. made: by figure, its files. refused: by figure, why there is none. about: a line on model and data."""
+def text(
+    paper: Mapping[str, Any],
+    made: Mapping[str, Any],
+    refused: Mapping[str, str],
+    about: str,
+    captions: Mapping[str, str] = NONE,
+) -> str:
+    """The page.
+
+    made: by figure, its files. refused: by figure, why there is none. about: a line on model and data. captions: by
+    figure, of what was drawn.
+    """
     parts = [f"# {paper['source']}", about]
     for key, figure in paper["figures"].items():
         parts.append(f"## {label(key)}: {figure['title']}")
-        parts.append(caption(paper, key))
+        parts.append(captions.get(key) or caption(paper, key))
         if figure["elsewhere"] is not None:
             parts.append(f"Not made by this command: {figure['elsewhere']}")
         elif key in made:

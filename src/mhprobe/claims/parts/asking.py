@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from mhprobe import ranks
 from mhprobe.claims.parts import words
@@ -11,21 +12,15 @@ from mhprobe.claims.parts.judge import Verdict, judge
 from mhprobe.claims.parts.measured import Measured
 from mhprobe.errors import UserError
 from mhprobe.io.progress import announce
-from mhprobe.maps.base import MapKind
 from mhprobe.questions.material import Material
 from mhprobe.report.result import Result
 
 log = logging.getLogger(__name__)
 
 
-def judged(
-    material: Material, claims: Mapping[str, Claim], maps: Mapping[str, MapKind], of_maps: int, of_control: int
-) -> dict[str, Result]:
-    """Verdicts on claims, of the network and of its untrained twin. A collective.
-
-    maps, of_maps, of_control: as of ``Measured``.
-    """
-    evidence = Measured(material, maps, of_maps, of_control)
+def judged(material: Material, claims: Mapping[str, Claim], **parts: Any) -> dict[str, Result]:
+    """Verdicts on claims, of the network and of its untrained twin. parts: of ``Measured``. A collective."""
+    evidence = Measured(material, **parts)
     verdicts = ask(claims, evidence, say=material.first)
     of_twin = {} if evidence.twin is None else ask(claims, evidence.twin)
     if material.first:
@@ -34,22 +29,20 @@ def judged(
 
 
 def ask(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Verdict]:
-    """Return the verdict on each claim. say: a line for each as soon as it is estimated. A collective.
+    """Return the verdict on each claim. say: a line for each as soon as it is estimated. A collective."""
+    return judge(claims, estimates(claims, evidence, say))
 
-    Claims that rest on measures alone come first: they share passes.
-    """
+
+def estimates(claims: Mapping[str, Claim], evidence: Evidence, say: bool = False) -> dict[str, Estimate | UserError]:
+    """Return the estimate of each claim, or why there is none; those of measures alone first: they share passes."""
     found: dict[str, Estimate | UserError] = {}
     for name, claim in sorted(claims.items(), key=lambda item: not item[1].measures):
-        found[name] = _estimate(claim, evidence)
+        try:
+            found[name] = claim.estimate(evidence)
+        except ranks.LeftAlone:
+            raise
+        except UserError as error:
+            found[name] = error
         if say:
-            log.info("%s", words.line(name, claim, found[name]))
-    return judge(claims, found)
-
-
-def _estimate(claim: Claim, evidence: Evidence) -> Estimate | UserError:
-    try:
-        return claim.effect(evidence)
-    except ranks.LeftAlone:
-        raise
-    except UserError as error:
-        return error
+            log.info("%s: %s", name, words.number(claim, found[name]))
+    return found

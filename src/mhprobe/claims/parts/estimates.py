@@ -11,7 +11,8 @@ Shapes: A heads of all sites, n images.
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,20 +51,23 @@ class Estimate:
     chance: float = math.nan
     needed: int | None = None
 
+    def beyond(self, number: float) -> "Estimate":
+        """Return the estimate of the effect minus a number, e.g. of a share minus a half for "most"."""
+        moved = {name: getattr(self, name) - number for name in ("effect", "low", "high")}
+        return replace(self, p=lambda effect, times=1.0: self.p(effect + number, times), **moved)
+
 
 def over_heads(
     layout: HeadLayout,
     statistic: Callable[[Tensor], float],
     heads: Tensor | None = None,
     correlation: bool = False,
-    against: float = 0.0,
     chance: float = math.nan,
 ) -> Estimate:
     """Estimate of a statistic of heads by the jackknife.
 
     statistic: of the (K,) flat indices of the heads that are kept. heads: (A,) bool, of which something is known; None
-    for all. correlation: the statistic is one, and its error is that of its arctanh. against: is subtracted.
-    TooFewError for too few heads.
+    for all. correlation: the statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
     """
     known = torch.ones(layout.num_heads, dtype=torch.bool) if heads is None else heads
     all_of = torch.nonzero(known).flatten()
@@ -82,46 +86,43 @@ def over_heads(
             len(layout.sites) + FEWEST,
         )
     value = statistic(all_of)
-    return _student(value, math.sqrt(variance), freedom, "heads", len(all_of), correlation, against, chance)
+    return _student(value, math.sqrt(variance), freedom, "heads", len(all_of), correlation, chance)
 
 
 def over_images(differences: Tensor, drawn: float = 0.0, of_accuracy: bool = False) -> Estimate:
-    """Estimate of the mean of (n,) differences, paired image by image.
+    """Estimate of the mean of (n,) differences, paired image by image; NaN ones are left out.
 
     drawn: standard error that comes from random draws beside the images. of_accuracy: the differences are between
     right (1) and wrong (0), mostly 0; then an image more is counted on either side, so that there is an error where no
     image differs (Bonett & Price, 2012, Journal of Educational and Behavioral Statistics 37:479).
     TooFewError for fewer than 10 images.
     """
-    count = len(differences)
+    values = differences[~differences.isnan()].double()
+    count = len(values)
     if count < 10:
         raise TooFewError(f"there are {count} images, expected 10 at the least.", 10)
-    values = differences.double()
     if of_accuracy:
         values = torch.cat([values, values.new_tensor([1.0, -1.0])])
     error = math.hypot(float(values.std()) / math.sqrt(len(values)), drawn)
     return _student(float(values.mean()), error, len(values) - 1, "images", count)
 
 
-def share(
-    sure: Tensor, possible: Tensor, against: float = 0.0, images: int | Tensor = 0, unit: str = "heads"
-) -> Estimate:
+def share(sure: Tensor, possible: Tensor, images: int | Tensor = 0, unit: str = "heads") -> Estimate:
     """Estimate of the share of heads of which something is true, by the exact binomial law (Clopper & Pearson, 1934).
 
     sure, possible: (K,) bool, heads of which the images show it, and of which they do not exclude it. Where the two
-    differ both ends of the interval take the worse, and more of the ``images`` would tell. against: is subtracted, e.g.
-    a half for "most". unit: "blocks" where these are counted. TooFewError for too few of them.
+    differ both ends of the interval take the worse, and more of the ``images`` would tell. unit: "blocks" where these
+    are counted. TooFewError for too few of them.
     """
     from scipy.stats import binom, binomtest
 
     count, least, most = len(sure), int(sure.sum()), int((sure | possible).sum())
     if count < FEWEST:
         raise TooFewError(f"there are {count} {unit} that can be counted, which are too few.", FEWEST)
-    low = binomtest(least, count).proportion_ci(method="exact").low - against
-    high = binomtest(most, count).proportion_ci(method="exact").high - against
+    low = binomtest(least, count).proportion_ci(method="exact").low
+    high = binomtest(most, count).proportion_ci(method="exact").high
 
-    def p(effect: float, times: float = 1.0) -> float:
-        expected = effect + against
+    def p(expected: float, times: float = 1.0) -> float:
         few, many, of = (round(times * number) for number in (least, most, count))
         if not 0 <= expected <= 1:
             return 0.0  # no share can be that
@@ -131,22 +132,23 @@ def share(
         return min(1.0, 2 * float(tail))
 
     over, number = ("images", int(images)) if least < most and images else (unit, count)
-    return Estimate((least + most) / 2 / count - against, float(low), float(high), p, over, number)
+    return Estimate((least + most) / 2 / count, float(low), float(high), p, over, number)
 
 
-def more_often(inside: Tensor, outside: Tensor) -> Estimate:
-    """Estimate of the chance that a number of the first group is larger than one of the second, minus a half.
+def more_often(values: Tensor, inside: Tensor) -> Estimate:
+    """Estimate of the chance that a number of a group is larger than one of the others, minus a half.
 
-    inside, outside: (P,), (N,) of images. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for an empty group.
+    values: (n,) of images. inside: (n,) bool, the group. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for
+    an empty group.
     """
     from mhprobe.stats.auroc import auroc
 
-    if not len(inside) or not len(outside):
-        raise UserError(f"{len(inside)} images are right and {len(outside)} wrong, expected some of either.")
-    area = auroc(inside, outside)
-    first, second = len(inside), len(outside)
+    first, second = int(inside.sum()), int((~inside).sum())
+    if not first or not second:
+        raise UserError(f"{first} images are right and {second} wrong, expected some of either.")
+    area = auroc(values[inside], values[~inside])
     more = (first - 1) * (area / (2 - area) - area**2) + (second - 1) * (2 * area**2 / (1 + area) - area**2)
-    error = math.sqrt(max(area * (1 - area) + more, 0.25) / (first * second)) if first * second else math.nan
+    error = math.sqrt(max(area * (1 - area) + more, 0.25) / (first * second))
     return _student(area - 0.5, error, first + second - 2, "images", first + second)
 
 
@@ -157,7 +159,6 @@ def _student(
     unit: str,
     count: int,
     correlation: bool = False,
-    against: float = 0.0,
     chance: float = math.nan,
 ) -> Estimate:
     from scipy.stats import t
@@ -168,15 +169,31 @@ def _student(
     middle, half = stretch(value), float(t.ppf(0.975, freedom)) * error
 
     def p(effect: float, times: float = 1.0) -> float:
-        distance = abs(middle - stretch(effect + against)) * math.sqrt(times)
+        distance = abs(middle - stretch(effect)) * math.sqrt(times)
         return float(2 * t.sf(distance / error, freedom * times)) if error else float(distance == 0)
 
-    ends = (shrink(middle - half) - against, shrink(middle + half) - against)
-    return Estimate(value - against, *ends, p, unit, count, chance)
+    return Estimate(value, shrink(middle - half), shrink(middle + half), p, unit, count, chance)
 
 
 def _stretched(correlation: float) -> float:
     return math.atanh(min(max(correlation, -1 + 1e-9), 1 - 1e-9))
+
+
+def rank_correlation(rho: float, heads: int) -> Estimate:
+    """Estimate of a rank correlation over heads, taken as independent.
+
+    Error of its arctanh: Bonett & Wright, 2000, Psychometrika 65:23. TooFewError for too few heads.
+    """
+    if heads - 3 < FEWEST:
+        raise TooFewError(f"there are {heads} heads, which are too few to correlate.", 3 + FEWEST)
+    return _student(rho, math.sqrt((1 + rho**2 / 2) / (heads - 3)), heads - 3, "heads", heads, correlation=True)
+
+
+def minus_another(first: Estimate, second: Mapping[str, Any]) -> Estimate:
+    """Estimate of an effect minus the same of another network, which is a row of its ``tables/claims.csv``."""
+    effect, low, high = (float(second[name]) for name in ("effect", "low", "high"))
+    error, count = math.hypot(error_of(first), (high - low) / 2 / Z95), int(second["count"])
+    return _student(first.effect - effect, error, min(first.count, count) - 1, first.unit, first.count + count)
 
 
 # statistics of heads
@@ -205,25 +222,45 @@ def halves(layout: HeadLayout) -> tuple[Tensor, Tensor]:
     return block_of(layout) < half, block_of(layout) >= len(layout.sites) - half
 
 
-def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
-    """Mean of (A,) values over the heads of the later half of the blocks, minus that of the earlier half.
+def mean_of(
+    layout: HeadLayout,
+    values: Tensor,
+    chance: Tensor | None = None,
+    heads: Tensor | None = None,
+    minus: Tensor | None = None,
+    absent: str = "it is known of no head.",
+) -> Estimate:
+    """Mean of (A,) values over heads, or of (A, A) values over the pairs of heads of each block; NaN are left out.
 
-    NaN values are left out.
+    chance: what chance gives, of the same shape, which is subtracted. heads: (A,) bool, of which heads, or pairs; None
+    for all. minus: (A,) bool, heads whose mean is subtracted. absent: the UserError where nothing is known.
     """
+    above = values if chance is None else values - chance
+    over = in_blocks(layout) & above.isfinite() if above.dim() == 2 else torch.diag(above.isfinite())
+    if not over.any():
+        raise UserError(absent)
+    table, expected = (
+        each if each.dim() == 2 else torch.diag(each) for each in (above, above if chance is None else chance)
+    )
+    groups = [over if heads is None else over & heads[:, None]]
+    groups += [] if minus is None else [over & minus[:, None]]
+
+    def mean(kept: Tensor) -> float:
+        inner = table[kept][:, kept]
+        means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
+        return means[0] - sum(means[1:])
+
+    by_chance = math.nan if chance is None or minus is not None else float(expected[groups[0]].mean())
+    return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=by_chance)
+
+
+def late_minus_early(layout: HeadLayout, values: Tensor) -> Estimate:
+    """Mean of (A,) values over the heads of the later half of the blocks, minus that of the earlier half."""
     early, late = halves(layout)
-
-    def difference(kept: Tensor) -> float:
-        return float(values[kept][late[kept]].mean() - values[kept][early[kept]].mean())
-
-    return over_heads(layout, difference, values.isfinite() & (early | late))
+    return mean_of(layout, values, heads=late, minus=early)
 
 
-def mean_of_heads(layout: HeadLayout, values: Tensor, chance: float = math.nan) -> Estimate:
-    """Mean of (A,) values over heads; NaN values are left out."""
-    return over_heads(layout, lambda kept: float(values[kept].mean()), values.isfinite(), chance=chance)
-
-
-def go_together(layout: HeadLayout, first: Tensor, second: Tensor, against: float = 0.0) -> Estimate:
+def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     """Rank correlation of two (A,) values over heads, or of two (A, A) values over the pairs of heads of each block.
 
     Ranks are taken over all, and their mean in each block is subtracted: what blocks alone explain does not count. NaN
@@ -245,7 +282,7 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor, against: floa
         return float((x * y).sum()) / length if length > 0 else math.nan
 
     heads = pairs.any(0) | pairs.any(1)
-    return over_heads(layout, correlation, heads, correlation=True, against=against)
+    return over_heads(layout, correlation, heads, correlation=True)
 
 
 def _ranks(values: Tensor, pairs: Tensor) -> Tensor:
@@ -255,27 +292,23 @@ def _ranks(values: Tensor, pairs: Tensor) -> Tensor:
     return torch.from_numpy(rankdata(values[pairs].double().numpy()))
 
 
-def with_noise(layout: HeadLayout, found: Estimate, columns: Mapping[str, Tensor]) -> Estimate:
-    """Return a correlation with a measure that few images leave uncertain: nothing is told where noise outweighs heads.
+def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor]) -> Estimate:
+    """Rank correlation of (A,) values with a cost that few images leave uncertain: noise may outweigh the heads.
 
-    columns: of the measure, with "low", "high" and "images". Its reliability is the share of the variance inside blocks
-    that is not the images' noise (Spearman, 1904: noise makes a correlation smaller by the root of it). Below RELIABLE
-    the interval is everything, and ``needed`` is the number of images that would reach it.
+    cost: columns "value", "low", "high" and "images". Its reliability is the share of the variance inside blocks that
+    is not the images' noise (Spearman, 1904: noise makes a correlation smaller by the root of it). Below RELIABLE
+    nothing is told: the interval is everything, and ``needed`` is the number of images that would reach it.
     """
-    noise = ((columns["high"] - columns["low"]) / 2 / Z95).double().square().mean()
-    inside = [(part - part.mean()).square().sum() for part in layout.split(columns["value"].double())]
+    found = go_together(layout, values, cost["value"])
+    noise = ((cost["high"] - cost["low"]) / 2 / Z95).double().square().mean()
+    inside = [(part - part.mean()).square().sum() for part in layout.split(cost["value"].double())]
     variance = sum(inside) / max(1, layout.num_heads - len(layout.sites))
     reliability = float((1 - noise / variance).clamp(min=0)) if variance > 0 else 0.0
     if reliability >= RELIABLE:
         return found
-    images = int(columns["images"])
-    odds = RELIABLE / (1 - RELIABLE)
+    images, odds = int(cost["images"]), RELIABLE / (1 - RELIABLE)
     needed = math.ceil(images * odds * (1 - reliability) / reliability) if reliability else None
-
-    def anything(effect: float, times: float = 1.0) -> float:
-        return 1.0
-
-    return Estimate(found.effect, -1.0, 1.0, anything, "images", images, needed=needed)
+    return Estimate(found.effect, -1.0, 1.0, lambda effect, times=1.0: 1.0, "images", images, needed=needed)
 
 
 def in_blocks(layout: HeadLayout) -> Tensor:
@@ -284,27 +317,18 @@ def in_blocks(layout: HeadLayout) -> Tensor:
     return (block[:, None] == block) & ~torch.eye(len(block), dtype=torch.bool)
 
 
-def mean_of_pairs(
-    layout: HeadLayout, values: Tensor, pairs: Tensor, minus: Tensor | None = None, chance: float = math.nan
-) -> Estimate:
-    """Mean of (A, A) values over the pairs of heads that (A, A) bool ``pairs`` names, minus that over ``minus``.
-
-    NaN values are left out.
-    """
-    known = values.isfinite()
-    groups = [pairs & known] if minus is None else [pairs & known, minus & known]
-
-    def mean(kept: Tensor) -> float:
-        inner = values[kept][:, kept]
-        means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
-        return means[0] - sum(means[1:])
-
-    return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=chance)
+def between_blocks(layout: HeadLayout, values: Tensor) -> Tensor:
+    """(A, A) bool: pairs of heads of different blocks that (A, A) values compare. UserError if there are none."""
+    block = block_of(layout)
+    between = (block[:, None] != block) & values.isfinite()
+    if not between.any():
+        raise UserError("no two blocks have heads that attend among the same tokens.")
+    return between
 
 
-def most_alike(values: Tensor, pairs: Tensor) -> Tensor:
-    """(A,) the largest of (A, A) values that each head has with another, over the pairs that are named; NaN: none."""
-    largest = values.masked_fill(~pairs | ~values.isfinite(), -math.inf).amax(1)
+def most_alike(layout: HeadLayout, values: Tensor) -> Tensor:
+    """(A,) the largest of (A, A) values that each head has with another of its block; NaN: none."""
+    largest = values.masked_fill(~in_blocks(layout) | ~values.isfinite(), -math.inf).amax(1)
     return largest.where(largest.isfinite(), math.nan)
 
 

@@ -51,11 +51,16 @@ def p_of(claim: Claim, estimate: Estimate, times: float = 1.0) -> float:
     return estimate.p(low, times) if estimate.effect <= low else max(estimate.p(low, times), estimate.p(high, times))
 
 
-def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]) -> dict[str, Verdict]:
-    """A verdict on each claim, by its name. found: the estimate of each, or why there is none."""
+def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError], asked: int = 0) -> dict[str, Verdict]:
+    """A verdict on each claim, by its name.
+
+    found: the estimate of each, or why there is none. asked: how many claims Holm's correction is over, if they are
+    more; those that are not here are taken for untold.
+    """
     told = {name: each for name, each in found.items() if isinstance(each, Estimate)}
-    p = torch.tensor([p_of(claims[name], each) for name, each in told.items()], dtype=torch.float64)
-    adjusted = dict(zip(told, holm(p).tolist(), strict=True))
+    asked = max(asked, len(told))
+    p = [p_of(claims[name], each) for name, each in told.items()] + [1.0] * (asked - len(told))
+    adjusted = dict(zip(told, holm(torch.tensor(p, dtype=torch.float64)).tolist(), strict=False))
     verdicts: dict[str, Verdict] = {}
     for name, claim in claims.items():
         each = found[name]
@@ -64,7 +69,7 @@ def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]
         elif isinstance(each, UserError):
             verdicts[name] = Verdict("not applicable", reason=str(each))
         else:
-            verdicts[name] = _verdict(claim, each, p_of(claim, each), adjusted[name], len(told))
+            verdicts[name] = _verdict(claim, each, p_of(claim, each), adjusted[name], asked)
     return verdicts
 
 
@@ -72,7 +77,7 @@ def _verdict(claim: Claim, estimate: Estimate, p: float, p_holm: float, asked: i
     from scipy.stats import norm
 
     error = error_of(estimate)
-    power = float(norm.cdf(claim.matters / error - Z95)) if error else 1.0
+    power = float(norm.cdf(claim.margin.size / error - Z95)) if error else 1.0
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
     return Verdict("cannot be told", estimate, p, p_holm, power, estimate.needed or _needed(claim, estimate, asked))

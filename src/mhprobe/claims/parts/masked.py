@@ -27,6 +27,11 @@ def loss(evidence: Evidence, mask: Tensor) -> Estimate:
     return gained(evidence, mask[None], torch.zeros_like(mask)[None])
 
 
+def loss_at(evidence: Evidence, order: str, share: float) -> Estimate:
+    """``loss`` without this share of the heads, in an order that validation images choose."""
+    return loss(evidence, at_share(evidence.path(order), share)[0])
+
+
 def without_thirds(evidence: Evidence) -> Tensor:
     """(3, A) masks that close all heads of the early, the middle, the late blocks. UserError for fewer than three."""
     third = third_of(evidence.layout)

@@ -2,17 +2,21 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
-from mhprobe.claims.parts.claim import Columns
+from mhprobe.claims.parts.claim import NOTHING_LEARNED, Columns, Evidence
+from mhprobe.claims.parts.place import place_errors
+from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.heads import Ablation, HeadLayout
+from mhprobe.heads import Ablation
 from mhprobe.io.progress import progress
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import faithfulness
@@ -22,58 +26,86 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Known, Material
+from mhprobe.report.runs.run import Run, read_run
 from mhprobe.stats.significance import wilson
 from mhprobe.studies.panels.heat import hottest
+from mhprobe.studies.panels.relations import best_of_each
+from mhprobe.studies.panels.two_sets import second_set
 
-HEAT = ("heat", "right")  # of a test image: how concentrated its rollout is, and whether it is classified rightly
-NOTHING_LEARNED = "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
+# of a test image, by what walks over them: how concentrated its rollout is, and whether it is classified rightly; how
+# often a head and an offset know a relation; how far off the place is that tokens tell
+NUMBERS = {
+    "_heat": ("heat", "right"),
+    "_answers": ("best_head", "best_offset"),
+    "_places": ("high_norm_error", "other_error"),
+}
 
 
-class Measured:
+class Measured(Evidence):
     """Evidence of a trained network.
 
-    material: the network and its images. maps: kinds of maps by name; of_maps: how many test images they are judged on.
-    of_control: how many test images the untrained twin is shown, at most.
+    material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
+    None for the same one with damaged test images. runs: folders of other runs, by what they are to this network.
+    Images, at most: of_maps, test images that maps and relations between patches are judged on; of_control, test images
+    that the untrained twin is shown; of_choice, validation images that orders and heads are chosen on.
     """
 
-    def __init__(self, material: Material, maps: Mapping[str, MapKind], of_maps: int, of_control: int) -> None:
-        self.material, self.maps, self.of_maps = material, maps, of_maps
-        self.twin = None if material.twin is None else Untrained(_of_fewer(material, of_control))
-
-    @property
-    def layout(self) -> HeadLayout:
-        """Layout of the network's heads."""
-        return self.material.layout
+    def __init__(
+        self,
+        material: Material,
+        maps: Mapping[str, MapKind],
+        of_maps: int,
+        of_control: int,
+        of_choice: int,
+        second: ImageData | None = None,
+        runs: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self.material, self.layout, self.maps, self.of_maps = material, material.layout, maps, of_maps
+        self.twin = None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
+        self.choosing = _of_fewer(material, "val", of_choice)
+        self.other, self.runs = second, runs or {}
 
     def columns(self, name: str) -> Columns:
-        """Columns of a measure of the test images, with those that the same pass gives."""
         return self.material.columns(name)
 
     def control(self, name: str) -> Columns:
-        """Columns of the untrained twin. UserError where it has none."""
         if self.twin is None:
             raise UserError("there is no untrained twin to compare with: it was left out, or the weights are pruned.")
         return self.twin.columns(name)
 
+    def second(self, name: str) -> Columns:
+        return self._on_second.columns(name)
+
     def path(self, name: str) -> Tensor:
-        """(R, S + 1, A) masks of the paths of an order, chosen on validation images."""
         self._refuse_guessing()
         spec = self._masking.named(name)
         paths = spec.order.paths(make_units(spec.units, self.layout), self.layout, self._evaluate("validation"))
         return torch.stack([path.masks() for path in paths])
 
     def right(self, masks: Tensor, split: str = "test") -> Tensor:
-        """(M, n) bool: images that are right under each mask; equal masks are evaluated once."""
         self._refuse_guessing()
         distinct, place = torch.unique(masks, dim=0, return_inverse=True)
         return self._evaluate(split)(distinct).right[place]
 
     def of_images(self, name: str) -> Tensor:
-        """(n,) the area under deletion by a kind of map, or "random"; "heat" of rollouts, "right": 1 or 0."""
-        kinds = {kind: vars(each) for kind, each in self.maps.items()}
-        if name in HEAT:
-            return self.material.kept({"heat": kinds["rollout"]}, lambda: ranks.together(self._heat))[name]
-        return self.material.kept({"areas": kinds, "of": self.of_maps}, lambda: ranks.together(self._areas))[name]
+        """(n,) the area under deletion by a kind of map, or "random"; or a number of one of the other walks."""
+        walks = (self._heat, self._answers, self._places, self._areas)
+        walk = next((walk for walk in walks if name in NUMBERS.get(walk.__name__, ())), self._areas)
+        about = {
+            "numbers": walk.__name__,
+            "maps": {kind: vars(of) for kind, of in self.maps.items()},
+            "of": self.of_maps,
+        }
+        return self.material.kept(about, lambda: ranks.together(walk))[name]
+
+    def run(self, name: str) -> Run:
+        if not (folder := self.runs.get(name)):
+            raise UserError(f"it needs another run, evidence.runs.{name}=<its folder>.")
+        return read_run(Path(folder))
+
+    @functools.cached_property
+    def _on_second(self) -> Material:
+        return dataclasses.replace(self.material.on(second_set(self.material.data, self.other)), passes={})
 
     @property
     def _masking(self) -> Masking:
@@ -82,8 +114,11 @@ class Measured:
         return masking
 
     def _evaluate(self, split: str) -> Evaluate:
-        spec = dataclasses.replace(self._masking.named("importance"), name="masks")  # of no order in particular
-        return self._masking.evaluate(self.material, split, spec)
+        masking = self._masking
+        any_order = next(spec for spec in masking.specs.values() if not isinstance(spec, UserError))
+        return masking.evaluate(
+            self.material if split == "test" else self.choosing, split, dataclasses.replace(any_order, name="masks")
+        )
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy that heads could cost."""
@@ -106,6 +141,16 @@ class Measured:
 
         return self._walked("deleting patches in the order of maps", self.of_maps, [*self.maps, "random"], of_batch)
 
+    def _answers(self) -> dict[str, Tensor]:
+        ways = [ways for _, _, ways in best_of_each(self.material, self.of_maps)]
+        if not ways:
+            raise UserError("the images ask about no relation between patches.")
+        values = [torch.stack([of[way][1] for of in ways]).nanmean(0) for way in ("best head", "best fixed offset")]
+        return dict(zip(NUMBERS["_answers"], values, strict=True))
+
+    def _places(self) -> dict[str, Tensor]:
+        return dict(zip(NUMBERS["_places"], place_errors(self.material, self.of_maps), strict=True))
+
     def _heat(self) -> dict[str, Tensor]:
         backbone: Any = self.material.model.backbone
 
@@ -115,10 +160,10 @@ class Measured:
                 right, _ = outcomes(backbone(batch.images), batch.labels)
             return torch.stack([hottest(maps), right.double()], 1)
 
-        return self._walked("rollouts of test images", self.material.data.sizes["test"], HEAT, of_batch)
+        return self._walked("rollouts of test images", self.material.data.sizes["test"], NUMBERS["_heat"], of_batch)
 
     def _walked(
-        self, label: str, images: int, names: tuple[str, ...] | list[str], of_batch: Callable[[Batch], Tensor]
+        self, label: str, images: int, names: Sequence[str], of_batch: Callable[[Batch], Tensor]
     ) -> dict[str, Tensor]:
         """(n,) under each of the names, from the (B, names) numbers that a batch gives. A collective."""
         rows: list[list[float]] = []
@@ -131,52 +176,29 @@ class Measured:
         return dict(zip(names, every.T.contiguous(), strict=True))
 
 
-class Untrained:
+class Untrained(Evidence):
     """Evidence of the untrained twin: what its heads do, and no accuracy."""
 
     def __init__(self, material: Material) -> None:
-        self.material = material
-
-    @property
-    def layout(self) -> HeadLayout:
-        """Layout of the network's heads, which are the twin's."""
-        return self.material.layout
+        self.material, self.layout = material, material.layout
 
     def columns(self, name: str) -> Columns:
         """Columns of a measure. UserError for one that masks heads, and for one that refuses the twin."""
-        if any(isinstance(need, Ablation) for need in self._needs(name)):
+        measure = self.material.measures[name]
+        needs = {*measure.needs, *(measure.select_needs or ())} if isinstance(measure, Measure) else set()
+        if any(isinstance(need, Ablation) for need in needs):
             raise UserError(NOTHING_LEARNED)
         found = self.material.control(name)
         if found is None:
             raise UserError(f"{name} refuses the untrained network.")
         return found
 
-    def _needs(self, name: str) -> set[Any]:
-        each = self.material.measures[name]
-        return {*each.needs, *(each.select_needs or ())} if isinstance(each, Measure) else set()
 
-    def control(self, name: str) -> Columns:
-        """UserError: it is the untrained network itself."""
-        raise UserError("it compares a network with an untrained one.")
-
-    def path(self, name: str) -> Tensor:
-        """UserError: an order of heads that cost nothing means nothing."""
-        raise UserError(NOTHING_LEARNED)
-
-    def right(self, masks: Tensor, split: str = "test") -> Tensor:
-        """UserError: there is no accuracy to lose."""
-        raise UserError(NOTHING_LEARNED)
-
-    def of_images(self, name: str) -> Tensor:
-        """UserError: maps of a network that guesses explain nothing."""
-        raise UserError(NOTHING_LEARNED)
-
-
-def _of_fewer(material: Material, images: int) -> Material:
-    """The same on so many test images at most, of every class alike."""
+def _of_fewer(material: Material, split: str, images: int) -> Material:
+    """The same on so many images of a split at most, of every class alike."""
     data = material.data
-    if images >= data.sizes["test"]:
+    if images >= data.sizes[split]:
         return material
     fewer = data.of_source(data.source)
-    fewer.limits = {**copy.copy(data.limits), "test": images}
+    fewer.limits = {**copy.copy(data.limits), split: images}
     return dataclasses.replace(material, data=fewer, known=Known(), facts={})

@@ -2,25 +2,31 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from mhprobe.claims.parts.claim import Claim
 from mhprobe.claims.parts.estimates import Estimate
-from mhprobe.claims.parts.judge import Verdict
+from mhprobe.claims.parts.judge import Verdict, Word
 from mhprobe.errors import UserError
 from mhprobe.report import tables
 from mhprobe.report.figures import claims as figure
 from mhprobe.report.result import Result
 
 
-def line(name: str, claim: Claim, found: Estimate | UserError) -> str:
-    """A claim's number, before all claims are judged together."""
+def number(claim: Claim, found: Estimate | UserError) -> str:
+    """A claim's effect with its interval, or why there is none."""
     if isinstance(found, UserError):
-        return f"{name}: not applicable, {found}"
+        return f"not applicable, {found}"
     ends = f"{found.low:.3g} to {found.high:.3g}"
-    cut = f"{'up to' if claim.shape != 'more' else 'matters from'} {claim.matters:g}"
-    return f"{name}: {found.effect:.3g} {claim.unit} (95 % {ends}; {cut}), of {found.count} {found.unit}"
+    cut = f"{'up to' if claim.shape != 'more' else 'matters from'} {claim.margin.size:g}"
+    return f"{found.effect:.3g} {claim.margin.unit} (95 % {ends}; {cut}), of {found.count} {found.unit}"
+
+
+def quote(claim: Claim, verdict: Verdict) -> str:
+    """The claim itself, and its verdict for this network with the effect."""
+    told = verdict.reason if verdict.estimate is None else f"{number(claim, verdict.estimate)}."
+    return f'"{claim.says}" Here: {verdict.word}, {told}'
 
 
 def result(claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]) -> Result:
@@ -56,9 +62,9 @@ def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> 
         "says": claim.says,
         "verdict": verdict.word,
         **dict(zip(("effect", "low", "high", "chance"), numbers, strict=True)),
-        "matters": claim.matters,
+        "matters": claim.margin.size,
         "shape": claim.shape,
-        "unit": claim.unit,
+        "unit": claim.margin.unit,
         "p": verdict.p,
         "p_holm": verdict.p_holm,
         "power": verdict.power,
@@ -68,34 +74,20 @@ def _row(name: str, claim: Claim, verdict: Verdict, of_twin: Verdict | None) -> 
         "untrained": untrained,
         "learned": "no" if verdict.word == untrained == "holds" else "",
         "reason": verdict.reason,
-        "source": f"{claim.source}; {claim.network}",
+        "source": claim.source,
     }
 
 
 def sentences(verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]) -> list[str]:
     """Two sentences: how many claims got each verdict, and what the untrained twin says."""
     counts = Counter(verdict.word for verdict in verdicts.values())
-    asked = len(verdicts)
-    parts = [
-        f"{counts['contradicted']} {_are(counts['contradicted'])} contradicted",
-        f"{counts['too small to matter']} {_are(counts['too small to matter'])} too small to matter",
-        f"{counts['cannot be told']} cannot be told",
-        f"{counts['not applicable']} {_are(counts['not applicable'])} not applicable",
-    ]
-    first = f"{counts['holds']} of {asked} claims hold, {', '.join(parts[:-1])} and {parts[-1]}."
-    both = [name for name, verdict in verdicts.items() if verdict.word == "holds" and _holds(of_twin.get(name))]
+    other = [f"{counts[word]} {'is' if counts[word] == 1 else 'are'} {word}" for word in get_args(Word)[1:]]
+    listed = f"{', '.join(other[:-1])} and {other[-1]}".replace("is cannot be", "cannot be").replace(
+        "are cannot", "cannot"
+    )
+    first = f"{counts['holds']} of {len(verdicts)} claims hold, {listed}."
     if not of_twin:
         return [first, "There is no untrained twin to compare with."]
-    return [first, f"Of those that hold, {len(both)} hold for an untrained network as well{_named(both)}."]
-
-
-def _holds(verdict: Verdict | None) -> bool:
-    return verdict is not None and verdict.word == "holds"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _named(names: Sequence[str]) -> str:
-    return f": {', '.join(names)}" if names else ""
+    both = [name for name, of in of_twin.items() if of.word == verdicts[name].word == "holds"]
+    named = f": {', '.join(both)}" if both else ""
+    return [first, f"Of those that hold, {len(both)} hold for an untrained network as well{named}."]

@@ -62,9 +62,13 @@ def _fixed(site: HeadSite, device: torch.device) -> dict[str, Tensor]:
 def _high_norm(piece: Piece, batch: HeadBatch, threshold: float) -> Tensor:
     """(b, W, K) bool."""
     site, token = piece.site, piece.places.token
-    norm_bT = batch.need("stream", "token kinds")[site.block].before[piece.images].double().norm(dim=-1)
-    patch_bT = norm_bT[:, site.prefix_tokens :]
-    spread = patch_bT.std(1, correction=0, keepdim=True)
-    outlying = patch_bT - patch_bT.mean(1, keepdim=True) > threshold * spread
+    before_bTC = batch.need("stream", "token kinds")[site.block].before[piece.images]
+    outlying = high_norm(before_bTC[:, site.prefix_tokens :], threshold)
     outlying = torch.nn.functional.pad(outlying, (site.prefix_tokens, 0))
     return outlying[:, token.clamp(min=0)] & (token >= 0)
+
+
+def high_norm(patches_bTC: Tensor, threshold: float = 3.0) -> Tensor:
+    """(b, T) bool: patch tokens whose norm lies so many standard deviations above the mean of their image's."""
+    norm_bT = patches_bTC.double().norm(dim=-1)
+    return norm_bT - norm_bT.mean(1, keepdim=True) > threshold * norm_bT.std(1, correction=0, keepdim=True)

@@ -9,7 +9,7 @@ O offsets.
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from mhprobe.report.figures import relation_scores as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
 from mhprobe.studies.panels.patch_relations import RELATIONS, palette, right_keys
+
+Ways = dict[str, tuple[str, Tensor]]
 
 
 class Scores(NamedTuple):
@@ -40,12 +42,24 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
     images: at most so many of each split. clusters: of colours. Table: relation, way, who (block and head, or the
     offset), head, score (mean over test images), low, high (95 % over images), images.
     """
+    rows = [
+        {"relation": relation, "way": way, "who": who, "head": head, **summary(values)}
+        for relation, head, ways in best_of_each(material, images, clusters)
+        for way, (who, values) in ways.items()
+    ]
+    return {"relations": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
+
+
+def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator[tuple[str, int, Ways]]:
+    """Per relation its name, the best head, and each way to answer with who it is and its (N,) test scores.
+
+    A score is the share of an image's queries that were answered rightly, NaN where it asks none.
+    """
     layout, data = material.layout, material.data
     finest = layout.sites[0].token_grid
     seen = (batch.images[batch.valid] for batch in data.batches("val", images=min(500, images)))
     centres = ranks.from_rank_zero(lambda: palette(list(seen), finest, clusters, material.seed))
     chosen, judged = (_scores(material, split, images, centres) for split in ("val", "test"))
-    rows: list[dict[str, Any]] = []
     site_of = torch.tensor([number for number, _, _ in layout])
     for r, relation in enumerate(RELATIONS):
         # late blocks have few keys: what counts is how far a head is above an even draw in its block
@@ -55,14 +69,15 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         head = int(above.nan_to_num(-1).argmax())
         number, place, site = list(layout)[head]
         offset = int(chosen.offsets[:, number, :, r].nanmean(0).nan_to_num(-1).argmax())
-        ways = {
-            "best head": (f"block {site.block}, head {place}", judged.heads[:, head, r]),
-            "best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset, r]),
-            "even draw": ("", judged.even[:, number, r]),
-        }
-        for way, (who, values) in ways.items():
-            rows.append({"relation": relation, "way": way, "who": who, "head": head, **summary(values)})
-    return {"relations": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
+        yield (
+            relation,
+            head,
+            {
+                "best head": (f"block {site.block}, head {place}", judged.heads[:, head, r]),
+                "best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset, r]),
+                "even draw": ("", judged.even[:, number, r]),
+            },
+        )
 
 
 def summary(values: Tensor) -> dict[str, float]:

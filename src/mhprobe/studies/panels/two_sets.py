@@ -22,15 +22,7 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     UserError where its classes are others: the drop would mean nothing.
     """
     first = material.data
-    other = second or first.of_source(Corrupted(first.source, severity=severity))
-    other.prepare_data()
-    other.setup()
-    if other.class_names != first.class_names:
-        raise UserError(
-            f"figure_2: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected those of "
-            f"{first.source.name}: {', '.join(first.class_names[:3])} ..."
-        )
-    other.spec, other.trainer = first.spec, first.trainer
+    other = second_set(first, second, severity)
     (name,) = material.names
     drop = material.columns(name)["drop"]
     walk = functools.partial(other.batches, "test", material.model.device)
@@ -41,3 +33,17 @@ def two_sets(material: Material, second: ImageData | None = None, severity: int 
     drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
     heads = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
     return {"correlation": drawn, "heads": Result(heads)}
+
+
+def second_set(first: ImageData, other: ImageData | None = None, severity: int = 3) -> ImageData:
+    """Another data set, ready for the network of the first; None for damaged test images. UserError: other classes."""
+    other = other or first.of_source(Corrupted(first.source, severity=severity))
+    other.prepare_data()
+    other.setup()
+    if other.class_names != first.class_names:
+        raise UserError(
+            f"second data set: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected "
+            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    other.spec, other.trainer = first.spec, first.trainer
+    return other

@@ -1,0 +1,96 @@
+"""On a paper's figure its claims are quoted under the caption, with their verdicts for this network."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import pytest
+import torch
+from laws import LAWS
+
+import mhprobe.study
+import runs
+from mhprobe.claims.parts.claim import Evidence, known
+from mhprobe.claims.parts.judge import judge
+from mhprobe.claims.parts.measured import Measured
+from mhprobe.claims.parts.quoted import quoted
+from mhprobe.errors import UserError
+from mhprobe.questions.plan import Question
+from mhprobe.report.runs.run import read_run
+
+QUOTED = {name: claim for name, claim in known().items() if claim.figure}
+SMALL = (
+    *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=4", "backbone.num_heads=3", "weights=random"),
+    *("data.limit_train=64", "data.limit_val=20", "data.limit_test=40", "trainer.accelerator=cpu"),
+    *("trainer.precision=32-true", "+paper=byun_kim", "figures=[table_1,8]", "control=null"),
+)
+
+
+class Asked(Evidence):
+    """Evidence of nothing, which remembers the curves that are asked for."""
+
+    def __init__(self):
+        self.curves = set()
+
+    def columns(self, name):
+        return {}
+
+    def path(self, name):
+        self.curves.add(name)
+        masks = torch.ones(7, 6).tril(-1).bool()
+        return torch.stack([masks, masks.flip(1)] if name == "random" else [masks])
+
+    def right(self, masks, split="test"):
+        return torch.rand(len(masks), 20) < 0.5
+
+
+@functools.cache
+def figures(paper):
+    return runs.checked("study", "+experiment=digits_vit", "weights=random", f"+paper={paper}").paper.figures
+
+
+@pytest.mark.parametrize("name", sorted(QUOTED))
+def test_a_figure_has_what_its_claims_need(name):
+    claim, evidence = QUOTED[name], Asked()
+    paper, key = claim.figure.split("/")
+    figure = figures(paper)[key]
+    assert figure.elsewhere is None and set(claim.measures) <= set(figure.measure)
+    if not claim.measures:
+        claim.estimate(evidence)
+        assert evidence.curves and evidence.curves <= set(figure.curves)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # forty images of noise are few for SVCCA
+def test_the_verdict_stands_below_the_caption_on_both_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(Measured, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    folder = tmp_path / "run"
+    mhprobe.study.run(runs.checked("study", *SMALL, f"cache_dir={tmp_path}"), folder)
+    page = (folder / "figures.md").read_text()
+    shown = read_run(folder).results
+    for key, label in (("table_1", "Table 1"), ("figure_8", "Figure 8")):
+        section = page.split(f"## {label}:")[1].split("\n## ")[0]
+        captions = {entry.caption for entry in shown.values() if entry.part_of == key and entry.caption}
+        for claim in (claim for claim in QUOTED.values() if claim.figure == f"byun_kim/{key}"):
+            verdict = rf'"{re.escape(claim.says)}" Here: (holds|contradicted|too small to matter|cannot be told), '
+            number = rf"{verdict}\S+ {claim.margin.unit} \(95 % \S+ to \S+; .*\), of \d+ "
+            assert re.search(number, section) and all(re.search(number, caption) for caption in captions)
+        assert re.search(r"Look for: .*\n\n\"", section)  # below the caption, in a paragraph of its own
+    assert "Heads of a block are more alike than chance." in (folder / "report.html").read_text()
+
+
+def test_a_figure_without_claims_is_left_as_it_is():
+    question = Question("figure_1", lambda material: {})
+    assert quoted(question, "byun_kim") is question
+    assert quoted(dataclasses.replace(question, name="table_1"), "byun_kim").made_from != question.made_from
+
+
+def test_claims_that_are_not_here_count_in_the_correction():
+    name, claim = next(iter(known().items()))
+    estimate = LAWS[name].draw(3 * claim.margin.size, torch.Generator().manual_seed(0))
+    found = {name: claim.estimate(estimate), "other": UserError("no.")}
+    claims = {name: claim, "other": claim}
+    alone, many = judge(claims, found)[name], judge(claims, found, asked=12)[name]
+    assert many.p_holm == pytest.approx(min(1.0, 12 * alone.p)) and alone.p_holm == alone.p
