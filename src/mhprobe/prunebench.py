@@ -5,11 +5,16 @@ stopped, and jobs of a sweep share what they did. A cell that fails costs itself
 was not run has its command there.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mhprobe.run.schema import Config
 
 
-def run(cfg: dict[str, Any], folder: Path) -> None:
+def run(cfg: Config, folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
@@ -22,8 +27,8 @@ def run(cfg: dict[str, Any], folder: Path) -> None:
     report = builders.report(cfg, folder, model.gates.layout)
     cells = Cells(cfg, data, model, pruning.one_process(builders.trainer(cfg, [], report)))
     cells.run()
-    report.add_all(results(cfg["weights"], cells.there()))
-    finish_report(folder, cfg["command"], model.gates.layout.of("head"), model.description)
+    report.add_all(results(cfg.weights, cells.there()))
+    finish_report(folder, cfg.command, model.gates.layout.of("head"), model.description)
     report.close()
     show(folder)
 

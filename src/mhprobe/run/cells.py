@@ -22,6 +22,7 @@ from mhprobe.run import builders, pruning
 from mhprobe.run.construct import construct
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.questions import score
+from mhprobe.run.schema import Config, Prune
 from mhprobe.surgery.bench import Cell, ranking, run_cell
 from mhprobe.surgery.pruning import Images
 
@@ -35,27 +36,29 @@ class Kept(NamedTuple):
     right: dict[str, Tensor]
 
 
-def refuse(cfg: builders.Config) -> None:
+def refuse(cfg: Config) -> None:
     """UserError for a budget out of range, and for a method that there is not."""
-    if wrong := [budget for budget in cfg["budgets"] if not 0 < budget < 1]:
+    if wrong := [budget for budget in cfg.budgets if not 0 < budget < 1]:
         raise UserError(f"budgets: expected shares of the FLOPs between 0 and 1, got {wrong[0]}.")
-    if unknown := [name for name in cfg["methods"] or () if name not in cfg["method"]]:
-        raise UserError(f"methods: expected some of {', '.join(cfg['method'])}, got {unknown[0]}.")
+    if unknown := [name for name in cfg.methods or () if name not in cfg.method]:
+        raise UserError(f"methods: expected some of {', '.join(cfg.method)}, got {unknown[0]}.")
 
 
 class Cells:
     """All methods at all budgets with all seeds of a configuration."""
 
-    def __init__(self, cfg: builders.Config, data: ImageData, model: GatedClassifier, device: torch.device) -> None:
+    def __init__(self, cfg: Config, data: ImageData, model: GatedClassifier, device: torch.device) -> None:
         self.cfg, self.data, self.description, self.device = cfg, data, model.description, device
         self.dense, self.layout = model.to(device).backbone.eval(), model.gates.layout
         self.whole: Any = None  # of the dense network, once for all
-        shared = {**facts(cfg, self.description, data.fingerprint)}
-        shared |= {key: cfg["prune"][key] for key in ("images", "select_on", "repair", "tune_epochs")}
+        assert cfg.prune is not None, "a section of mhprobe.prunebench"
+        self.settings: Prune = cfg.prune
+        shared = facts(cfg.plain(), self.description, data.fingerprint)
+        shared |= cfg.prune.model_dump(include={"images", "select_on", "repair", "tune_epochs"})
         self.made_from: dict[Cell, str] = {}
-        for seed in cfg["seeds"]:
-            for budget in cfg["budgets"]:
-                for name, part in cfg["method"].items():
+        for seed in cfg.seeds:
+            for budget in cfg.budgets:
+                for name, part in cfg.method.items():
                     told = json.dumps([{**shared, "seed": seed}, part, budget], sort_keys=True, default=str)
                     self.made_from[Cell(name, budget, seed)] = hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -66,7 +69,7 @@ class Cells:
     def run(self) -> None:
         """Run what is asked for and is not there, or failed before."""
         for cell, kept in self.there().items():
-            if cell.method in (self.cfg["methods"] or self.cfg["method"]) and (kept is None or "failed" in kept.row):
+            if cell.method in (self.cfg.methods or self.cfg.method) and (kept is None or "failed" in kept.row):
                 log.info("%s ...", cell)
                 try:
                     row, right = self._made(cell)
@@ -78,11 +81,11 @@ class Cells:
                 write(self._file(cell), packed(flags, about))
 
     def _made(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        cfg, settings = {**self.cfg, "seed": cell.seed}, self.cfg["prune"]
-        method = construct(cfg["method"][cell.method], f"method.{cell.method}")
-        images = Images(self.data, self.device, settings["select_on"], settings["images"], cell.seed, score(cfg))
+        cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
+        method = construct(cfg.method[cell.method], f"method.{cell.method}")
+        images = Images(self.data, self.device, settings.select_on, settings.images, cell.seed, score(cfg))
         train = None
-        if settings["tune_epochs"]:
+        if settings.tune_epochs:
             report = builders.report(cfg, self._file(cell).with_suffix(""), self.layout)
             train = pruning.retraining(cfg, self.dense, self.description, self.data, report)
         row, right, self.whole = run_cell(
@@ -90,16 +93,16 @@ class Cells:
             method,
             self.dense,
             images,
-            mend=None if settings["repair"]["per"] == "none" else settings["repair"],
+            mend=None if settings.repair.per == "none" else settings.repair.model_dump(),
             train=train,
-            rounds=settings["speed_rounds"] if settings["speed"] else 0,
-            onnx=settings["onnx"],
+            rounds=settings.speed_rounds if settings.speed else 0,
+            onnx=settings.onnx,
             whole=self.whole,
         )
         return row, right
 
     def _file(self, cell: Cell) -> Path:
-        return Path(self.cfg["cells"]) / f"{cell}.safetensors"
+        return Path(self.cfg.cells) / f"{cell}.safetensors"
 
     def _kept(self, cell: Cell) -> Kept | None:
         found = unpacked(self._file(cell))
@@ -108,7 +111,7 @@ class Cells:
         return Kept(json.loads(found[1]["row"]), {stage: flags.bool() for stage, flags in found[0].items()})
 
 
-def results(weights: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
+def results(weights: str | None, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
     """The table of cells, the ranking, and accuracy against FLOPs and against measured time."""
     rows = []
     for cell, kept in cells.items():
