@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mhprobe.report import figures
 from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table
@@ -43,9 +40,3 @@ def add_measure(
 def add_rows(report: Report, name: str, rows: Sequence[Mapping[str, Any]], kind: str = "table", **more: Any) -> None:
     columns = list(rows[0])
     report.add(name, Result(Table(columns, [[row[c] for c in columns] for row in rows], kind), **more))
-
-
-def figure_kinds() -> list[str]:
-    """Every kind of figure, by its file; what several share is none."""
-    names = [module.name for module in pkgutil.iter_modules(figures.__path__)]
-    return [name for name in names if hasattr(importlib.import_module(f"{figures.__name__}.{name}"), "draw")]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mhprobe.masking.parts.curve import known_orders
+from mhprobe.report.figures import kinds
 from mhprobe.run.sections import options
-from results import figure_kinds
 
 ROOT = Path(__file__).parents[2]
 PAGES = {  # group of conf -> the page that tells of its members, and how it writes a name
@@ -44,7 +44,7 @@ def test_every_masking_order_has_its_row(name):
     assert any(f"`{name}`" in row for row in rows), f"docs/masking.md: no row of the order `{name}`"
 
 
-@pytest.mark.parametrize("kind", figure_kinds())
+@pytest.mark.parametrize("kind", kinds())
 def test_every_kind_of_figure_has_a_right_and_a_wrong_reading(kind):
     text = (ROOT / "docs/reading-figures.md").read_text()
     rows = re.findall(rf"^\| `{kind}` \| (\S.*) \| (\S.*) \|$", text, re.M)

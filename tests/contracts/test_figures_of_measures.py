@@ -1,13 +1,12 @@
-"""What every figure of a measure promises: held for each file of report/figures that draws columns.
+"""What every figure of a measure promises: held for each kind of report/figures that draws columns.
 
 A new one is tested by a measure that asks for it; one that none asks for needs a test of its own.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+import re
 from pathlib import Path
 
 import hydra
@@ -15,12 +14,11 @@ import pytest
 import torch
 
 import mhprobe
-import mhprobe.report.figures
 from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
 from mhprobe.report import twins
-from mhprobe.report.figures import style
+from mhprobe.report.figures import kinds, style
 from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
@@ -32,11 +30,7 @@ IMAGES = 12
 WITH_CONTROL = 3  # of the measures that a figure draws: a control has the same form whatever was measured
 SIGNATURE = ["layout", "columns", "label", "names"]
 COMMON = (slice(0, 4), slice(4, None))  # what all take, and options of one kind, which have defaults
-DRAWS = {
-    module.name: draw
-    for module in pkgutil.iter_modules(mhprobe.report.figures.__path__)
-    if (draw := getattr(importlib.import_module(f"mhprobe.report.figures.{module.name}"), "draw", None)) is not None
-}
+DRAWS = kinds()
 OF_COLUMNS = {name for name, draw in DRAWS.items() if list(inspect.signature(draw).parameters)[1:2] == ["columns"]}
 
 
@@ -55,6 +49,13 @@ def found(request):
     columns, refused = measure(model, made, lambda: [batch], class_names=[f"class {c}" for c in range(5)])
     assert len(columns) > 0.8 * len(made), refused  # a tiny model has too few images for some
     return layout, {name: (made[name], columns.get(name)) for name in made}
+
+
+def is_drawn(name: str, test: str) -> bool:
+    """Whether a test calls this kind of figure, by its module or by its name."""
+    family = DRAWS[name].__module__.rpartition(".")[2]
+    by_name = rf"^from mhprobe\.report\.figures\.{family} import .*\b{name}\b"
+    return bool(re.search(rf"\b(figures?|{family})\.{name}\(|{by_name}", test, re.M))
 
 
 def test_figures_of_columns_have_one_signature():
@@ -87,7 +88,7 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
             assert_fits_paper(below)
     if not drawn and not any(name in (asking.kind, *asking.also) for asking, _ in measures.values()):
         tests = Path(__file__).parents[1].rglob("test_*.py")
-        assert any(f"{name}.draw(" in path.read_text() for path in tests), (
+        assert any(is_drawn(name, path.read_text()) for path in tests), (
             f"{name}: no measure asks for it, no test draws it"
         )
 
@@ -96,4 +97,4 @@ def test_every_figure_draws_what_its_measures_give_and_clips_nothing(name, found
 def test_every_other_figure_is_held_to_nothing_clipped_on_screen_and_paper(name):
     """By a test of its own: the helper looks at both."""
     tests = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py") if path != Path(__file__)]
-    assert any(f"{name}.draw(" in text and "assert_nothing_is_clipped(" in text for text in tests)
+    assert any(is_drawn(name, text) and "assert_nothing_is_clipped(" in text for text in tests)

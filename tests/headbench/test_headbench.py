@@ -226,7 +226,7 @@ def test_unknown_measures_and_classes_are_refused():
 def test_the_figure_clips_nothing():
     cells = itertools.product(("vit", "swin"), known(), ("entropy", "no_op"))
     rows = [Row(*cell, 1, 0.97, 0.9, 1.0, 10, 10) for cell in cells]
-    assert_nothing_is_clipped(headbench.draw(rows))
+    assert_nothing_is_clipped(headbench.headbench(rows))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
 from mhprobe.headbench.sensitivity import half_reached, isotonic, places, sensitivities
 from mhprobe.measures.base import Measure
-from mhprobe.report.figures import sensitivity
+from mhprobe.report.figures import headbench
 from models import tiny_vit
 
 
@@ -146,7 +146,7 @@ def test_the_grade_from_which_on_a_measure_finds_half_is_the_one_that_it_needs(r
     assert [point.amount for point in points[1:]] == [1, 2, 3, 4, 5]
     assert points[0].found == points[1].found == 0 and points[3].found == points[5].found == 1
     assert all(point.low <= point.found <= point.high for point in points)
-    assert_nothing_is_clipped(sensitivity.draw(grades, found))
+    assert_nothing_is_clipped(headbench.sensitivity(grades, found))
 
 
 def test_a_measure_without_a_number_has_not_found_it(run):

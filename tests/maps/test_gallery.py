@@ -33,7 +33,7 @@ def judged(count, grid=(4, 4), signed=False):
 def test_every_image_is_a_row_and_every_kind_a_column_on_its_own_scale():
     pictures = torch.rand(3, 3, 16, 16)
     kinds = {"rollout": judged(3), "gradient rollout": judged(3, (8, 8)), "relevance": judged(3, signed=True)}
-    figure = figures.draw(pictures, ["image 12345: airplane\n→ automobile 0.87"] * 3, kinds)
+    figure = figures.maps(pictures, ["image 12345: airplane\n→ automobile 0.87"] * 3, kinds)
     overlaid = [axes.get_images()[1] for axes in figure.axes if len(axes.get_images()) == 2]
     assert len(overlaid) == 9
     for number, image in enumerate(overlaid):

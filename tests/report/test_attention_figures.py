@@ -15,7 +15,8 @@ from mhprobe.measures.no_op import NoOp
 from mhprobe.measures.position import Position
 from mhprobe.measures.token_kinds import TokenKinds
 from mhprobe.report import twins
-from mhprobe.report.figures import by_depth, embedding, kind_ratios, offset_maps, range_profile, special_keys
+from mhprobe.report.figures import attention, heads
+from mhprobe.report.figures.pairs import embedding
 
 SMALL = {
     "vit": vit_layout(heads=12, layers=6),
@@ -44,7 +45,7 @@ def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, leve
     layout = LAYOUTS[name]
     value = torch.rand(layout.num_heads, dtype=torch.float64)
     shown = {"value": value, **({level: torch.full_like(value, 0.25)} if level else {})}
-    figure = by_depth.draw(layout, shown, "mean attention distance (input pixels)")
+    figure = heads.by_depth(layout, shown, "mean attention distance (input pixels)")
     lines = figure.axes[0].get_lines()
     dots = [y for line in lines if line.get_linestyle() == "None" for y in line.get_ydata()]
     assert dots == value.tolist()
@@ -52,7 +53,7 @@ def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, leve
     assert len(levels) == (level is not None)
     assert all(y == 0.25 for line in levels for y in line.get_ydata())
     assert_nothing_is_clipped(figure)
-    figure = by_depth.draw(layout, {**shown, "random_init": torch.full_like(value, 0.5)}, "mean attention distance")
+    figure = heads.by_depth(layout, {**shown, "random_init": torch.full_like(value, 0.5)}, "mean attention distance")
     [control] = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == ":"]
     assert all(y == 0.5 for y in control.get_ydata())
     assert_nothing_is_clipped(figure)
@@ -61,7 +62,7 @@ def test_by_depth_has_a_dot_per_head_and_the_level_to_read_it_against(name, leve
 @pytest.mark.parametrize("name", SMALL)
 def test_range_profile_has_a_curve_per_head_that_ends_at_all_the_mass(name):
     layout = SMALL[name]
-    figure = range_profile.draw(layout, columns(AttentionRange(layout), layout), "r50")
+    figure = attention.range_profile(layout, columns(AttentionRange(layout), layout), "r50")
     assert len(figure.axes) == len(layout.sites)
     curves = [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"]
     assert len(curves) == layout.num_heads
@@ -77,7 +78,7 @@ def test_offset_maps_frame_positional_heads_and_no_others(name):
     own = looking(layout, 0, 0)  # no other offset is there from 90 % of all queries
     attn[0][:, :, 1] = own[0][:, :, 1]
     shown = run(Position(layout), batch_of(*attn))
-    figure = offset_maps.draw(layout, shown, "share")
+    figure = attention.offset_maps(layout, shown, "share")
     frames = [patch for axes in figure.axes for patch in axes.patches if not patch.get_fill()]
     assert len(frames) == 1 == shown["positional"].sum()
     (first, *_) = images(figure)
@@ -96,13 +97,13 @@ def test_kind_ratios_show_all_kinds_of_all_heads_and_white_is_even(name):
     found = columns(TokenKinds(layout), layout)
     kinds = [name for name in found if name.startswith("uniform_")]
     kinds = [name for name in kinds if not found[name.removeprefix("uniform_")].isnan().all()]  # of keys that are there
-    figure = kind_ratios.draw(layout, found, "share")
+    figure = attention.kind_ratios(layout, found, "share")
     (image,) = images(figure)
     assert image.get_array().shape == (len(kinds), layout.num_heads) and len(kinds) > 7
     assert image.norm.vmin == -image.norm.vmax
     assert_nothing_is_clipped(figure)
     batch = batch_of(*even(layout), stream=stream_of(layout, 2))
-    (image,) = images(kind_ratios.draw(layout, run(TokenKinds(layout), batch), "share"))
+    (image,) = images(attention.kind_ratios(layout, run(TokenKinds(layout), batch), "share"))
     assert abs(image.get_array()).max() < 1e-12
 
 
@@ -114,11 +115,11 @@ def test_a_few_cells_far_out_leave_the_others_their_colours():
     found = {name: values for kind in kinds for name, values in ((kind, 1.5 * one), (f"uniform_{kind}", one))}
     far = one.clone()
     far[0] = 2**-5
-    figure = kind_ratios.draw(layout, {**found, "self": far}, "share")
+    figure = attention.kind_ratios(layout, {**found, "self": far}, "share")
     (image,) = images(figure)
     assert image.norm.vmax == 1 and image.get_array().min() == -5
     assert any("and more" in axes.get_title() for axes in figure.axes)
-    assert not any("and more" in axes.get_title() for axes in kind_ratios.draw(layout, found, "share").axes)
+    assert not any("and more" in axes.get_title() for axes in attention.kind_ratios(layout, found, "share").axes)
 
 
 @pytest.mark.parametrize("ends", [1, 2, 3, 5])
@@ -142,7 +143,7 @@ def test_both_colour_bars_of_kind_ratios_have_their_ends_and_grey_is_explained(e
         ]
         assert (marks[0], marks[-1]) == (f"1/{2**ends}", f"{2**ends}")
         assert "grey: no such key" in axes.get_ylabel()
-    whole = kind_ratios.draw(layout, {"self": one, "uniform_self": one}, "share")
+    whole = attention.kind_ratios(layout, {"self": one, "uniform_self": one}, "share")
     assert not any("grey" in axes.get_ylabel() for axes in whole.axes)
 
 
@@ -150,7 +151,7 @@ def test_both_colour_bars_of_kind_ratios_have_their_ends_and_grey_is_explained(e
 def test_special_keys_have_a_dot_per_head_and_both_reference_lines(name):
     layout = SMALL[name]
     shown = columns(NoOp(layout), layout)
-    figure = special_keys.draw(layout, shown, "|dL/dA|, special over other keys")
+    figure = attention.special_keys(layout, shown, "|dL/dA|, special over other keys")
     (dots,) = figure.axes[0].collections
     assert len(dots.get_offsets()) == layout.num_heads
     assert len(figure.axes[0].get_lines()) == 2
@@ -162,7 +163,7 @@ def test_special_keys_have_a_dot_per_head_and_both_reference_lines(name):
 def test_embedding_has_a_point_per_head_in_a_panel_per_group(name, pairs):
     layout = SMALL[name]
     shown = columns(JSDistance(layout, pairs=pairs, permutations=1), layout)
-    figure = embedding.draw(layout, shown, "JS divergence / ln 2")
+    figure = embedding(layout, shown, "JS divergence / ln 2")
     groups = len(layout.sites) if pairs == "layer" else layout.num_stages
     points = [line for axes in figure.axes[:groups] for line in axes.get_lines()]
     assert len(points) == layout.num_heads

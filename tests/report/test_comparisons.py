@@ -11,8 +11,9 @@ from layouts import layout_of
 from mhprobe.heads import HeadLayout
 from mhprobe.report.comparisons import Point, agreement_of, two_data_sets
 from mhprobe.report.comparisons import history as history_of
-from mhprobe.report.figures import agreement as agreement_figure
-from mhprobe.report.figures import by_class, few_heads, history, pairwise, scatter, sufficiency
+from mhprobe.report.figures import heads, pairs, training
+from mhprobe.report.figures import runs as figures
+from mhprobe.report.figures.classes import by_class
 from mhprobe.report.report import Report
 from mhprobe.stats.agreement import agreement, pearson
 from runs import rows
@@ -34,9 +35,7 @@ def values(layout: HeadLayout, count: int, seed: int = 0) -> dict[str, torch.Ten
 @pytest.mark.parametrize("with_control", [False, True])
 def test_agreement_shows_every_pair_once_and_clips_nothing(count, with_control):
     found = agreement(values(LAYOUTS["vit"], count), k=10)
-    figure = agreement_figure.draw(
-        found, agreement(values(LAYOUTS["vit"], count, seed=1), k=10) if with_control else None
-    )
+    figure = figures.agreement(found, agreement(values(LAYOUTS["vit"], count, seed=1), k=10) if with_control else None)
     shown = [axes.get_images()[0].get_array() for axes in figure.axes if axes.get_images()]
     assert [image.count() for image in shown] == [count * (count + 1) / 2] * (4 if with_control else 2)
     assert_nothing_is_clipped(figure)
@@ -71,7 +70,7 @@ def test_scatter_shows_every_head_and_clips_nothing(layout, count):
     x, y = values(layout, count), values(layout, count, seed=1)
     x["gate_importance"][:2] = torch.nan
     panels = [(name, x[name] * 1e-3, y[name] * 1e-3, pearson(x[name], y[name])) for name in x]
-    figure = scatter.draw(layout, panels, "cifar10", "cifar10_corrupted")
+    figure = figures.scatter(layout, panels, "cifar10", "cifar10_corrupted")
     points = [len(axes.collections[0].get_offsets()) for axes in figure.axes if axes.get_title(loc="left")]
     assert points == [layout.num_heads - 2] + [layout.num_heads] * (count - 1)
     assert_nothing_is_clipped(figure)
@@ -92,7 +91,7 @@ def test_two_data_sets_are_compared_measure_by_measure(tmp_path):
 @pytest.mark.parametrize("points", [1, 12])
 def test_history_has_a_line_for_every_head_and_clips_nothing(layout, points):
     label = "gate importance: mean |dL/dξ| (nats)"
-    figure = history.draw(layout, list(range(0, 100 * points, 100)), noise(points, layout.num_heads), label)
+    figure = training.history(layout, list(range(0, 100 * points, 100)), noise(points, layout.num_heads), label)
     thin = [line for line in figure.axes[0].lines if line.get_linewidth() == 0.5]
     assert len(thin) == layout.num_heads
     assert_nothing_is_clipped(figure)
@@ -117,10 +116,10 @@ def test_a_history_is_one_row_per_point_and_head(tmp_path):
 def test_by_class_shows_all_heads_and_classes(layout, classes):
     names = {"by_class": [f"a class with number {number}" for number in range(classes)]}
     columns = {"value": noise(layout.num_heads), "by_class": noise(layout.num_heads, classes)}
-    figure = by_class.draw(layout, columns, "unused", names)
+    figure = by_class(layout, columns, "unused", names)
     assert figure.axes[0].get_images()[0].get_array().shape == (layout.num_heads, classes)
     assert_nothing_is_clipped(figure)
-    assert_nothing_is_clipped(by_class.draw(layout, columns, "unused"))
+    assert_nothing_is_clipped(by_class(layout, columns, "unused"))
 
 
 @layouts
@@ -133,7 +132,7 @@ def test_one_head_layers_are_drawn_with_and_without_a_choice(layout, selected):
         "value": -accuracy, "accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05,
         "chosen": first * selected, "test_best": first, "whole": torch.tensor(0.8),
     }  # fmt: skip
-    figure = sufficiency.draw(layout, columns, "value")
+    figure = heads.sufficiency(layout, columns, "value")
     assert_nothing_is_clipped(figure)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert any("validation" in label for label in labels) == selected
@@ -148,14 +147,14 @@ def test_few_compared_heads_get_a_matrix_of_their_own(count):
     value[heads[:, None], heads] = some + some.T
     columns = {"value": value, "low": value - 1, "high": value + 1}
     before = value.clone()
-    figure = pairwise.draw(layout, columns, "interaction: extra loss of masking both (nats)")
+    figure = pairs.pairwise(layout, columns, "interaction: extra loss of masking both (nats)")
     assert figure.axes[0].get_images()[0].get_array().shape == (count, count)
     torch.testing.assert_close(value, before, equal_nan=True)  # drawing changes nothing
     marked = figure.axes[0].lines[0].get_xdata()
     off_diagonal = ~torch.eye(count, dtype=torch.bool)
     assert len(marked) == int(((some + some.T).abs() > 1)[off_diagonal].sum())
     assert_nothing_is_clipped(figure)
-    assert_nothing_is_clipped(few_heads.draw(layout, {"value": value}, "short"))
+    assert_nothing_is_clipped(pairs.few_heads(layout, {"value": value}, "short"))
 
 
 def test_a_dot_is_corrected_for_all_pairs_that_were_looked_at():
@@ -167,7 +166,7 @@ def test_a_dot_is_corrected_for_all_pairs_that_were_looked_at():
     p_holm[1, 3] = p_holm[3, 1] = 0.01
     columns = {"value": value, "low": value - 0.9, "high": value + 0.9}
     dots = [
-        len(few_heads.draw(layout, given, "short").axes[0].lines[0].get_xdata())
+        len(pairs.few_heads(layout, given, "short").axes[0].lines[0].get_xdata())
         for given in (columns, {**columns, "p_holm": p_holm})
     ]
     assert dots == [8 * 7, 2]

@@ -16,7 +16,7 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import Likeness
-from mhprobe.report.figures import curves, distances, maskable, pairwise, per_head, settling, style
+from mhprobe.report.figures import heads, masking, pairs, style, training
 from mhprobe.report.runs.facts import origin
 from mhprobe.stats.promise import Guarantee
 
@@ -44,7 +44,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
     layout = LAYOUTS[name]
     value = torch.rand(layout.num_heads, dtype=torch.float64) * 0.03
     columns = {"value": value, **({"low": value - 0.001, "high": value + 0.001} if interval else {})}
-    figure = per_head.draw(layout, columns, "gate importance (nats)")
+    figure = heads.per_head(layout, columns, "gate importance (nats)")
     shown = images(figure)
     assert len(shown) == PANELS[name]
     torch.testing.assert_close(torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value)
@@ -55,7 +55,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
 
 
 def test_cells_of_uneven_stages_are_equally_large():
-    figure = per_head.draw(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
+    figure = heads.per_head(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
     width, height = figure.get_size_inches()
     cells = set()
     for image in images(figure):
@@ -67,9 +67,9 @@ def test_cells_of_uneven_stages_are_equally_large():
 
 def test_both_signs_get_colours_that_part_at_zero():
     value = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
-    (image,) = images(per_head.draw(LAYOUTS["one layer"], {"value": value}, "signed"))
+    (image,) = images(heads.per_head(LAYOUTS["one layer"], {"value": value}, "signed"))
     assert (image.norm.vmin, image.norm.vmax) == (-2, 2)
-    (image,) = images(per_head.draw(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
+    (image,) = images(heads.per_head(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
     assert (image.norm.vmin, image.norm.vmax) == (0, 2)
 
 
@@ -78,7 +78,7 @@ def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
     layout = LAYOUTS[name]
     columns = pairs_within_layers(layout)
     before = columns["value"].clone()
-    figure = pairwise.draw(layout, columns, "mean canonical correlation")
+    figure = pairs.pairwise(layout, columns, "mean canonical correlation")
     shown = images(figure)
     assert [image.get_array().shape[0] for image in shown] == [site.num_heads for site in layout.sites]
     assert all(image.get_array().mask.diagonal().all() for image in shown)  # masked: drawn grey
@@ -93,7 +93,7 @@ def test_pairwise_has_one_matrix_per_layer_without_its_diagonal(name):
 
 def test_pairs_across_layers_are_one_matrix():
     value = torch.rand(24, 24)
-    figure = pairwise.draw(LAYOUTS["digits"], {"value": value}, "similarity")
+    figure = pairs.pairwise(LAYOUTS["digits"], {"value": value}, "similarity")
     assert [image.get_array().shape for image in images(figure)] == [(24, 24)]
     assert_nothing_is_clipped(figure)
 
@@ -117,7 +117,7 @@ def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band(heads)
     lost = "KL divergence from the unmasked model (nats)"
     scored = Scored("kl", "agreement", "top-1 agreement", lost)
     shown = [dataclasses.replace(each, scored=scored) for each in some_curves(heads, ["head_max", "random"])]
-    figure = distances.draw(shown, heads)
+    figure = masking.distances(shown, heads)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.get_lines()] == ["head_max", "random"]
     assert list(axes.get_lines()[0].get_ydata()) == pytest.approx(shown[1].points.loss.tolist())
@@ -132,7 +132,7 @@ def test_distances_draw_the_mean_loss_of_the_reported_split_with_its_band(heads)
 
 def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
     names = ["head_max", "head_min", "layer_max", "layer_min", "layer_max2", "random"]
-    figure = curves.draw(some_curves(144, names), 144, chance=0.1)
+    figure = masking.curves(some_curves(144, names), 144, chance=0.1)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
     thin = {f"_{name}, validation" for name in names if name != "random"}
@@ -153,7 +153,7 @@ def test_curves_draw_the_reported_split_and_the_mean_of_random_ones():
 
 
 def rings(found: list[Curve]) -> list[Any]:
-    return [line for line in curves.draw(found, 24).axes[0].get_lines() if line.get_label() == "_ring"]
+    return [line for line in masking.curves(found, 24).axes[0].get_lines() if line.get_label() == "_ring"]
 
 
 def test_a_ring_marks_the_first_significant_step_and_there_is_none_without_a_test():
@@ -166,9 +166,9 @@ def test_a_ring_marks_the_first_significant_step_and_there_is_none_without_a_tes
 
 def test_curves_on_the_images_that_chose_them_say_so():
     found = [curve("a", range(3), [0.9, 0.8, 0.5], chosen_on="test"), curve("b", range(3), [0.9, 0.8, 0.4])]
-    legend = [text.get_text() for text in curves.draw(found, 24).axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in masking.curves(found, 24).axes[0].get_legend().get_texts()]
     assert "chosen on test:\ntoo high, not tested" in legend
-    legend = [text.get_text() for text in curves.draw(found[1:], 24).axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in masking.curves(found[1:], 24).axes[0].get_legend().get_texts()]
     assert not any("too high" in text for text in legend)
 
 
@@ -179,14 +179,14 @@ def test_over_steps_the_legend_says_how_many_heads_a_step_takes():
         ("steps", ["index (6 heads a step)", "mixed", "one (1 head a step)"]),
         ("heads", ["index", "mixed", "one"]),
     ):
-        figure = curves.draw(found, 24, over=over)
+        figure = masking.curves(found, 24, over=over)
         assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][:3] == expected
         assert_nothing_is_clipped(figure)
 
 
 def test_curves_that_were_searched_differently_say_how():
     found = [curve("a", range(3), [0.9, 0.8, 0.5]), curve("b", range(3), [0.9, 0.8, 0.4], search="screened, racing")]
-    figure = curves.draw(found, 24)
+    figure = masking.curves(found, 24)
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend[:2] == ["a (exact)", "b (screened, racing)"]
     assert_nothing_is_clipped(figure)
@@ -201,7 +201,7 @@ def test_matrices_of_twelve_blocks_leave_their_labels_room(paper):
     for site in range(12):
         span = layout.span(site)
         value[span, span] = 0.3 + 0.01 * site
-    figure = pairwise.draw(layout, {"value": value, "null": 0.1 * torch.ones_like(value)}, "similarity")
+    figure = pairs.pairwise(layout, {"value": value, "null": 0.1 * torch.ones_like(value)}, "similarity")
     if paper:
         style.printed(figure, 300, paper=True)
     assert_axes_do_not_overlap(figure)
@@ -209,7 +209,7 @@ def test_matrices_of_twelve_blocks_leave_their_labels_room(paper):
 
 def test_many_curves_can_be_told_apart():
     names = [f"curve {n}" for n in range(16)]
-    figure = curves.draw(some_curves(144, names), 144, chance=0.1)
+    figure = masking.curves(some_curves(144, names), 144, chance=0.1)
     drawn = [line for line in figure.axes[0].get_lines() if line.get_label() in names]
     assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 16
     assert not [line for line in figure.axes[0].get_lines() if "validation" in line.get_label()], "as many lines again"
@@ -217,11 +217,11 @@ def test_many_curves_can_be_told_apart():
 
 
 def test_a_short_search_fills_the_axes_and_single_points_show_where_they_lie():
-    (axes,) = curves.draw([curve("a", [0, 28, 57], [0.7] * 3, width=0.05)], 144, chance=0.1).axes
+    (axes,) = masking.curves([curve("a", [0, 28, 57], [0.7] * 3, width=0.05)], 144, chance=0.1).axes
     assert axes.get_xlim()[1] < 1.1 * 57
     assert 50 < axes.get_ylim()[0] < 65 and 75 < axes.get_ylim()[1] < 90
     assert "chance" not in axes.get_legend_handles_labels()[1]
-    (axes,) = curves.draw(some_curves(144, ["head_max"], points=1), 144, chance=0.1).axes
+    (axes,) = masking.curves(some_curves(144, ["head_max"], points=1), 144, chance=0.1).axes
     assert axes.get_xlim()[1] > 144 and axes.get_ylim()[0] < 0
 
 
@@ -231,7 +231,7 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
         for name in ("a", "b", "c", "d")
         for n, phase in enumerate(["before", "before", "at", "after", "after"])
     ]
-    figure = maskable.draw([*heads, masked_head("a", "before", None, 0.1)], "svcca", 0.5)
+    figure = masking.maskable([*heads, masked_head("a", "before", None, 0.1)], "svcca", 0.5)
     assert len(figure.axes) == 4
     dots = [line for line in figure.axes[0].get_lines() if line.get_marker() not in ("", "None")]
     assert sum(len(line.get_xdata()) for line in dots) == 5
@@ -244,7 +244,7 @@ def test_maskable_draws_every_head_of_every_curve_in_its_phase():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_legend_of_maskable_stands_clear_of_its_axes(count):
     heads = [masked_head(name, "before", Likeness(0, 0.3, 0.05), 0.4) for name in "abc"[:count]]
-    figure = maskable.draw(heads, "svcca", 0.5)
+    figure = masking.maskable(heads, "svcca", 0.5)
     figure.draw_without_rendering()
     top = figure.legends[0].get_window_extent().y1
     assert all(axes.xaxis.get_label().get_window_extent().y0 >= top for axes in figure.axes)
@@ -253,7 +253,7 @@ def test_the_legend_of_maskable_stands_clear_of_its_axes(count):
 
 
 def test_maskable_without_a_compared_head_is_an_empty_figure():
-    assert not maskable.draw([masked_head("a", "at", None, 0.1)], "svcca", 0.5).axes
+    assert not masking.maskable([masked_head("a", "at", None, 0.1)], "svcca", 0.5).axes
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 40])
@@ -264,7 +264,7 @@ def test_settling_draws_every_epoch(epochs):
         for s in range(10)
     ]
     agreement = [{"epoch_a": a, "epoch_b": b, "spearman": 0.5} for a in range(epochs) for b in range(a + 1, epochs)]
-    figure = settling.draw(rows, agreement, 100)
+    figure = training.settling(rows, agreement, 100)
     assert len([line for line in figure.axes[0].get_lines() if line.get_marker() == "."]) == 10
     assert [image.get_array().shape for image in images(figure)[:2]] == [(9, epochs), (epochs, epochs)]
     assert_nothing_is_clipped(figure)
@@ -279,7 +279,7 @@ def test_settling_is_grey_where_the_whole_model_cannot_be_told_from_guessing():
         for s in (0.0, 0.5)
     ]
     for few, grey in ((144, [True, False]), (10_000, [False, False])):
-        figure = settling.draw(rows, [], few)
+        figure = training.settling(rows, [], few)
         assert torch.tensor(images(figure)[0].get_array().filled(torch.nan)).isnan().all(0).tolist() == grey
         said = [axes.get_ylabel() for axes in figure.axes if "grey: whole model at chance" in axes.get_ylabel()]
         assert bool(said) == any(grey)
@@ -290,14 +290,14 @@ def test_a_curve_keeps_its_colour_when_another_overtakes_it():
     a, b = (curve(name, range(3), [0.9, 0.8, end]) for name, end in (("a", 0.5), ("b", 0.4)))
     lower = curve("a", range(3), [0.9, 0.8, 0.1])
     colours = [
-        {line.get_label(): line.get_color() for line in curves.draw(found, 24).axes[0].get_lines()}
+        {line.get_label(): line.get_color() for line in masking.curves(found, 24).axes[0].get_lines()}
         for found in ([a, b], [lower, b])
     ]
     assert colours[0] == colours[1] and colours[0]["a"] != colours[0]["b"]
 
 
 def test_single_points_are_drawn_with_their_interval():
-    figure = curves.draw(some_curves(24, ["head_max", "random"], points=1), 24)
+    figure = masking.curves(some_curves(24, ["head_max", "random"], points=1), 24)
     assert len(figure.axes[0].containers) == 2
     assert_nothing_is_clipped(figure)
 
@@ -305,7 +305,7 @@ def test_single_points_are_drawn_with_their_interval():
 @pytest.mark.usefixtures("whole_pictures")
 def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
-        return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
     png, pdf = style.save(draw(), tmp_path / "figures" / "v1.5_importance")
     assert (png.name, pdf.name) == ("v1.5_importance.png", "v1.5_importance.pdf")
@@ -319,7 +319,7 @@ def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
     """They refuse outlines of letters (Type 3)."""
 
     def fonts() -> bytes:
-        figure = per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        figure = heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
         return style.save(figure, tmp_path / "a")[1].read_bytes()
 
     assert b"/Type3" not in fonts() and b"/CIDFontType2" in fonts()
@@ -334,7 +334,7 @@ def test_a_figures_file_says_what_made_it(tmp_path):
     (tmp_path / "config" / "overrides.yaml").write_text("- +paper=voita\n- weights=/home/somebody/vit.safetensors\n")
     made = origin("study", tmp_path)
     assert made["command"] == "python -m mhprobe.study +paper=voita weights=vit.safetensors"
-    figure = per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+    figure = heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
     png, pdf = style.save(figure, tmp_path / "a", origin=made)
     text = Image.open(png).text
     assert text["Source"] == made["command"] and text["Comment"] == f"commit {made['commit']}"
@@ -347,7 +347,7 @@ def test_the_ranked_heads_have_names_at_both_ends():
     layout = LAYOUTS["digits"]  # four blocks of six heads
     value = torch.arange(24.0)
     value[7] = torch.nan
-    figure = per_head.draw(layout, {"value": value, "low": value - 1, "high": value + 1}, "value")
+    figure = heads.per_head(layout, {"value": value, "low": value - 1, "high": value + 1}, "value")
     (said,) = [axes.get_xlabel() for axes in figure.axes if "ranked" in axes.get_xlabel()]
     assert said.endswith("highest 3.5, 3.4, 3.3; lowest 0.0, 0.1, 0.2")
     assert_nothing_is_clipped(figure)
@@ -356,25 +356,25 @@ def test_the_ranked_heads_have_names_at_both_ends():
 def test_ten_times_the_others_is_far_above_them_and_twice_is_not():
     value = torch.linspace(0.1, 0.4, 24)
     for top, norm in ((3.7, "LogNorm"), (0.8, "Normalize")):
-        (image,) = images(per_head.draw(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
+        (image,) = images(heads.per_head(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
         assert type(image.norm).__name__ == norm
 
 
 def test_one_value_far_above_all_others_gets_a_logarithmic_scale_and_zero_or_one_two_ticks():
     value = torch.rand(24, dtype=torch.float64) * 0.01 + 0.001
     value[3] = 5.0
-    figure = per_head.draw(LAYOUTS["digits"], {"value": value}, "fisher")
+    figure = heads.per_head(LAYOUTS["digits"], {"value": value}, "fisher")
     (image,) = images(figure)
     assert image.norm.__class__.__name__ == "LogNorm" and image.norm.vmax == 5
     assert_nothing_is_clipped(figure)
     kept = (torch.arange(24) % 2).double()
-    bar = per_head.draw(LAYOUTS["digits"], {"value": kept}, "kept (1), removed (0)").axes[-1]
+    bar = heads.per_head(LAYOUTS["digits"], {"value": kept}, "kept (1), removed (0)").axes[-1]
     assert list(bar.get_yticks()) == [0, 1]
 
 
 def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
     def draw():
-        return per_head.draw(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
     plain, signed = (style.save(draw(), tmp_path / name, about) for name, about in (("a", ""), ("b", "vit, n = 360")))
     assert b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()
@@ -388,7 +388,7 @@ def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
 def test_a_line_says_where_the_promise_ends(promised):
     whole = curve("head_fisher", [0, 1, 2, 3, 4], [0.9, 0.9, 0.893, 0.7, 0.5], split="calibration", chosen_on="train")
     trace = dataclasses.replace(whole.traces[0], promised=promised)
-    figure = curves.draw([dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12)
+    figure = masking.curves([dataclasses.replace(whole, traces=(trace,), guarantee=Guarantee(1.0))], 12)
     across = [line for line in figure.axes[0].get_lines() if line.get_linestyle() == "-." and len(line.get_xdata())]
     assert [float(line.get_xdata()[0]) for line in across] == ([2.0] if promised else [])
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]

@@ -7,7 +7,7 @@ import torch
 
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
-from mhprobe.report.figures import causal, gate_history, retained, survival, voita
+from mhprobe.report.figures import gates, pruned
 from mhprobe.report.figures.style import save
 from mhprobe.stats.survival import LABELS, survivors
 from mhprobe.studies.causal_gates import ROLES, roles
@@ -17,13 +17,13 @@ from mhprobe.studies.causal_gates import ROLES, roles
 def test_histories_and_classes_fit_every_layout(layout):
     torch.manual_seed(0)
     heads = layout.num_heads
-    figure = gate_history.draw(layout, [0, 10, 20], torch.rand(3, heads), 0.5)
+    figure = gates.gate_history(layout, [0, 10, 20], torch.rand(3, heads), 0.5)
     meshes = [mesh for axes in figure.axes for mesh in axes.collections if hasattr(mesh, "get_coordinates")]
     assert sum(mesh.get_array().size for mesh in meshes[: len(layout.sites)]) == 3 * heads
     assert_nothing_is_clipped(figure)
     plus, minus = torch.rand(heads), torch.rand(heads)
     columns = {"role": roles(plus, minus), "plus": plus, "minus": minus, "threshold": torch.tensor(0.5)}
-    figure = causal.draw(layout, columns, "role", {"role": ROLES})
+    figure = gates.causal(layout, columns, "role", {"role": ROLES})
     assert sum(len(points.get_offsets()) for points in figure.axes[-1].collections) == heads
     assert_nothing_is_clipped(figure)
 
@@ -38,7 +38,7 @@ def test_survivors_are_a_line_per_group_up_to_the_whole_model(layout):
     rows = [
         row for run in (3, 2) for row in survivors(str(run), [i % run == 0 for i in range(layout.num_heads)], groups)
     ]
-    figure = survival.draw(rows)
+    figure = pruned.survival(rows)
     random, *lines = figure.axes[-1].get_lines()
     assert random.get_xydata().tolist() == [[0, 0], [layout.num_heads, 100]]
     for label, line in zip(
@@ -54,38 +54,38 @@ def test_survivors_are_a_line_per_group_up_to_the_whole_model(layout):
 
 def test_survivors_of_a_single_block_leave_a_page_without_panels(tmp_path):
     """Nothing there can be compared; the sweep goes on."""
-    figure = survival.draw(survivors("0", [1, 0, 1], {"stage": [("stage 0",)] * 3, "block": [("block 0",)] * 3}))
+    figure = pruned.survival(survivors("0", [1, 0, 1], {"stage": [("stage 0",)] * 3, "block": [("block 0",)] * 3}))
     assert not figure.axes and save(figure, tmp_path / "survivors", about="cifar10")
 
 
 def test_runs_that_keep_equally_many_heads_are_points_around_their_mean():
     groups = {"block": [("a",), ("a",), ("b",), ("b",)]}
     rows = [row for run, kept in (("0", [1, 1, 0, 0]), ("1", [1, 0, 1, 0])) for row in survivors(run, kept, groups)]
-    _, line, dots, *_ = survival.draw(rows).axes[0].get_lines()
+    _, line, dots, *_ = pruned.survival(rows).axes[0].get_lines()
     assert line.get_ydata().tolist() == [75, 100]
     assert sorted(dots.get_ydata().tolist()) == [50, 100, 100]
 
 
 def test_sweeps_and_voitas_table_are_drawn_whole():
-    assert_nothing_is_clipped(retained.draw([(0, 0.1, 0.1), (3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1))
-    assert_nothing_is_clipped(retained.draw([(12, 0.8, 0.7)], 100, 24))
+    assert_nothing_is_clipped(pruned.retained([(0, 0.1, 0.1), (3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1))
+    assert_nothing_is_clipped(pruned.retained([(12, 0.8, 0.7)], 100, 24))
     for least in (0.2, 0.9):
-        assert_nothing_is_clipped(voita.draw([(144, 0.95, 0.95), (72, 0.9, least), (1, 0.9, 0.9)], 10_000, 0.1))
+        assert_nothing_is_clipped(pruned.voita([(144, 0.95, 0.95), (72, 0.9, least), (1, 0.9, 0.9)], 10_000, 0.1))
 
 
 def test_the_whole_model_is_drawn_once_and_the_star_explained():
     points = [(144, 0.95, 0.95), (72, 0.9, 0.8), (1, 0.9, 0.9)]
     for sure in ([False, True, False], [False] * 3):
-        axes = voita.draw(points, 10_000, 0.1, sure).axes[0]
+        axes = pruned.voita(points, 10_000, 0.1, sure).axes[0]
         drawn = {bars.get_label(): len(bars.lines[0].get_xdata()) for bars in axes.containers}
         assert drawn == {"whole model": 1, "pruned from trained": 2, "same heads from scratch": 2}
         assert any("McNemar" in text.get_text() for text in axes.get_legend().get_texts()) == any(sure)
 
 
 def test_the_band_of_a_sweep_is_in_its_legend():
-    (axes,) = retained.draw([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24).axes
+    (axes,) = pruned.retained([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24).axes
     assert "95 % over images" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_one_step_is_a_history_too():
-    assert_nothing_is_clipped(gate_history.draw(LAYOUTS["digits"], [0], torch.rand(1, 24), 0.5))
+    assert_nothing_is_clipped(gates.gate_history(LAYOUTS["digits"], [0], torch.rand(1, 24), 0.5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from hydra.utils import get_class
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.figures import kinds
 from mhprobe.report.ledger import Entry, Ledger
 from mhprobe.report.report import Report, Result, Sample, counted
 from mhprobe.report.tables import Table
 from mhprobe.run.members import members
-from results import add_measure, figure_kinds
+from results import add_measure
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 3, 4) for i in range(2)))
@@ -52,7 +52,7 @@ def test_an_entry_says_all_that_a_reader_needs(tmp_path):
     add_measure(report, "worth", "per_head", columns, "worth (nats)", control={"value": value / 9}, **about)
     add_measure(report, "worth", "per_head", {"value": value}, end="_epoch_004", during="epoch 4")
     entries = json.loads((tmp_path / "results.json").read_text())["results"]
-    caption = importlib.import_module("mhprobe.report.figures.per_head").CAPTION
+    caption = kinds()["per_head"].caption
     assert entries["worth"] == {
         **{"kind": "per_head", "title": "worth", "about": "What it measures.", "label": "worth (nats)"},
         **{"unit": "nats", "larger": "it matters more", "interval": ["low", "high"], "chance": "null"},
@@ -110,4 +110,4 @@ def test_who_draws_a_figure_says_its_kind():
     }
     assert wrong == {}
     assert figures_without_kind("Result(table, figure)\nResult(figure=figure)\nResult(table)") == [1, 2]
-    assert len(figure_kinds()) > 50
+    assert len(kinds()) > 50

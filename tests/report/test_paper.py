@@ -12,7 +12,7 @@ from curves import masked_head
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
-from mhprobe.report.figures import maskable, per_head, runs, special_keys, speed
+from mhprobe.report.figures import attention, heads, masking, pruned, runs
 from mhprobe.report.figures.style import canvas, save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 from mhprobe.report.report import Report, Result, counted
@@ -31,7 +31,7 @@ def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     report.network, report.data, report.images = "vit_tiny", "digits", counted(360)
     add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
-    report.add("wide", Result(figure=per_head.draw(layout, ranked(layout), "importance")))
+    report.add("wide", Result(figure=heads.per_head(layout, ranked(layout), "importance")))
     for name, inches in (("narrow", ONE), ("wide", TWO)):
         with Image.open(tmp_path / "figures" / f"{name}.png") as image:
             assert image.width == pytest.approx(300 * inches, abs=1)
@@ -42,10 +42,10 @@ def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
 
 def test_a_figure_that_fits_is_not_touched_and_a_wide_one_keeps_its_text_readable():
     layout = LAYOUTS["vit_base"]
-    narrow = per_head.draw(layout, {"value": torch.rand(144)}, "importance")
+    narrow = heads.per_head(layout, {"value": torch.rand(144)}, "importance")
     size = tuple(narrow.get_size_inches())
     assert fit(narrow).width == pytest.approx(TWO) and tuple(narrow.get_size_inches()) == size
-    wide = per_head.draw(layout, ranked(layout), "importance")
+    wide = heads.per_head(layout, ranked(layout), "importance")
     assert wide.get_figwidth() > 8
     fit(wide)
     sizes = [text.get_fontsize() for text in wide.findobj(Text) if text.get_text()]
@@ -74,7 +74,7 @@ def test_screen_is_what_it_was(tmp_path):
 
 def test_the_smallest_text_of_a_figure_decides_for_one_column():
     columns = {name: torch.rand(72) for name in ("attention", "value", "uniform_attention")}
-    figure = special_keys.draw(LAYOUTS["vit"], columns, "ratio of slopes")
+    figure = attention.special_keys(LAYOUTS["vit"], columns, "ratio of slopes")
     assert 3.6 < figure.get_tightbbox().width < 4.6
     assert fit(figure).width == pytest.approx(TWO)  # in one column its text would be below six points
 
@@ -82,18 +82,18 @@ def test_the_smallest_text_of_a_figure_decides_for_one_column():
 def test_runs_with_long_names_are_not_clipped():
     name = "an experiment with a long name, number {}, and more of it"
     of_runs = [{"run": f"r{i}", "group": name.format(i % 2), **interval(0.8 + i / 99)} for i in range(4)]
-    assert_nothing_is_clipped(runs.draw(of_runs, None))
+    assert_nothing_is_clipped(runs.runs(of_runs, None))
 
 
 def test_runs_of_a_sweep_over_sizes_can_be_told_apart_in_their_figure():
     name = "backbone.depth={}, backbone.num_heads=3, backbone.patch_size={}"
     of_runs = [{"run": f"r{i}", "group": name.format(i // 2, i % 2), **interval(0.8)} for i in range(4)]
-    figure = runs.draw(of_runs, None)
+    figure = runs.runs(of_runs, None)
     assert_nothing_is_clipped(figure)
     said = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert said == [f"depth={i // 2}, num_heads=3, patch_size={i % 2}" for i in range(4)]
     alike = [{"run": part, "group": f"{part}.lr=0.1", **interval(0.8)} for part in ("optim", "gates")]
-    assert [text.get_text() for text in runs.draw(alike, None).axes[0].get_yticklabels()] == [
+    assert [text.get_text() for text in runs.runs(alike, None).axes[0].get_yticklabels()] == [
         "optim.lr=0.1",
         "gates.lr=0.1",
     ]
@@ -107,7 +107,7 @@ def test_a_table_of_speeds_is_not_clipped():
         for name in ("heads", "heads and weights")
         for batch in (1, 8, 64)
     ]
-    assert_nothing_is_clipped(speed.draw(measured))
+    assert_nothing_is_clipped(pruned.speed(measured))
 
 
 def interval(share):
@@ -115,7 +115,7 @@ def interval(share):
 
 
 def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
-    save(per_head.draw(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"), tmp_path / "narrow", paper=True)
+    save(heads.per_head(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"), tmp_path / "narrow", paper=True)
     with Image.open(tmp_path / "narrow.png") as image:
         assert image.width == pytest.approx(300 * ONE, abs=1)
 
@@ -124,7 +124,7 @@ def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
 @pytest.mark.parametrize("paper", [True, False])
 def test_small_print_stands_clear_of_a_legend_that_hangs_below(tmp_path, paper):
     heads = [masked_head(curve, "at", Likeness(0, 0.3, 0.05), 0.1) for curve in "abcde"]
-    figure = maskable.draw(heads, "svcca", 0.5)
+    figure = masking.maskable(heads, "svcca", 0.5)
     save(figure, tmp_path / "wide", "vit_tiny_patch16_224, digits, n = 360 test images", paper=paper)
     with Image.open(tmp_path / "wide.png") as image:
         inked = [min(line) < 250 for line in np.asarray(image.convert("L"))]

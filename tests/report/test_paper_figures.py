@@ -8,35 +8,7 @@ import torch
 import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.report import twins
-from mhprobe.report.figures import (
-    accuracy_without,
-    before_training,
-    behaviours,
-    by_block,
-    classes_at_steps,
-    correspondence,
-    drop_histogram,
-    fft_images,
-    functions,
-    gate_density,
-    groups_of_pairs,
-    heat,
-    kernels,
-    kinds_by_layer,
-    kinds_of_layers,
-    landscape,
-    masked_at_each_step,
-    noise,
-    pairwise,
-    phase,
-    relation_scores,
-    run_agreement,
-    run_curves,
-    segmentation,
-    slopes_by_layer,
-    sorted_heads,
-    surfaces,
-)
+from mhprobe.report.figures import attention, classes, frequencies, gates, heads, maps, masking, pairs, runs, training
 from mhprobe.scoring.base import known_scores
 from models import tiny_swin, tiny_vit
 
@@ -60,7 +32,7 @@ def test_accuracy_without_a_head_is_written_and_framed_where_it_is_sure(layout):
     columns["drop"] *= 0.1
     columns["p_holm"] = torch.ones(layout.num_heads)
     columns["p_holm"][1] = 0.001
-    figure = accuracy_without.draw(layout, columns, "unused")
+    figure = heads.accuracy_without(layout, columns, "unused")
     assert f"{50 - 100 * columns['drop'][0]:.1f}" in texts(figure)
     assert sum(len(axes.patches) for axes in figure.axes) == 1
     assert_nothing_is_clipped(figure)
@@ -68,7 +40,7 @@ def test_accuracy_without_a_head_is_written_and_framed_where_it_is_sure(layout):
 
 def test_the_histogram_counts_every_head(layout):
     columns = {"drop": per_head(layout, "drop")["drop"] - 0.3, "p_holm": torch.linspace(0, 1, layout.num_heads)}
-    figure = drop_histogram.draw(layout, columns, "unused")
+    figure = heads.drop_histogram(layout, columns, "unused")
     assert sum(patch.get_height() for patch in figure.axes[0].patches) == layout.num_heads
     assert_nothing_is_clipped(figure)
 
@@ -76,7 +48,7 @@ def test_the_histogram_counts_every_head(layout):
 def test_kinds_have_a_panel_each_and_those_that_are_not_there_none(layout):
     columns = per_head(layout, "value", "cls", "left", "uniform_cls", "uniform_left")
     columns["cls"] *= torch.nan
-    figure = kinds_by_layer.draw(layout, columns, "unused")
+    figure = attention.kinds_by_layer(layout, columns, "unused")
     assert [axes.get_title() for axes in figure.axes] == ["left"]
     assert_nothing_is_clipped(figure)
 
@@ -85,7 +57,7 @@ def test_slopes_are_lines_of_kinds_and_not_of_sums(layout):
     names = ("gradient_special", "gradient_cls", "gradient_left")
     found = per_head(layout, *names)
     found["gradient_left"] = 3 * found["gradient_cls"]
-    figure = slopes_by_layer.draw(layout, found, "unused")
+    figure = attention.slopes_by_layer(layout, found, "unused")
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["class token", "left"]
     assert_nothing_is_clipped(figure)
 
@@ -117,7 +89,7 @@ def test_a_network_at_chance_has_no_empty_panel(layout):
 def test_blocks_have_their_range_and_chance(layout):
     heads = layout.num_heads
     value = torch.arange(heads * heads, dtype=torch.float64).view(heads, heads)
-    assert_nothing_is_clipped(by_block.draw(layout, {"value": value, "null": value / 2}, "similarity"))
+    assert_nothing_is_clipped(pairs.by_block(layout, {"value": value, "null": value / 2}, "similarity"))
 
 
 @pytest.mark.parametrize("limits", ["shared", "each", [0.0, 1.0]])
@@ -127,7 +99,7 @@ def test_limits_of_colours_are_shared_own_or_given(layout, limits):
     for site in range(len(layout.sites)):
         span = layout.span(site)
         value[span, span] = 0.2 + 0.1 * site + 0.05 * torch.rand(value[span, span].shape, dtype=torch.float64)
-    figure = pairwise.draw(layout, {"value": value}, "similarity", limits=limits)
+    figure = pairs.pairwise(layout, {"value": value}, "similarity", limits=limits)
     norms = {(image.norm.vmin, image.norm.vmax) for axes in figure.axes for image in axes.get_images()}
     assert len(norms) == (len(layout.sites) if limits == "each" else 1)
     if not isinstance(limits, str):
@@ -137,14 +109,14 @@ def test_limits_of_colours_are_shared_own_or_given(layout, limits):
 
 def test_what_is_masked_is_a_grid_per_step(layout):
     masks = torch.tril(torch.ones(layout.num_heads + 1, layout.num_heads, dtype=torch.bool), diagonal=-1)
-    figure = masked_at_each_step.draw(layout, {"one by one": masks, "at once": masks[[0, -1]]}, most=4)
+    figure = masking.masked_at_each_step(layout, {"one by one": masks, "at once": masks[[0, -1]]}, most=4)
     assert len(figure.axes) == 4 + 1
     assert_nothing_is_clipped(figure)
 
 
 def test_heads_are_sorted_by_the_first_value(layout):
     values = per_head(layout, "relevance", "confidence")
-    figure = sorted_heads.draw(layout, values)
+    figure = heads.sorted_heads(layout, values)
     first = figure.axes[0].get_images()[0].get_array()
     for row, site in zip(first, layout.sites, strict=True):
         kept = row[: site.num_heads].tolist()
@@ -155,37 +127,37 @@ def test_heads_are_sorted_by_the_first_value(layout):
 def test_the_others_clip_nothing(layout):
     heads = layout.num_heads
     marks = {f"function {n}": torch.arange(heads) % (n + 2) == 0 for n in range(7)}
-    figure = functions.draw(layout, marks)
+    figure = heads.functions(layout, marks)
     assert_nothing_is_clipped(figure)
     # a part for each function of a head; together they fill its cell
     coloured = [part for part in figure.axes[0].patches if part.get_linewidth() == 0]
     assert len(coloured) == sum(int(has.sum()) for has in marks.values())
     any_of_them = torch.stack(list(marks.values())).any(0)
     assert sum(part.get_width() for part in coloured) == pytest.approx(int(any_of_them.sum()))
-    assert_nothing_is_clipped(heat.draw([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))
+    assert_nothing_is_clipped(maps.heat([0.2, 0.3, 0.5], [0.1, 0.4], "AUC 0.50 (0.20 to 0.80), p = 0.9", "heat"))
     share = {"low": 0.4, "high": 0.6, "accuracy": 0.5}
     rows = [{"kind": kind, "share": s, "heads": 3, **share} for kind in ("early", "late") for s in (0.0, 1.0)]
-    assert_nothing_is_clipped(kinds_of_layers.draw(rows, 0.1))
+    assert_nothing_is_clipped(masking.kinds_of_layers(rows, 0.1))
     pairs = {"pairs": 3, "above": 0.04, "chance_low": -0.02, "chance_high": 0.03, "p_holm": 0.01}
     grouped = [{"curve": c, "group_a": "before", "group_b": b, **pairs} for c in ("a", "b") for b in ("before", "at")]
-    assert_nothing_is_clipped(groups_of_pairs.draw(grouped))
+    assert_nothing_is_clipped(pairs.groups_of_pairs(grouped))
     bands = [
         {"low": k / 3, "high": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
         for k in range(3)
     ]
-    made = noise.draw([bands[0], *bands], 0.5, 0.1)
+    made = frequencies.noise([bands[0], *bands], 0.5, 0.1)
     assert_nothing_is_clipped(made)
     (container,) = made.axes[0].containers  # every point shows its interval
     (whiskers,) = container.lines[2]
     assert [[y for _, y in ends] for ends in whiskers.get_segments()] == [pytest.approx([40, 60])] * 3
-    maps = [torch.rand(2, 4, 4) for _ in range(3)]
-    assert_nothing_is_clipped(fft_images.draw([0, 1, 2], maps, maps, torch.rand(3, 8, 8)))
+    seen = [torch.rand(2, 4, 4) for _ in range(3)]
+    assert_nothing_is_clipped(maps.fft_images([0, 1, 2], seen, seen, torch.rand(3, 8, 8)))
     points = [
         {"group": g, "curve": "c", "split": "test", "heads_masked": h, "runs": 3, **share} for g in "ab" for h in (0, 3)
     ]
     for score in known_scores().values():
-        assert_nothing_is_clipped(run_curves.draw([{**point, "of": score.scored.right} for point in points]))
-    assert_nothing_is_clipped(run_agreement.draw([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))
+        assert_nothing_is_clipped(runs.run_curves([{**point, "of": score.scored.right} for point in points]))
+    assert_nothing_is_clipped(runs.run_agreement([{"measure": "entropy", "run_a": "a", "run_b": "b", "spearman": 0.5}]))
 
 
 def scored(relation, way, who=""):
@@ -202,39 +174,36 @@ def band(damage, low=""):
 
 
 FREE = {  # figures that are no layout's
-    "gate_density": lambda: gate_density.draw(
+    "gate_density": lambda: gates.gate_density(
         {"log alpha = 2": torch.full((22,), 1 / 22)}, (torch.tensor([0, 0.31, 1.0]), torch.full((22,), 1 / 22))
     ),
-    "relation_scores": lambda: relation_scores.draw(
+    "relation_scores": lambda: attention.relation_scores(
         [
             scored(r, w, "block 11, head 11")
             for r in ("along an edge", "same colour")
             for w in ("best head", "even draw")
         ]
     ),
-    "probes": lambda: relation_scores.draw([scored("along an edge", f"attention and embedding {n}") for n in range(6)]),
-    "behaviours": lambda: behaviours.draw(
-        [
-            behaviours.Group(
-                "stage 0: 2 clusters\np = 1", torch.randn(5, 2), ["CLS"] * 4 + ["local"], torch.arange(5) % 2
-            )
-        ]
-        * 3
+    "probes": lambda: attention.relation_scores(
+        [scored("along an edge", f"attention and embedding {n}") for n in range(6)]
     ),
-    "landscape": lambda: landscape.draw([-1.0, 0.0, 1.0], [torch.rand(3, 3) + 1, torch.rand(3, 3) + 1]),
-    "a landscape with a loss that overflows": lambda: landscape.draw(
+    "behaviours": lambda: pairs.behaviours(
+        [pairs.Group("stage 0: 2 clusters\np = 1", torch.randn(5, 2), ["CLS"] * 4 + ["local"], torch.arange(5) % 2)] * 3
+    ),
+    "landscape": lambda: training.landscape([-1.0, 0.0, 1.0], [torch.rand(3, 3) + 1, torch.rand(3, 3) + 1]),
+    "a landscape with a loss that overflows": lambda: training.landscape(
         [-1.0, 0.0, 1.0], [torch.tensor([[1.0, 2, 3], [1, 2, torch.inf], [4, 5, 6]])]
     ),
-    "classes_at_steps": lambda: classes_at_steps.draw(
+    "classes_at_steps": lambda: classes.classes_at_steps(
         torch.rand(20, 10), torch.rand(20, 10) < 0.1, list(range(20)), ["a class with a very long name"] * 10
     ),
-    "phase": lambda: phase.draw([band("none"), band("phase", 0.25), band("amplitude", 0.25)], [True], 0.1),
-    "kernels": lambda: kernels.draw(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
-    "before_training": lambda: before_training.draw(
+    "phase": lambda: frequencies.phase([band("none"), band("phase", 0.25), band("amplitude", 0.25)], [True], 0.1),
+    "kernels": lambda: maps.kernels(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
+    "before_training": lambda: pairs.before_training(
         [blocks("cka", network, b) for network in ("trained", "untrained") for b in range(6)], {"cka": "linear CKA"}
     ),
-    "surfaces": lambda: surfaces.draw(torch.rand(4, 5), torch.rand(3, 40), [0, 1, 2]),
-    "a surface of one patch and one block": lambda: surfaces.draw(torch.rand(1, 1), torch.rand(1, 40), [7]),
+    "surfaces": lambda: maps.surfaces(torch.rand(4, 5), torch.rand(3, 40), [0, 1, 2]),
+    "a surface of one patch and one block": lambda: maps.surfaces(torch.rand(1, 1), torch.rand(1, 40), [7]),
 }
 
 
@@ -253,7 +222,7 @@ def test_marks_are_explained_in_the_figure():
 def test_correspondence_counts_the_heads_that_stay_themselves(layout):
     columns = per_head(layout, "itself", "best_other", "chance")
     columns["corresponds"] = (columns["itself"] > columns["best_other"]).long()
-    figure = correspondence.draw(layout, columns)
+    figure = maps.correspondence(layout, columns)
     assert figure.axes[0].get_title(loc="left").startswith(f"{int(columns['corresponds'].sum())} of {layout.num_heads}")
     assert_nothing_is_clipped(figure)
 
@@ -264,7 +233,7 @@ def test_what_attention_changes_has_one_scale_for_all_blocks():
     before[2, 2] = 5.0
     small, large = before.clone(), before.clone()
     small[0, 0], large[0, 0] = 0.01, -2.0
-    figure = fft_images.draw(
+    figure = maps.fft_images(
         [0, 1], torch.rand(2, 2, 4, 4), [torch.stack([before, each]) for each in (small, large)], torch.rand(3, 8, 8)
     )
     limits = {axes.images[0].get_clim() for axes in figure.axes[1:] if axes.images[0].get_cmap().name == "RdBu_r"}
@@ -279,7 +248,7 @@ def test_a_map_has_a_dot_per_score_and_one_without_an_image_is_grey(kinds):
         for k, name in enumerate(names)
         for score in scores
     ]
-    figure = segmentation.draw(rows)
+    figure = maps.segmentation(rows)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(scores)
     for axes in figure.axes:
         dots = [line for line in axes.get_lines() if line.get_marker() == "o"]

@@ -9,7 +9,7 @@ from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS, layout_of
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report import tables
-from mhprobe.report.figures import coefficients, pairwise, pairwise_layers
+from mhprobe.report.figures import correlations, pairs
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_coefficients_have_a_panel_per_layer_with_mean_range_and_chance(name):
     rho = torch.rand(heads, heads, 8, dtype=torch.float64).sort(-1, descending=True).values
     rho[..., 6:] = torch.nan
     columns = {"rho": rho, "null_rho": torch.where(rho.isnan(), rho, 0.1)}
-    figure = coefficients.draw(layout, columns, "SVCCA")
+    figure = correlations.coefficients(layout, columns, "SVCCA")
     assert len(figure.axes) == len(layout.sites)
     if name != "one head":
         a, b = torch.triu_indices(layout.sites[0].num_heads, layout.sites[0].num_heads, 1)
@@ -86,7 +86,7 @@ def layers(layout: HeadLayout, low: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layers_are_one_matrix_whose_scale_is_theirs(name, low):
     layout, columns = LAYOUTS[name], layers(LAYOUTS[name], low)
-    figure = pairwise_layers.draw(layout, columns, "linear CKA of blocks")
+    figure = pairs.pairwise_layers(layout, columns, "linear CKA of blocks")
     panel, bar = figure.axes
     (image,) = panel.get_images()
     assert image.get_array().shape == (len(layout.sites),) * 2
@@ -103,7 +103,7 @@ def test_a_chance_of_zero_is_drawn_with_its_band():
     layout = LAYOUTS["vit"]
     value = torch.randn(72, 72, dtype=torch.float64) / 10
     columns = {"value": value, "null": value * 0, "null_low": value * 0 - 0.05, "null_high": value * 0 + 0.05}
-    figure = pairwise.draw(layout, columns, "cosine")
+    figure = pairs.pairwise(layout, columns, "cosine")
     bar = figure.axes[-1]
     assert [text.get_text() for text in bar.texts] == ["chance 0"]
     assert {-0.05, 0.05} <= {float(line.get_ydata()[0]) for line in bar.get_lines()}
@@ -117,16 +117,16 @@ def beside(columns: dict[str, torch.Tensor], level: float) -> dict[str, torch.Te
 
 
 @pytest.mark.parametrize("level", [-3.0, 0.021, 0.5, 3.0], ids=["below", "at chance", "inside", "above"])
-@pytest.mark.parametrize("kind", [pairwise, pairwise_layers], ids=["heads", "layers"])
+@pytest.mark.parametrize("kind", [pairs.pairwise, pairs.pairwise_layers], ids=["heads", "layers"])
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_the_untrained_control_is_written_on_the_colour_bar_and_apart_from_chance(name, kind, level):
     layout = LAYOUTS[name]
-    if kind is pairwise_layers:
+    if kind is pairs.pairwise_layers:
         columns = layers(layout, 0.0)
     else:
         value = torch.rand(layout.num_heads, layout.num_heads)
         columns = {"value": value, "null": torch.full_like(value, 0.02)}
-    figure = kind.draw(layout, beside(columns, level), "similarity")
+    figure = kind(layout, beside(columns, level), "similarity")
     bar = figure.axes[-1]
     written = [*bar.texts, bar.xaxis.label, bar.title]
     (said,) = [text for text in written if f"random init\n{level:.2g}" in text.get_text()]
@@ -139,7 +139,7 @@ def test_the_untrained_control_is_written_on_the_colour_bar_and_apart_from_chanc
 
 
 def test_without_a_control_none_is_written():
-    figure = pairwise.draw(LAYOUTS["vit"], {"value": torch.rand(72, 72)}, "similarity")
+    figure = pairs.pairwise(LAYOUTS["vit"], {"value": torch.rand(72, 72)}, "similarity")
     assert not any("random" in text.get_text() for text in figure.axes[-1].texts)
 
 
@@ -149,6 +149,6 @@ def test_a_few_pairs_show_the_controls_level_though_it_looked_at_other_heads():
     value[3, 7] = value[7, 3] = -0.2
     control = torch.full_like(value, torch.nan)
     control[20, 30] = control[30, 20] = 0.1
-    figure = pairwise.draw(LAYOUTS["vit"], {"value": value, "random_init": control}, "interaction")
+    figure = pairs.pairwise(LAYOUTS["vit"], {"value": value, "random_init": control}, "interaction")
     assert [text.get_text() for text in figure.axes[-1].texts] == ["random init\n0.1"]
     assert_nothing_is_clipped(figure)

@@ -8,7 +8,7 @@ import torch
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.report import twins
-from mhprobe.report.figures import kind_ratios
+from mhprobe.report.figures import attention
 
 
 def spectra(layout, size):
@@ -62,7 +62,7 @@ def test_marks_of_a_colour_bar_keep_their_words():
     columns = {"value": torch.rand(72), "cls": torch.rand(72), "uniform_cls": torch.rand(72)}
     figure = twins.draw("kind_ratios", layout, columns, "", control={**columns, "cls": columns["cls"] / 9})
     figure.canvas.draw()
-    alone = kind_ratios.draw(layout, columns, "")
+    alone = attention.kind_ratios(layout, columns, "")
     alone.canvas.draw()
     words = [text.get_text() for text in alone.axes[1].get_yticklabels()]
     assert "1/2" in words

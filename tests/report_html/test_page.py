@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import re
@@ -19,6 +18,7 @@ from PIL import Image
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
+from mhprobe.report.figures import kinds
 from mhprobe.report.html import finish_report, finish_sweep, write_report
 from mhprobe.report.html import page as page_of
 from mhprobe.report.html.page import as_script, prune_command
@@ -30,7 +30,7 @@ from mhprobe.report.tables import Table
 from mhprobe.run.members import members
 from mhprobe.scoring.base import known_scores
 from report_html.conftest import CLASSES, CURVES, EVIL, layout, make_run, row
-from results import add_measure, add_rows, figure_kinds
+from results import add_measure, add_rows
 from runs import composed
 
 ROOT = Path(__file__).parents[2]
@@ -320,7 +320,7 @@ def test_a_page_calls_accuracy_what_the_score_measures(name, tmp_path):
     assert page.data["lost"] == ([scored.lost, ""] if scored.lost else ["loss", "nats"])
 
 
-@pytest.mark.parametrize("kind", figure_kinds())
+@pytest.mark.parametrize("kind", kinds())
 def test_every_kind_of_figure_says_how_to_read_it(kind):
     text = Result(drawn=kind).how_to_read
     assert text.endswith(".") and len(text) > 60
@@ -346,13 +346,13 @@ def test_no_name_says_what_a_measure_is(kind, alike, tmp_path):
     add_measure(report, name, kind, columns, "bits that differ (bits)", **about)
     add_measure(report, "distance", "pairwise", {"value": torch.eye(12)}, "likeness")  # the control: no distance
     entry = report.results.results[name]
-    own = importlib.import_module(f"mhprobe.report.figures.{kind}").CAPTION
+    own = kinds()[kind].caption
     assert (entry.kind, entry.caption, entry.drawn) == (kind, own, kind)
     assert (entry.label, entry.unit, entry.larger) == ("bits that differ (bits)", "bits", "the heads differ more")
     page = Page(write_report(tmp_path / "run").read_text())
     assert own.split(".")[0] in page.text
     for other in ("spectrum", "patching"):
-        assert importlib.import_module(f"mhprobe.report.figures.{other}").CAPTION.split(".")[0] not in page.text
+        assert kinds()[other].caption.split(".")[0] not in page.text
     nearest = {pair["key"]: pair["nearest"] for pair in page.data["pairs"]}
     assert nearest == {"distance": "largest"} | ({name: alike} if kind == "pairwise" else {})
     assert [measure["key"] for measure in page.data["measures"]] == ([name] if kind == "per_head" else [])

@@ -12,7 +12,7 @@ from mhprobe.errors import UserError
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.recording.record import record
-from mhprobe.report.figures import attention_masks as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.studies.panels.attention_masks import attention_masks
 from mhprobe.studies.panels.masked import drawing, masked_at_each_step
 from models import tiny_swin, tiny_vit
@@ -27,7 +27,7 @@ def drawn(monkeypatch):
         given.update(pictures=pictures, titles=titles, names=names, masks=masks)
         return made(pictures, titles, names, masks)
 
-    made = figure.draw
+    made = figure.attention_masks
     monkeypatch.setattr(figure, "draw", draw)
     return given
 

@@ -28,7 +28,9 @@ from mhprobe.measures.object_attention import RELATIONS as RELATIONS_OF_OBJECTS
 from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.questions.measured import measured
 from mhprobe.report import twins
-from mhprobe.report.figures import behaviours, block_coefficients, coefficients, gate_density, noise, sharpness
+from mhprobe.report.figures import correlations, gates, training
+from mhprobe.report.figures.frequencies import noise as noise_figure
+from mhprobe.report.figures.pairs import Group, behaviours
 from mhprobe.studies.paired import compared, corrected
 from mhprobe.studies.panels.before_training import pairs
 from mhprobe.studies.panels.classes import cells
@@ -154,12 +156,12 @@ def test_heads_fall_before_at_and_behind_the_drop():
 
 def test_sharpness_is_drawn():
     rows = [{"part": part, "rank": 1, "eigenvalue": value} for part, value in (("all", 9.0), ("blocks.0", -1.0))]
-    assert_nothing_is_clipped(sharpness.draw(rows))
+    assert_nothing_is_clipped(training.sharpness(rows))
 
 
 def test_the_distribution_of_gates_is_drawn_whole():
-    shares = {f"log alpha {a}": torch.full((gate_density.BINS + 2,), 1 / (gate_density.BINS + 2)) for a in (-2, 0, 2)}
-    assert_nothing_is_clipped(gate_density.draw(shares, (torch.rand(72), shares["log alpha 0"])))
+    shares = {f"log alpha {a}": torch.full((gates.BINS + 2,), 1 / (gates.BINS + 2)) for a in (-2, 0, 2)}
+    assert_nothing_is_clipped(gates.gate_density(shares, (torch.rand(72), shares["log alpha 0"])))
 
 
 def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
@@ -169,9 +171,9 @@ def test_the_bins_of_a_hard_concrete_gate_hold_what_is_drawn():
     u = torch.rand(200_000, dtype=torch.float64)
     for log_alpha in (-2.0, 0.5, 2.0):
         drawn = distribution.sample(torch.tensor(log_alpha), u.log() - (-u).log1p())
-        (share,) = distribution.binned(torch.tensor([log_alpha]), gate_density.BINS)
+        (share,) = distribution.binned(torch.tensor([log_alpha]), gates.BINS)
         assert share.sum().item() == pytest.approx(1)
-        torch.testing.assert_close(gate_density.histogram(drawn), share, rtol=0, atol=0.0045)
+        torch.testing.assert_close(gates.histogram(drawn), share, rtol=0, atol=0.0045)
         assert share[0].item() == pytest.approx(1 - distribution.p_open(torch.tensor(log_alpha)).item(), abs=1e-6)
 
 
@@ -258,7 +260,7 @@ def test_every_pair_of_blocks_has_its_own_chance():
     blocks = len(layout.sites)
     rho = torch.linspace(1, 0, 9, dtype=torch.float64).repeat(blocks, blocks, 1)
     rho[0, 1, 5:] = torch.nan
-    figure = block_coefficients.draw(layout, {"rho": rho, "null_rho": 0.2 * rho}, "")
+    figure = correlations.block_coefficients(layout, {"rho": rho, "null_rho": 0.2 * rho}, "")
     for axes in figure.axes:
         drawn = [line for line in axes.lines if len(line.get_xdata())]
         chance = [line for line in drawn if line.get_linestyle() == ":"]
@@ -268,12 +270,12 @@ def test_every_pair_of_blocks_has_its_own_chance():
 
 
 @pytest.mark.parametrize(("draw", "pairs", "drawn"), [
-    (block_coefficients.draw, [[0, 1], [0, 3]], ["block 0 and\nblock 1", "block 0 and\nblock 3"]),
-    (coefficients.draw, [[0, 1]], ["head 0 of block 0 and\nhead 1 of block 0"]),
+    (correlations.block_coefficients, [[0, 1], [0, 3]], ["block 0 and\nblock 1", "block 0 and\nblock 3"]),
+    (correlations.coefficients, [[0, 1]], ["head 0 of block 0 and\nhead 1 of block 0"]),
 ])  # fmt: skip
 def test_pairs_can_be_chosen_and_one_that_was_not_compared_is_refused(draw, pairs, drawn):
     layout = mhprobe.attach(tiny_swin()).layout
-    count = len(layout.sites) if draw is block_coefficients.draw else layout.num_heads
+    count = len(layout.sites) if draw is correlations.block_coefficients else layout.num_heads
     rho = torch.full((count, count, 4), torch.nan, dtype=torch.float64)
     for number, (a, b) in enumerate([*pairs, (1, 0)]):
         rho[a, b, :3] = torch.tensor([0.9, 0.8, 0.7]) - 0.1 * number
@@ -305,7 +307,7 @@ def test_options_reach_the_kind_that_they_are_of(monkeypatch):
 def test_the_legend_of_noise_hides_no_point():
     bands = [{"low": k / 6, "high": (k + 1) / 6, "accuracy": 0.4} for k in range(6)]
     rows = [{**band, "accuracy_low": 0.3, "accuracy_high": 0.5} for band in bands]
-    figure = noise.draw([rows[0], *rows], 0.5, 0.1)
+    figure = noise_figure([rows[0], *rows], 0.5, 0.1)
     figure.canvas.draw()
     (axes,) = figure.axes
     assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
@@ -379,7 +381,7 @@ def test_clusters_are_found_where_there_are_some_and_doubted_where_there_is_one_
 
 def test_the_legend_of_clustered_heads_names_functions_and_clusters():
     points, cluster_N = torch.randn(4, 2), torch.tensor([0, 1, 1, 2])
-    figure = behaviours.draw([behaviours.Group("all heads", points, ["global", "local", "local", "global"], cluster_N)])
+    figure = behaviours([Group("all heads", points, ["global", "local", "local", "global"], cluster_N)])
     named = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert sorted(named) == ["cluster 1", "cluster 2", "cluster 3", "global", "local"]
 

@@ -14,7 +14,7 @@ from PIL import Image
 import runs
 from mhprobe.errors import UserError
 from mhprobe.io import outcomes
-from mhprobe.report.figures import retained
+from mhprobe.report.figures import pruned
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table, write_csv
 from mhprobe.stats.survival import LABELS, functions, labels, survivors
@@ -123,8 +123,8 @@ def test_its_figures_say_what_made_them(swept, monkeypatch, capsys):
 
 
 def test_the_axis_ends_where_runs_do_and_reaches_chance_only_where_one_comes_near():
-    high = retained.draw([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
-    low = retained.draw([(3, 0.3, 0.2), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
+    high = pruned.retained([(3, 0.8, 0.7), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
+    low = pruned.retained([(3, 0.3, 0.2), (24, 1.0, 1.0)], 100, 24, 0.95, 0.1).axes[0]
     labels_of = [[line.get_label() for line in axes.get_lines()] for axes in (high, low)]
     assert ["chance" in found for found in labels_of] == [False, True]
     assert 50 < high.get_ylim()[0] < 61 and low.get_ylim()[0] < 0  # 70 % of 100 images: 60.4 % at the least
@@ -173,8 +173,8 @@ def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept,
         right = torch.arange(100) < round(100 * run.metrics["test/accuracy"])
         outcomes.write(swept / run.name, right, torch.arange(100), "the same")
     drawn = []
-    draw = retained.draw
-    monkeypatch.setattr(retained, "draw", lambda *given: drawn.append(given[3]) or draw(*given))
+    draw = pruned.retained
+    monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]) or draw(*given))
     sweep.write(swept, probe)
     assert drawn == [whole]
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from mhprobe.backbones import layout_of
-from mhprobe.report.figures import speed as speed_figure
+from mhprobe.report.figures import pruned as speed_figure
 from mhprobe.surgery import speed
 from mhprobe.surgery.speed import evenly, interleaved, median_interval, peak_memory, speed_table
 from pruned import BACKBONES, network
@@ -70,7 +70,7 @@ def test_the_speed_table_counts_what_removal_spares(kind):
         assert row["parameters"] < row["dense_parameters"] == sum(p.numel() for p in model.parameters())
         assert row["peak_memory"] < row["dense_peak_memory"]
     assert model.training is False and not any(module._forward_pre_hooks for module in model.modules())
-    figure = speed_figure.draw(rows)
+    figure = speed_figure.speed(rows)
     assert len(figure.axes) == 2
 
 

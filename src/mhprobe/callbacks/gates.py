@@ -7,7 +7,7 @@ import torch
 
 from mhprobe.gates import gates_of
 from mhprobe.report import tables
-from mhprobe.report.figures import gate_history
+from mhprobe.report.figures import gates
 from mhprobe.report.report import Report, Result, Sample
 
 ROWS = 200  # of the history: enough for a figure, and a checkpoint hardly grows
@@ -55,7 +55,7 @@ class GateHistory(L.Callback):
         names = [f"{site.name}.{head}" for _, head, site in layout]
         rows = [[step, sum(amounts), *amounts] for step, amounts in zip(self.steps, self.amounts, strict=True)]
         table = tables.Table(["step", "open", *names], rows, "gate_history")
-        figure = gate_history.draw(
+        figure = gates.gate_history(
             layout, self.steps, torch.tensor(self.amounts), gates_of(pl_module).threshold(self.threshold)
         )
         self.report.add(

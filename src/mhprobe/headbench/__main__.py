@@ -75,20 +75,20 @@ def _written(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, 
     from mhprobe.report.report import Result
 
     rows = bench(makes, given.families, range(given.seeds), given.images, say=_say)
-    return {"headbench": Result(_table(rows), figure.draw(rows), drawn="headbench")}
+    return {"headbench": Result(_table(rows), figure.sensitivity(rows), drawn="headbench")}
 
 
 def _grafts(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, Result]:
     from mhprobe.headbench.bench import entries
     from mhprobe.headbench.sensitivity import sensitivities
-    from mhprobe.report.figures import sensitivity as figure
+    from mhprobe.report.figures import headbench as figure
     from mhprobe.report.report import Result
 
     entered = list(entries([], given.enter))
     grades, found = sensitivities(makes, entered, range(given.seeds), say=_say)
     return {
         "headbench_grades": Result(_table(grades)),
-        "headbench_sensitivity": Result(_table(found), figure.draw(grades, found), drawn="sensitivity"),
+        "headbench_sensitivity": Result(_table(found), figure.sensitivity(grades, found), drawn="sensitivity"),
     }
 
 

@@ -139,10 +139,10 @@ def gallery(
             results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told), drawn="maps")
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
-    overview = figures.draw(pictures, titles, whole, asking=framed) if whole else None
+    overview = figures.maps(pictures, titles, whole, asking=framed) if whole else None
     of_all = counted(len(chosen), told)
     if smooth and whole:
-        smoothed = figures.draw(pictures, titles, whole, True, framed)
+        smoothed = figures.maps(pictures, titles, whole, True, framed)
         results["maps_smooth"] = Result(figure=smoothed, of=of_all, drawn="maps")
     return {**results, "maps": Result(Table(columns, rows, "maps"), overview, of=of_all, drawn="maps")}, every
 

@@ -60,7 +60,7 @@ class Measure(Metric):
     label: what "value" is and its unit, for a figure's axis. unit: the unit alone, "" for none.
     larger: what a larger "value" means. alike: of pairs, whether the largest or the smallest value is that of the two
         heads that are most alike. masks: "value" is the rise of the loss, in nats, without the head.
-    also: more figures, each the name of a file in report/figures whose ``draw`` gets the columns.
+    also: more figures, kinds of report/figures, which get the columns.
     axes: for columns of shape (A, K) or (A, A, K) that deserve a table, the K names along it.
     select_needs: of a measure that first has to look at other images (the validation split) to decide something: what
         ``record`` has to deliver then. It is shown those through ``select``, then ``end_select`` is called. ``needs``

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mhprobe.masking.parts.totals import totals
 from mhprobe.questions.material import Material
-from mhprobe.report.figures import curves as figure
+from mhprobe.report.figures import masking as figure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.result import Result
 from mhprobe.scoring.labels import Labels
@@ -21,7 +21,7 @@ def masking_curves(material: Material, over: Literal["heads", "steps"] = "heads"
     chance = material.chance if curves and curves[0].scored == Labels.scored else None
     results = of_curves(curves, found, layout, chance)
     if over == "steps" and curves:
-        drawn = figure.draw(curves, layout.num_heads, chance, over)
+        drawn = figure.curves(curves, layout.num_heads, chance, over)
         results["masking_curves"] = results["masking_curves"]._replace(figure=drawn)
     if material.masking is not None and material.masking.join is not None:
         results |= of_masked_heads(heads, material.masking.join)

@@ -6,7 +6,7 @@ from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import gate_density
+from mhprobe.report.figures.gates import BINS, gate_density
 from mhprobe.report.result import Result, Sample
 from mhprobe.scoring.parts.tally import tally
 
@@ -37,7 +37,7 @@ def learned_gates(material: Material, keep: int | None = None, threshold: float 
     table = tables.per_head(gates.layout, {name: values.cpu() for name, values in columns.items()})
     results = {"gates": Result(table, metrics=metrics, label="learned gate", decides="closed", of=Sample())}
     if isinstance(gates, HardConcreteGates):
-        spread = gates.distribution.binned(gates.log_alpha.detach(), gate_density.BINS)
-        drawn = gate_density.draw({}, (gates.effective().cpu(), spread.mean(0)))
+        spread = gates.distribution.binned(gates.log_alpha.detach(), BINS)
+        drawn = gate_density({}, (gates.effective().cpu(), spread.mean(0)))
         results["gate_density"] = Result(figure=drawn, of=Sample(), drawn="gate_density")
     return results

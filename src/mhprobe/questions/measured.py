@@ -28,7 +28,7 @@ def measured(
 ) -> dict[str, Result]:
     """Per measure its tables, and a figure per kind, with the freshly initialised network inside where it was measured.
 
-    kinds: files of report/figures; none for the measure's own, of which the first has the measure's name.
+    kinds: of figures (report/figures); none for the measure's own, of which the first has the measure's name.
     kinds_of: by measure, where measures of one figure are drawn in different ways. options: passed on to the figures,
     e.g. limits=each. options_of: the same by kind.
     """

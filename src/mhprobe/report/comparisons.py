@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import agreement as agreement_figure
-from mhprobe.report.figures import history as history_figure
-from mhprobe.report.figures import scatter
+from mhprobe.report.figures import runs, training
 from mhprobe.report.report import Result
 from mhprobe.report.tables import Table, per_head
 from mhprobe.stats.agreement import agreement, pearson, spearman
@@ -41,7 +39,7 @@ def agreement_of(values: Mapping[str, Tensor], control: Mapping[str, Tensor], k:
             row = [b, a, *(matrix[i, j].item() for matrix in matrices), found.k]
             rows.append(row + ([] if other is None else [other.spearman[i, j].item(), other.overlap[i, j].item()]))
     label = "rank correlation of two measures over heads"
-    return Result(Table(columns, rows), agreement_figure.draw(found, other), label=label, drawn="agreement")
+    return Result(Table(columns, rows), runs.agreement(found, other), label=label, drawn="agreement")
 
 
 def two_data_sets(
@@ -57,7 +55,7 @@ def two_data_sets(
         known = x.isfinite() & y.isfinite()
         rows.append([name, r.r, r.low, r.high, spearman(x[known], y[known]), r.heads])
     table = Table(["measure", "pearson", "low", "high", "spearman", "heads"], rows)
-    return Result(table, scatter.draw(layout, panels, first, second), drawn="scatter")
+    return Result(table, runs.scatter(layout, panels, first, second), drawn="scatter")
 
 
 def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool) -> Result:
@@ -72,5 +70,5 @@ def history(layout: HeadLayout, label: str, points: Sequence[Point], drawn: bool
     if not drawn:
         return Result(table, label=label)
     values = torch.tensor([point.values for point in points], dtype=torch.float64)
-    figure = history_figure.draw(layout, [point.step for point in points], values, label)
+    figure = training.history(layout, [point.step for point in points], values, label)
     return Result(table, figure, label=label, drawn="history")

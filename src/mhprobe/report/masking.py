@@ -9,8 +9,7 @@ from mhprobe.masking.parts.totals import Totals, summary
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
 from mhprobe.report import tables
-from mhprobe.report.figures import curves as curves_figure
-from mhprobe.report.figures import distances, maskable, settling
+from mhprobe.report.figures import masking, training
 from mhprobe.report.report import Result
 
 
@@ -20,14 +19,14 @@ def of_curves(
     """All masking curves of a run, by name of the result. found: their totals. chance: accuracy of guessing, if any."""
     results = {}
     if curves:
-        figure = curves_figure.draw(curves, layout.num_heads, chance)
+        figure = masking.curves(curves, layout.num_heads, chance)
         scored = curves[0].scored
         columns = {"loss": scored.lost} if scored.lost else {}
         results["masking_curves"] = Result(
             tables.curves(curves), figure, curves=curves, label=scored.right, columns=columns, drawn="curves"
         )
         if scored.lost:
-            drawn = distances.draw(curves, layout.num_heads)
+            drawn = masking.distances(curves, layout.num_heads)
             results["masking_distances"] = Result(figure=drawn, label=scored.lost, drawn="distances")
     if found:
         results["masking_totals"] = Result(tables.totals(found), metrics=summary(found))
@@ -40,7 +39,7 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
         return {}
     results = {"maskable_heads": Result(tables.masked_heads(heads))}
     for name in heads[0].likeness:
-        figure = maskable.draw(heads, name, question.inert)
+        figure = masking.maskable(heads, name, question.inert)
         results[f"maskable_heads_{name}"] = Result(figure=figure, drawn="maskable", part_of="maskable_heads")
     return results
 
@@ -50,7 +49,7 @@ def of_settling(
 ) -> dict[str, Result]:
     """Accuracy on so many images after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
     return {
-        "settling": Result(tables.from_rows(rows), settling.draw(rows, agreement, images), drawn="settling"),
+        "settling": Result(tables.from_rows(rows), training.settling(rows, agreement, images), drawn="settling"),
         "settling_agreement": Result(tables.from_rows(agreement)),
     }
 

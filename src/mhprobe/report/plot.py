@@ -18,8 +18,10 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import curves, pairwise, pairwise_layers, per_head
+from mhprobe.report.figures import masking
+from mhprobe.report.figures.heads import per_head
 from mhprobe.report.figures.maps import frame
+from mhprobe.report.figures.pairs import pairwise, pairwise_layers
 from mhprobe.report.figures.style import canvas, place, printed
 from mhprobe.report.paper import DPI
 from mhprobe.report.values import Values
@@ -40,13 +42,13 @@ def heads(values: Tensor, layout: HeadLayout | None = None, label: str = "value"
     if isinstance(values, Values):
         if values.kind != "per_head":
             raise UserError(f"plot.heads: {values.name} compares heads or layers; draw it with plot.pairs.")
-        return _styled(per_head.draw(values.heads, values.columns, values.label), style)
+        return _styled(per_head(values.heads, values.columns, values.label), style)
     if layout is None or values.shape != (layout.num_heads,):
         expected = "the layout they belong to" if layout is None else f"({layout.num_heads},) numbers"
         raise UserError(
             f"plot.heads: expected {expected}, got {tuple(values.shape)} numbers; give layout=gates.layout."
         )
-    return _styled(per_head.draw(layout, {"value": values.detach().cpu()}, label), style)
+    return _styled(per_head(layout, {"value": values.detach().cpu()}, label), style)
 
 
 def pairs(values: Values, style: Style = "screen") -> Figure:
@@ -54,7 +56,7 @@ def pairs(values: Values, style: Style = "screen") -> Figure:
 
     values: of a measure that compares. Raises UserError for one of single heads.
     """
-    draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(getattr(values, "kind", ""))
+    draw = {"pairwise": pairwise, "pairwise_layers": pairwise_layers}.get(getattr(values, "kind", ""))
     if draw is None:
         raise UserError("plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA.")
     return _styled(draw(values.heads, values.columns, values.label), style)
@@ -70,7 +72,7 @@ def curve(rows: Any, chance: float | None = None, style: Style = "screen") -> Fi
     if not all(hasattr(each, "curves") for each in given):
         raise UserError("plot.curve: expected what mhprobe.masking_curve gave, or a list of such.")
     together = [each for one in given for each in one.curves]
-    return _styled(curves.draw(together, given[0].layout.num_heads, chance), style)
+    return _styled(masking.curves(together, given[0].layout.num_heads, chance), style)
 
 
 def maps(

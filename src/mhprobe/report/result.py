@@ -5,12 +5,11 @@ Whoever makes a result says what it is. Nobody has to find it out again from a f
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mhprobe.report import figures
+from mhprobe.report.figures import kinds
 from mhprobe.report.tables import Table
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Result(NamedTuple):
     """A table, a figure, metrics, and what they are.
 
     curves: for dashboards that draw them themselves, beside the figure.
-    drawn: the file of report/figures that drew the figure; its ``CAPTION`` says how to read it.
+    drawn: the kind of figure (report/figures); its caption says how to read it.
     caption: in place of that one. label: what its values are, with their unit. unit: the unit alone, "" for none.
     larger: what a larger value means. alike: of values of pairs, whether the largest or the smallest is of the two
     that are most alike. columns: what further columns are, where the label does not say it.
@@ -93,4 +92,4 @@ class Result(NamedTuple):
         """The figure's caption: its own, or that of its kind; "" without either."""
         if self.caption or not self.drawn:
             return self.caption
-        return str(getattr(importlib.import_module(f"{figures.__name__}.{self.drawn}"), "CAPTION", ""))
+        return kinds()[self.drawn].caption

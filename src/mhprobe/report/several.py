@@ -17,7 +17,6 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.report import outcomes
-from mhprobe.report.figures import run_agreement, run_curves
 from mhprobe.report.figures import runs as runs_figure
 from mhprobe.report.report import Result, Sample, counted
 from mhprobe.report.runs import atlas, curves, words
@@ -161,7 +160,7 @@ def _runs(ones: Sequence[One]) -> Result:
     ]
     if not rows:
         return Result()
-    return Result(from_rows(rows), runs_figure.draw(rows, _groups(ones).table), drawn="runs")
+    return Result(from_rows(rows), runs_figure.runs(rows, _groups(ones).table), drawn="runs")
 
 
 def _groups(ones: Sequence[One]) -> Result:
@@ -237,7 +236,7 @@ def _curves(ones: Sequence[One]) -> Result:
                 **{"accuracy": mean, "deviation": deviation, "low": low, "high": high, "of": of},
             }
         )
-    return Result(from_rows(rows), run_curves.draw(rows), drawn="run_curves") if rows else Result()
+    return Result(from_rows(rows), runs_figure.run_curves(rows), drawn="run_curves") if rows else Result()
 
 
 def _agreement(ones: Sequence[One], k: int = 10) -> Result:
@@ -253,7 +252,7 @@ def _agreement(ones: Sequence[One], k: int = 10) -> Result:
             numbers = (of_two[0, 1].item() for of_two in (alike.spearman, alike.overlap, alike.chance))
             numbered = dict(zip(("spearman", "overlap", "chance"), numbers, strict=True))
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbered, "k": alike.k})
-    return Result(from_rows(rows), run_agreement.draw(rows), drawn="run_agreement") if rows else Result()
+    return Result(from_rows(rows), runs_figure.run_agreement(rows), drawn="run_agreement") if rows else Result()
 
 
 def _claims(ones: Sequence[One]) -> Result:

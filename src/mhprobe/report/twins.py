@@ -1,19 +1,18 @@
 """Figures of a measure with their control inside: the same measure of a freshly initialised network, on the same scale.
 
-Some kinds draw a control themselves, from the column "random_init" (``DRAWS_CONTROL`` in their file). Every other kind
+Some kinds draw a control themselves, from the column "random_init" (``draws_control``). Every other kind
 is drawn twice, the control below, with the same limits and colours: noise stretched to a scale of its own looks like
 structure. Where the control lies so far out that it would leave the measure no room, the measure keeps its own limits,
 and a box in the control is the frame of the panel above.
 """
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report import figures
+from mhprobe.report.figures import kinds
 from mhprobe.report.figures.style import NAMELESS, Axes, Figure, Names, SubFigure, canvas, drawn_on, inches, readable
 
 _STRIP = 0.28  # inches of a line above each of the two
@@ -29,18 +28,18 @@ def draw(
     control: Mapping[str, Tensor] | None = None,
     **options: Any,
 ) -> Figure:
-    """The figure of a measure's columns that ``report/figures/<kind>.py`` draws.
+    """The figure of a measure's columns, of a kind of ``report/figures``.
 
     label: what "value" is, with its unit. names: of columns with one more axis behind the heads or pairs, the names
     along it. control: the same columns of the freshly initialised network, if it was measured. options: of this kind
     alone.
     """
-    file = importlib.import_module(f"{figures.__name__}.{kind}")
+    asked = kinds()[kind]
 
     def drawn(each: Mapping[str, Tensor]) -> Figure:
-        return file.draw(layout, each, label, names or NAMELESS, **options)
+        return asked(layout, each, label, names or NAMELESS, **options)
 
-    if control is None or getattr(file, "DRAWS_CONTROL", False):
+    if control is None or asked.draws_control:
         return drawn(columns)
     shown = {"as measured": columns, "the same, freshly initialised": control}
     sizes = [inches(drawn(each)) for each in shown.values()]

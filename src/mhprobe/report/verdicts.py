@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhprobe.report.figures import claims_matrix as figure
+from mhprobe.report.figures import claims as figure
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 
@@ -32,7 +32,7 @@ def matrix(judged: Mapping[str, Rows]) -> Result:
         return Result()
     return Result(
         from_rows(rows),
-        figure.draw(rows, [name for name in judged if name in rows[0]]),
+        figure.claims_matrix(rows, [name for name in judged if name in rows[0]]),
         drawn="claims_matrix",
         about="Which findings of the literature hold for which network?",
         columns={"holds_in": "in how many networks it holds"},

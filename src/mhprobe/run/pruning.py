@@ -23,9 +23,9 @@ from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions import stored
 from mhprobe.questions.subject import identity_of
 from mhprobe.report import tables
-from mhprobe.report.figures import curves as curves_figure
-from mhprobe.report.figures import per_head
-from mhprobe.report.figures import speed as speed_figure
+from mhprobe.report.figures import masking as curves_figure
+from mhprobe.report.figures.heads import per_head
+from mhprobe.report.figures.pruned import speed as speed_figure
 from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
@@ -310,7 +310,7 @@ def _promised(promise: Promise) -> dict[str, Any]:
 def _report_promise(report: Report, promise: Promise) -> None:
     """The path's curve on the images that were set aside, and how far the promise holds."""
     curves = [promise.curve]
-    figure = curves_figure.draw(curves, report.layout.num_heads)
+    figure = curves_figure.curves(curves, report.layout.num_heads)
     metrics = {f"prune/promise/{name}": value for name, value in _promised(promise).items()}
     right = promise.curve.scored.right
     report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves, right, drawn="curves"))
@@ -333,7 +333,7 @@ def _report(report: Report, found: Pruned) -> None:
     columns, label = dict.fromkeys(("value", "kept"), (~found.gone).long()), "kept (1), removed (0)"
     heads = report.layout.of("head")
     of_heads = {name: values[: heads.num_heads] for name, values in columns.items()}
-    kept, figure = tables.per_head(report.layout, columns), per_head.draw(heads, of_heads, label)
+    kept, figure = tables.per_head(report.layout, columns), per_head(heads, of_heads, label)
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
     report.add("kept_heads", Result(kept, figure, label=label, decides="removed", drawn="per_head"))
@@ -356,5 +356,5 @@ def _speed(report: Report, dense: nn.Module, found: Pruned, rounds: int) -> list
     with progress("timing", len(BATCHES), "batch sizes") as done:
         rows = speed_table(dense, masks, rounds=rounds, show=done)
     timed = tables.from_rows(rows, "speed")
-    report.add("speed", Result(timed, speed_figure.draw(rows), label="times as fast", of=Sample(), drawn="speed"))
+    report.add("speed", Result(timed, speed_figure(rows), label="times as fast", of=Sample(), drawn="speed"))
     return rows

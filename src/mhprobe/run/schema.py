@@ -141,7 +141,7 @@ class PaperFigure(_Section):
     differs: str | None = None
     measure: list[str] = []
     curves: list[str] = []
-    kinds: list[str] = []  # files of report/figures
+    kinds: list[str] = []  # of figures: report/figures
     options: dict[str, Any] = {}  # of these kinds
     panel: dict[str, Any] | None = None  # what draws it instead
     elsewhere: str | None = None  # why not here, and the command that makes it

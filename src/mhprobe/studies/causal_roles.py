@@ -10,7 +10,7 @@ from mhprobe.gates import gates_of
 from mhprobe.io.progress import progress
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import causal
+from mhprobe.report.figures.gates import causal
 from mhprobe.report.result import Result
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import ROLES, causal_gates
@@ -52,5 +52,5 @@ def causal_roles(material: Material, **options: Any) -> dict[str, Result]:
     place = table.columns.index("role")
     rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
     drawn = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
-    figure = causal.draw(gates.layout, drawn, "role", {"role": ROLES})
+    figure = causal(gates.layout, drawn, "role", {"role": ROLES})
     return {"causal": Result(table._replace(rows=rows), figure, metrics, label="role of the head", drawn="causal")}

@@ -95,7 +95,7 @@ def write(
     else what its weights say, or ``probe``, where they are of the same images.
     origin: what made them, as in ``style.save``.
     """
-    from mhprobe.report.figures import retained, survival
+    from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, Sample, counted
 
     runs = collect(folder)
@@ -109,11 +109,11 @@ def write(
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
     paths = report.add(
-        "sweep", Result(table(runs), retained.draw(points, images, heads, whole, chance), drawn="retained")
+        "sweep", Result(table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained")
     )
 
     rows = survivors_of(runs, probe)
-    kept = Result(from_rows([row._asdict() for row in rows]), survival.draw(rows), of=Sample(), drawn="survival")
+    kept = Result(from_rows([row._asdict() for row in rows]), pruned.survival(rows), of=Sample(), drawn="survival")
     return paths + report.add("survivors", kept)
 
 

@@ -145,7 +145,7 @@ def write(
     left: which heads each run keeps; the table has a column for each group of them, how many of its heads are left.
     """
     from mhprobe.report import tables
-    from mhprobe.report.figures import voita
+    from mhprobe.report.figures import pruned
     from mhprobe.report.report import Report, Result, counted
 
     images = data.sizes["test"]
@@ -158,7 +158,7 @@ def write(
     )
     points = [(row.heads, row.pruned, row.scratch) for row in rows]
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
-    figure = voita.draw(points, images, 1 / data.num_classes, sure)
+    figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
     report.origin, report.data, report.images = made, data.source.name, counted(images)
     report.add("voita", Result(table, figure, drawn="voita"))

@@ -35,7 +35,7 @@ def result(claims: Mapping[str, Claim], verdicts: Mapping[str, Verdict], of_twin
     counts = Counter(str(row["verdict"]) for row in rows)
     return Result(
         tables.from_rows(rows, kind="claims"),
-        figure.draw(rows),
+        figure.claims(rows),
         metrics={f"claims/{word.replace(' ', '_')}": float(count) for word, count in counts.items()},
         label="effect, positive in the claimed direction",
         larger="the claim holds more clearly",

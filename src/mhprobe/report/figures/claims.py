@@ -1,17 +1,12 @@
-"""A forest of claims: the effect of each against the smallest that matters, coloured by its verdict."""
+"""Claims of the literature: a forest of one network's verdicts, and a matrix of many networks."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mhprobe.report.figures import captioned
 from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
 
-CAPTION = (
-    "Findings of the literature, judged on this network. A dot is an effect in multiples of the smallest that matters, "
-    "its bar the 95 % interval; bars end at 4. A claim holds if its bar lies right of 1, and is contradicted left of "
-    "-1. That a cost is at most so large (square) holds right of -1, that there is no effect (diamond) between. "
-    "Colours are after Holm's correction. A ring: it holds for an untrained network as well."
-)
 WORDS = {
     "holds": COLOURS[2],
     "contradicted": COLOURS[1],
@@ -21,10 +16,19 @@ WORDS = {
 }
 FARTHEST = 4.0  # multiples of what matters; what is further out ends in an arrow
 MARKS = {"more": "o", "at most": "s", "none": "D"}
+SIGNS = {"holds": "+", "contradicted": "\N{MINUS SIGN}", "too small to matter": "0", "cannot be told": "·"}
+CELL = 0.34  # inches across
+LEGEND = 4.1
 
 
-def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure.
+@captioned(
+    "Findings of the literature, judged on this network. A dot is an effect in multiples of the smallest that matters, "
+    "its bar the 95 % interval; bars end at 4. A claim holds if its bar lies right of 1, and is contradicted left of "
+    "-1. That a cost is at most so large (square) holds right of -1, that there is no effect (diamond) between. "
+    "Colours are after Holm's correction. A ring: it holds for an untrained network as well."
+)
+def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A forest of claims: the effect of each against the smallest that matters, coloured by its verdict.
 
     rows: claim, verdict, effect, low, high, matters, shape, learned; those without a number are left out, and named.
     """
@@ -59,3 +63,44 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         if missing:
             axes.text(0, -0.42 / tall, f"{len(missing)} not applicable", transform=axes.transAxes, fontsize=7, va="top")
     return figure
+
+
+@captioned(
+    "Findings of the literature, by network. Rows are claims, those that hold in most networks on top; columns are "
+    "networks. A dot: the network cannot tell. A stroke: it cannot be asked. Empty: it was not asked."
+)
+def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
+    """Claims down, networks across: the verdict of each network on each claim.
+
+    rows: claim, and under the name of each network its verdict.
+    """
+    order = sorted(rows, key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS], reverse=True)
+    tall, wide = 0.17 * len(order), CELL * len(networks)
+    left, bottom = 0.25 + 0.062 * max(len(row["claim"]) for row in order), 0.3 + 0.05 * max(map(len, networks))
+    page = max(left + wide + 0.2, LEGEND)
+    with canvas((page, bottom + tall + 0.4)) as figure:
+        axes = place(figure, left, bottom, wide, tall)
+        for y, row in enumerate(order):
+            for x, name in enumerate(networks):
+                verdict = row[name]
+                if verdict in list(WORDS)[:3]:
+                    axes.add_patch(_verdict_cell(x, y, WORDS[verdict]))
+                sign = SIGNS.get(verdict, "/" if verdict else "")
+                white = verdict in list(WORDS)[:3]
+                axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if white else "0.4")
+        for word in list(WORDS)[:3]:
+            axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
+        axes.set_xlim(-0.5, len(networks) - 0.5)
+        axes.set_ylim(len(order) - 0.5, -0.5)
+        axes.set_yticks(range(len(order)), [row["claim"].replace("_", " ") for row in order])
+        axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.legend(loc="lower right", bbox_to_anchor=((page - 0.1 - left) / wide, 1), ncols=3, borderaxespad=0.2)
+    return figure
+
+
+def _verdict_cell(x: int, y: int, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=colour, linewidth=0)

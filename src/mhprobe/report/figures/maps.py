@@ -1,19 +1,21 @@
-"""Maps of single images laid over them, each with its own colour scale and its areas under deletion and insertion."""
+"""Pictures: maps of single images, feature maps, pixel patterns, surfaces, and scores of maps."""
 
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from mhprobe.report.figures.style import Axes, Figure, canvas, place, scale
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, place, scale, ticks
 
-CAPTION = (
-    "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
-    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
-    "frame: the patch whose attention is shown."
-)
+Asking = Mapping[str, tuple[int, int]]
+_SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
+ROWS = ("map before", "map after", "Fourier before", "Fourier after", "after - before")
 
 
 class Judged(NamedTuple):
@@ -33,11 +35,12 @@ class Judged(NamedTuple):
         return not bool(self.deletion.isnan().any())
 
 
-Asking = Mapping[str, tuple[int, int]]
-_SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
-
-
-def draw(
+@captioned(
+    "What single images' maps point at, each with its own colour scale. Deletion (lower is better) and insertion "
+    "(higher is better) say how faithful a map is: compare them with random orders (r), not with the look. A "
+    "frame: the patch whose attention is shown."
+)
+def maps(
     pictures: Tensor,
     titles: Sequence[str],
     columns: Mapping[str, Judged],
@@ -129,3 +132,243 @@ def _overlay(
     )
     bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
     return axes
+
+
+@captioned(
+    "What each block reads of an image. The attention mask (above) is white where its weight is greatest and black "
+    "where it is least; the numbers are these two weights, as multiples of even attention. The attention map (below) "
+    "is the image seen through the mask. A mask is stretched to its own range, so one that is nearly even (both "
+    "numbers near 1) looks as sharp as any."
+)
+def attention_masks(
+    pictures: Tensor, titles: Sequence[str], names: Sequence[str], masks: Sequence[Tensor], most: int = 6
+) -> Figure:
+    """Two rows per image, a column per block, the image itself first.
+
+    pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site, (B, h, w), in
+    multiples of even attention. most: how many sites are drawn, evenly chosen.
+    """
+    count = min(most, len(masks))
+    chosen = sorted({round(number * (len(masks) - 1) / max(1, count - 1)) for number in range(count)})
+    side, gap, below, top = 0.95, 0.1, 0.18, 0.25
+    size = pictures.shape[-2:]
+    tall = 2 * side + gap + below + 0.06
+    with canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
+        for row, picture in enumerate(pictures):
+            bottom = (len(pictures) - 1 - row) * tall + below
+            axes = place(figure, gap, bottom + side + gap, side, side)
+            axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+            axes.set_axis_off()
+            axes.text(0, -0.06, titles[row].replace(": ", ":\n"), transform=axes.transAxes, va="top", fontsize=7)
+            for column, number in enumerate(chosen, 1):
+                left, mask = gap + column * (side + gap), masks[number][row].float()
+                least, greatest = mask.min(), mask.max()
+                share = (mask - least) / (greatest - least).clamp(min=1e-12)
+                share = interpolate(share[None, None], size=size, mode="bilinear")[0, 0].clamp(0, 1)
+                above = place(figure, left, bottom + side + gap, side, side)
+                above.imshow(share.numpy(), cmap="gray", vmin=0, vmax=1)
+                under = place(figure, left, bottom, side, side)
+                under.imshow((picture * share).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+                for axes in (above, under):
+                    axes.set_axis_off()
+                words = f"{least:.2f} to {greatest:.2f} of even"
+                under.text(0, -0.05, words, transform=under.transAxes, va="top", fontsize=6)
+                if row == 0:
+                    above.set_title(names[number], pad=3)
+    return figure
+
+
+@captioned(
+    "One image (left), its feature map (mean over channels) before and after a block's attention, and below the mean "
+    "Fourier images, frequency 0 in the middle. The last row is after minus before, on one scale over all blocks: a "
+    "blue rim is high frequencies that attention took away (a low-pass), red what it raised."
+)
+def fft_images(
+    blocks: Sequence[int], maps: Sequence[Tensor], fourier: Sequence[Tensor], picture: Tensor, most: int = 8
+) -> Figure:
+    """Feature maps and their Fourier images before and after each block's attention.
+
+    maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen.
+    picture: (3, height, width) in [0, 1], the image that the maps are of.
+    """
+    count = min(most, len(blocks))
+    chosen = sorted({round(i * (len(blocks) - 1) / max(1, count - 1)) for i in range(count)})
+    relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
+    widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
+    side, gap, first = 0.8, 0.1, 0.1
+    left = first + side + 1.2
+    with canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
+        axes = place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
+        axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+        axes.set_axis_off()
+        axes.set_title("image", pad=3)
+        for column, number in enumerate(chosen):
+            before, after = relative[column]
+            images = [*maps[number], before, after, after - before]
+            for row, image in enumerate(images):
+                y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
+                axes = place(figure, left + column * (side + gap), y, side, side)
+                low, high = float(image.min()), float(image.max())
+                if row in (2, 3):  # both on one scale
+                    low, high = float(min(before.min(), after.min())), 0.0
+                elif row == 4:
+                    low, high = -widest, widest
+                axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", vmin=low, vmax=high)
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+                if row == 0:
+                    axes.set_title(f"block {blocks[number]}", pad=3)
+                if column == 0:
+                    name = ROWS[row] if row < 4 else f"{ROWS[row]}\n(within {widest:.2g} nats)"
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+    return figure
+
+
+@captioned(
+    "What the heads of the first block read from a patch: pixel patterns in the order of their strength, each with its "
+    "share of all that the head reads. Grey is no weight; colours are scaled pattern by pattern. Smooth or striped "
+    "patterns are learned, untrained weights look like noise."
+)
+def kernels(patterns: Tensor, share: Tensor) -> Figure:
+    """The pixel patterns that heads of the first block read most: a row per head.
+
+    patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength.
+    """
+    heads, count = share.shape
+    side, gap, left, down = 0.55, 0.1, 0.65, 0.2
+    with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
+        for head in range(heads):
+            bottom = (heads - 1 - head) * (side + down) + down
+            for number in range(count):
+                pattern = patterns[head, number]
+                picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
+                axes = place(figure, left + number * (side + gap), bottom, side, side)
+                axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+                axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
+                if number == 0:
+                    axes.set_ylabel(f"head {head}", rotation=0, ha="right", va="center")
+                    if head == 0:
+                        axes.set_title("%: share of what the head reads", loc="left", pad=3, fontsize=7)
+    return figure
+
+
+@captioned(
+    "Left: a map of one image as a surface over its patches; a flat one says nothing. Right: how large each channel of "
+    "the residual stream is, block by block; ridges are channels that are large everywhere. Heights behind peaks are "
+    "hidden: numbers are in the table."
+)
+def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
+    """A map over space, and channels over blocks, each as a surface in three dimensions.
+
+    space: (h, w). channels: (L, C), a row per block in ``blocks``.
+    """
+    with canvas((7.4, 3.4)) as figure:
+        views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
+        for number, (values, across, down, up) in enumerate(views):
+            axes: Any = figure.add_axes((0.02 + 0.5 * number, 0.06, 0.4, 0.86), projection="3d")
+            ys, xs = torch.meshgrid(*(torch.arange(side) for side in _at_least_two(values).shape), indexing="ij")
+            heights = _at_least_two(values).double()
+            axes.plot_surface(xs.numpy(), ys.numpy(), heights.numpy(), cmap="viridis", linewidth=0.15,
+                              edgecolor="0.3", rcount=60, ccount=200)  # fmt: skip
+            axes.set_xlabel(across, labelpad=-6)
+            axes.set_ylabel(down, labelpad=-6)
+            axes.set_zlabel(up, labelpad=4)
+            axes.locator_params(axis="z", nbins=4)
+            axes.locator_params(axis="x", nbins=5, integer=True)
+            axes.tick_params(labelsize=6, pad=-3)
+            axes.tick_params(axis="z", pad=0)
+            if number:
+                axes.set_yticks(range(len(blocks)), [str(block) for block in blocks])
+            else:
+                axes.locator_params(axis="y", nbins=5, integer=True)
+                axes.invert_yaxis()
+            axes.set_title(("space-wise", "channel-wise")[number], pad=0)
+    return figure
+
+
+def _at_least_two(values: Tensor) -> Tensor:
+    """A surface needs two rows and two columns: a single one is drawn twice."""
+    values = values.expand(2, -1) if len(values) == 1 else values
+    return values.expand(-1, 2) if values.shape[1] == 1 else values
+
+
+@captioned(
+    "How well each map tells the object from the ground, by the object's mask, with 95 % intervals over images: the "
+    "share of pixels that the map, cut at its mean, has right; intersection over union, mean of object and ground; "
+    "average precision of the map's order. Grey: a map that is hottest in the centre, and random patches. A map that "
+    "is not ahead of the centre does not show where this image's object is."
+)
+def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("centre", "random")) -> Figure:
+    """Agreement of maps with masks of objects, by three scores, beside maps that have seen no image.
+
+    rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image.
+    """
+    maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
+    left, wide, gap, tall = 0.3 + 0.062 * max(map(len, maps)), 1.55, 0.2, 0.24 * len(maps)
+    with canvas((left + len(scores) * (wide + gap), 0.75 + tall)) as figure:
+        for number, score in enumerate(scores):
+            axes = place(figure, left + number * (wide + gap), 0.4, wide, tall)
+            for y, name in enumerate(maps):
+                (row,) = (row for row in rows if (row["map"], row["score"]) == (name, score))
+                shade = "0.5" if name in blind else COLOURS[0]
+                axes.hlines(y, row["low"], row["high"], color=shade, linewidth=1.4)
+                axes.plot(row["value"], y, "o", color=shade, markersize=4)
+                if name == blind[0]:
+                    axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
+            axes.set_ylim(len(maps) - 0.5, -0.5)
+            axes.set_yticks(range(len(maps)), maps if number == 0 else [""] * len(maps))
+            axes.margins(x=0.08)
+            axes.set_title(score, loc="left", pad=4)
+    return figure
+
+
+@captioned(
+    "The share of images below each heat, for rightly and wrongly classified ones. Lines on each other: how hot a map "
+    "is says nothing about the answer. The rank test is in the title."
+)
+def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
+    """Concentration of the maps of rightly and of wrongly classified images.
+
+    right, wrong: the heat of each image. Two cumulative distributions.
+    """
+    with canvas((4.2, 2.95)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.45, 1.95)
+        for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
+            if values:
+                axes.ecdf(values, color=COLOURS[number], label=f"{name} ({len(values)})")
+        axes.set(xlabel=label, ylabel="share of images below")
+        axes.set_title(title, loc="left")
+        axes.legend(loc="lower right")
+    return figure
+
+
+@captioned(
+    "Each head on an image and on its mirror image: how alike its own outputs are (points), and how like it the most "
+    "alike other head of its block is on the other view (squares). A head corresponds to itself where the point is "
+    "above its square; the title counts them, beside what chance would give."
+)
+def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
+    """Heads on two views of an image: each head's likeness to itself, and to the most alike other head of its block.
+
+    found: itself, best_other (in [0, 1]), corresponds (0 or 1), chance, each (A,).
+    """
+    blocks = [site.block for site in layout.sites]
+    step = min(0.6, 5.5 / len(blocks))
+    wide = max(2.2, step * len(blocks))
+    same, expected = int(found["corresponds"].sum()), found["chance"].sum().item()
+    with canvas((0.6 + wide + 1.75, 3.0)) as figure:
+        axes = place(figure, 0.6, 0.5, wide, 2.15)
+        for name, number, text in (("itself", 0, "itself"), ("best_other", 1, "most alike other")):
+            shade, marker = colour(number)
+            at = [site.block + 0.7 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
+            axes.plot(at, found[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
+        axes.set_ylim(0, 1.03)
+        axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)])
+        axes.set_xlabel("block (heads side by side)")
+        axes.set_ylabel("alignment (CKA) across views")
+        title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
+        axes.set_title(title, loc="left", pad=5)
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure

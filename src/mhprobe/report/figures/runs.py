@@ -1,21 +1,27 @@
-"""Accuracy of several runs: a dot per run with its interval over images, and per group the mean with its spread."""
+"""Figures of several runs, of two data sets, and of measures against each other."""
 
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
-from mhprobe.report.tables import Table
+import torch
+from torch import Tensor
 
-CAPTION = (
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, colour_bar, panel_grid, place, readable
+from mhprobe.report.tables import Table
+from mhprobe.stats.agreement import Agreement, Pearson
+
+
+@captioned(
     "Test accuracy of several runs. A dot is a run, its bar the 95 % interval over images. A diamond is the mean "
     "of three runs or more that differ in their seed, its bar Student's 95 % interval over them, of what another gives."
 )
-
-
-def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
-    """Return the figure.
+def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
+    """Accuracy of several runs: a dot per run with its interval over images, and per group the mean with its spread.
 
     rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
 
@@ -23,7 +29,7 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
     most = max(sum(row["group"] == name for row in rows) for name in names)
-    labels = _labels(names)
+    labels = _group_labels(names)
     lines = max(label.count("\n") for label in labels) + 1
     step = max(0.34, 0.13 * (most + 1), 0.13 * (lines + 1))
     tall = step * len(names) + 0.1
@@ -51,8 +57,211 @@ def draw(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     return figure
 
 
-def _labels(names: Sequence[str]) -> list[str]:
+def _group_labels(names: Sequence[str]) -> list[str]:
     """Settings without their sections where that tells the groups apart, too: backbone.depth=2 -> depth=2; in lines."""
     short = [re.sub(r"[\w.]+\.(\w+=)", r"\1", name) for name in names]
     told = short if len(set(short)) == len(set(names)) else names
     return ["\n".join(textwrap.wrap(name, 46)) or name for name in told]
+
+
+@captioned(
+    "Masking curves of several runs. A line is the mean of runs that differ in their seed, its band Student's 95 % "
+    "interval over three of these runs or more; of a single run it is the interval over images, of two there is none."
+)
+def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Masking curves of several runs: the mean of each group with its band, a panel per curve.
+
+    rows: group, curve, split, heads_masked, runs, accuracy, low, high, of. The test split where there is one.
+    """
+    splits = {row["split"] for row in rows}
+    shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
+    curves = list(dict.fromkeys(row["curve"] for row in shown))
+    groups = list(dict.fromkeys(row["group"] for row in shown))
+    scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
+    deep, per_row = panel_grid(len(curves))
+    axis = textwrap.wrap(f"{shown[0]['split']} {scored} (%)", 30)
+    side, gap, left, bottom = 1.6, 0.28, 0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups)
+    top = bottom + deep * side + (deep - 1) * (gap + 0.35) + 0.25
+    with canvas((max(3.6, left + per_row * (side + gap)), top)) as figure:
+        for number, curve in enumerate(curves):
+            row_at, column = divmod(number, per_row)
+            y = top - 0.25 - side - row_at * (side + gap + 0.35)
+            axes = place(figure, left + column * (side + gap), y, side, side)
+            for index, group in enumerate(groups):
+                own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
+                shade, marker = colour(index)
+                heads = [row["heads_masked"] for row in own]
+                axes.plot(heads, [100 * row["accuracy"] for row in own], marker, ls="-", ms=2, color=shade)
+                band = [row for row in own if row["low"] not in ("", None) and row["runs"] != 2]
+                low, high = ([100 * row[name] for row in band] for name in ("low", "high"))
+                axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
+            axes.set_title(curve, pad=3)
+            axes.set_ylim(-2, 102)
+            axes.set_yticks([0, 50, 100], None if column == 0 else [""] * 3)
+            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if column == 0 else "")
+        names = [_legend_of(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
+        figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
+    return figure
+
+
+def _legend_of(group: str, runs: set[int]) -> str:
+    """Return the legend of a line and its band. runs: at its points, some of which not all runs may have."""
+    few, most = min(runs), max(runs)
+    of = "one run" if most == 1 else f"mean of {most} runs" if few == most else f"mean of {few} to {most} runs"
+    band = "" if most == 2 else f", band: 95 % over {'images' if most == 1 else 'runs'}"
+    if group == "all runs":
+        return of + band
+    return f"{group if len(group) <= 60 else group[:59] + '…'}: {of}{band}"
+
+
+@captioned(
+    "Do runs rank the heads alike? A dot per two runs: 1 the same order, 0 none. Runs of other training seeds have "
+    "other heads under the same numbers: there a correlation can only come from the blocks that heads are in."
+)
+def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Do runs rank the heads alike? Rank correlations between every two runs, a row per measure.
+
+    rows: measure, run_a, run_b, spearman.
+    """
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
+    tall = 0.24 * len(measures) + 0.15
+    left = 0.35 + 0.065 * max(map(len, measures))
+    with canvas((left + 3.3, tall + 0.65)) as figure:
+        axes = place(figure, left, 0.5, 3.1, tall)
+        for number, measure in enumerate(measures):
+            found = [row["spearman"] for row in rows if row["measure"] == measure]
+            axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
+        axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
+        axes.set(xlim=(-1.04, 1.04), ylim=(len(measures) - 0.5, -0.5))
+        axes.set_yticks(range(len(measures)), [name.replace("_", " ") for name in measures])
+        axes.set_xlabel("Spearman's correlation over heads, every two runs")
+    return figure
+
+
+@captioned(
+    "Each head on two data sets, a panel per measure. On the grey line both agree. r near 0 would be chance: the "
+    "measure told about the images, not about the head."
+)
+def scatter(
+    layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
+) -> Figure:
+    """The same measures on two data sets: every head a point, one panel per measure.
+
+    panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
+    """
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    deep, per_row = panel_grid(len(panels))
+    side, space = 1.45, 0.66
+    left, bottom, top = 0.62, 0.5, 0.5
+    apart = 0.8  # down the page: two lines of title
+    wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * apart
+    block = torch.tensor([site.block for _, _, site in layout])
+    with canvas((left + wide + 0.8, bottom + tall + top)) as figure:
+        for number, (name, x, y, r) in enumerate(panels):
+            row, column = divmod(number, per_row)
+            axes = place(
+                figure, left + column * (side + space), bottom + tall - side - row * (side + apart), side, side
+            )
+            known = x.isfinite() & y.isfinite()
+            x, y = x[known].double(), y[known].double()
+            if len(x):
+                ends = [float(torch.cat([x, y]).min()), float(torch.cat([x, y]).max())]
+                axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)  # equal on both
+            points = axes.scatter(
+                x, y, c=block[known], cmap=colormaps["viridis"], vmin=int(block.min()),
+                vmax=max(int(block.max()), int(block.min()) + 1), s=7, linewidths=0
+            )  # fmt: skip
+            spread = "" if math.isnan(r.low) else f" [{r.low:.2f}, {r.high:.2f}]"
+            axes.set_title(f"{name}\nr = {r.r:.2f}{spread}", fontsize=7, loc="left", pad=3)
+            axes.locator_params(nbins=4)
+            axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
+            axes.xaxis.get_offset_text().set_fontsize(6)
+            axes.yaxis.get_offset_text().set_fontsize(6)
+            if number + per_row >= len(panels):
+                axes.set_xlabel(f"on {first}")
+            if column == 0:
+                axes.set_ylabel(f"on {second}")
+        bar = colour_bar(figure, points, left + wide + 0.15, bottom, min(tall, 3.0), "block")
+        bar.locator = MaxNLocator(integer=True, nbins=6)
+        bar.update_ticks()
+    return figure
+
+
+@captioned(
+    "Every two measures compared: how alike they rank all heads (left, Spearman's rho; unrelated rankings give "
+    "about 0), and how many of their highest heads they share (right; the line on the colour bar is what random "
+    "rankings share)."
+)
+def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
+    """Spearman's rho on the left, overlap of the k best heads on the right; below them a control's, if there is one.
+
+    Of each symmetric matrix the lower half is shown. The overlap of random rankings is marked on its colour bar.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
+    count = len(found.names)
+    side = max(2.1, 0.3 * count)
+    longest = max(map(len, found.names))
+    left, bottom, between = 0.2 + 0.065 * longest, 0.2 + 0.065 * longest, 0.45
+    bar_wide = 1.05
+    wide = left + 2 * (side + bar_wide)
+    tall = bottom + len(rows) * side + (len(rows) - 1) * between + 0.3
+    with canvas((wide, tall)) as figure:
+        for row, (result, which) in enumerate(rows):
+            y = bottom + (len(rows) - 1 - row) * (side + between)
+            panels = (
+                ("rank correlation" + which, result.spearman, "RdBu_r", Normalize(-1, 1), "Spearman's rho over heads"),
+                (
+                    f"top {result.k} heads" + which,
+                    result.overlap,
+                    "viridis",
+                    Normalize(0, 1),
+                    f"share in common{_overlap_by_chance(result)}",
+                ),
+            )
+            for column, (title, matrix, colours, norm, label) in enumerate(panels):
+                axes = place(figure, left + column * (side + bar_wide), y, side, side)
+                lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
+                cmap = colormaps[colours].with_extremes(bad="white")
+                image = axes.imshow(lower.numpy(), cmap=cmap, norm=norm)
+                _numbers(axes, lower)
+                readable(axes)
+                axes.set_title(title, loc="left", pad=4)
+                last = row == len(rows) - 1
+                axes.set_xticks(range(count), result.names if last else [], rotation=90)
+                axes.set_yticks(range(count), result.names if column == 0 else [])
+                axes.tick_params(length=0)
+                axes.spines[:].set_visible(False)
+                beside = place(figure, left + column * (side + bar_wide) + side + 0.1, y, 0.09, side)
+                bar = figure.colorbar(image, cax=beside)
+                bar.outline.set_visible(False)
+                bar.set_label(label)
+                chance = result.chance[result.chance.isfinite()]
+                if column == 1 and len(chance):
+                    bar.ax.axhline(chance.mean().item(), color="white", linewidth=1.6)
+                    bar.ax.axhline(chance.mean().item(), color="#D55E00", linewidth=1.0)
+    return figure
+
+
+def _overlap_by_chance(found: Agreement) -> str:
+    chance = found.chance[found.chance.isfinite()]
+    return f" (line: chance {chance.mean():.2g})" if len(chance) else ""
+
+
+def _numbers(axes: Axes, lower: Tensor) -> None:
+    """Two digits in every cell; a dash where there is nothing to compare."""
+    for i in range(len(lower)):
+        for j in range(i + 1):
+            value = lower[i, j].item()
+            text = (
+                "-"
+                if value != value
+                else f"{value:.2f}".replace("0.", ".", 1)
+                if abs(value) < 0.995
+                else f"{value:.0f}"
+            )
+            axes.text(j, i, text, ha="center", va="center", fontsize=5.5)

@@ -17,7 +17,7 @@ from mhprobe.maps.base import as_grid
 from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.report import tables
-from mhprobe.report.figures import attention_masks as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.report import Result, counted
 
 OverHeads = Literal["mean", "max"]
@@ -49,5 +49,5 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
     ]
     pictures = data.stored("test", positions).images.float() / 255
     titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
-    drawn = figure.draw(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
+    drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
     return {"masks": Result(tables.from_rows(rows), drawn, of=counted(len(positions)))}

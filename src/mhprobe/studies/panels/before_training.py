@@ -11,7 +11,7 @@ from torch import Tensor
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
-from mhprobe.report.figures import before_training as figure
+from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
 
 
@@ -38,7 +38,7 @@ def before_training(material: Material, images: int = 500) -> dict[str, Result]:
     shown = min(images, material.data.sizes["test"])
     of = material.of(material.data.sizes["test"])
     of = of._replace(words=f"{of}, untrained: {shown}")
-    return {"blocks": Result(tables.from_rows(rows), figure.draw(rows, labels), of=of)}
+    return {"blocks": Result(tables.from_rows(rows), figure.before_training(rows, labels), of=of)}
 
 
 def pairs(value: Tensor, span: slice) -> Tensor:

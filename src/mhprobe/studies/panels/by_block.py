@@ -2,7 +2,7 @@
 
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import by_block as figure
+from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
 
 
@@ -11,7 +11,7 @@ def by_block(material: Material) -> dict[str, Result]:
     return {
         name: Result(
             tables.pairwise_blocks(material.layout, columns),
-            figure.draw(material.layout, columns, material.about(name).label),
+            figure.by_block(material.layout, columns, material.about(name).label),
         )
         for name in material.names
         for columns in [material.columns(name)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import classes_at_steps as figure
+from mhprobe.report.figures import classes as figure
 from mhprobe.report.result import Result
 from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.significance import holm, mcnemar
@@ -51,7 +51,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
             for k in range(len(off))
             for c in range(data.num_classes)
         ]
-        drawn = figure.draw(found.accuracy, found.p_holm < 0.05, off, data.class_names)
+        drawn = figure.classes_at_steps(found.accuracy, found.p_holm < 0.05, off, data.class_names)
         results[curve.name] = Result(tables.from_rows(rows), drawn)
     return results
 

@@ -22,7 +22,7 @@ from mhprobe.measures.parts.embedding import embed
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
-from mhprobe.report.figures import behaviours as figure
+from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.survival import labels
 
@@ -76,7 +76,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     heads_table.columns.append("function")
     for row_of_head, function in zip(heads_table.rows, functions, strict=True):
         row_of_head.append(function)
-    drawn = Result(tables.from_rows(rows), figure.draw(groups), of=material.of(images))
+    drawn = Result(tables.from_rows(rows), figure.behaviours(groups), of=material.of(images))
     return {"clusters": drawn, "heads": Result(heads_table)}
 
 

@@ -19,7 +19,7 @@ from mhprobe.heads import HeadSite
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import correspondence as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 
 
@@ -59,7 +59,11 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     columns["corresponds"] = (columns["itself"] > columns["best_other"].nan_to_num(-1)).long()
     chance = torch.cat([torch.full((site.num_heads,), 1 / site.num_heads) for site in layout.sites])
     columns["chance"] = chance.double()
-    return {"views": Result(tables.per_head(layout, columns), figure.draw(layout, columns), of=material.of(images))}
+    return {
+        "views": Result(
+            tables.per_head(layout, columns), figure.correspondence(layout, columns), of=material.of(images)
+        )
+    }
 
 
 def patches(z: Tensor, site: HeadSite) -> Tensor:

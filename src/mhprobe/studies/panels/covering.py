@@ -18,7 +18,7 @@ from mhprobe.measures.parts.places import Piece, attention, shares
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import offset_maps as figure
+from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
 
 
@@ -38,7 +38,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     there = queries.clone()
     there[:, middle[0], middle[1]] = 0  # the favourite key itself would outshine the rest
     columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
-    drawn = figure.draw(
+    drawn = figure.offset_maps(
         layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
     )
     return {"map": Result(tables.from_rows(_rows(layout, mean, middle)), drawn, of=material.of(images))}

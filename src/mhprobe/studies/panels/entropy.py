@@ -6,7 +6,7 @@ Clark et al., 2019, arXiv 1906.04341, Figure 4.
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
-from mhprobe.report.figures import by_depth
+from mhprobe.report.figures import heads
 from mhprobe.report.result import Result
 
 
@@ -27,7 +27,7 @@ def entropy(material: Material, images: int = 500) -> dict[str, Result]:
             continue
         drawn = {"value": columns[column], "uniform": columns["uniform"], "random_init": found[name][column]}
         label = "entropy of attention (nats)" if column == "value" else f"entropy of the {who}'s row (nats)"
-        results["all_tokens" if column == "value" else column] = Result(figure=by_depth.draw(layout, drawn, label))
+        results["all_tokens" if column == "value" else column] = Result(figure=heads.by_depth(layout, drawn, label))
     both = {f"{column}_untrained": found[name][column] for column in shown}
     values = {column: columns[column] for column in (*shown, "uniform")}
     return {**results, "heads": Result(tables.per_head(layout, {**values, **both}))}

@@ -14,7 +14,7 @@ from mhprobe import ranks
 from mhprobe.heads import HeadSite
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
-from mhprobe.report.figures import fft_images as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.report import Result, counted
 from mhprobe.report.tables import from_rows
 
@@ -55,7 +55,7 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     ]
     position, feature_maps = shown
     picture = material.data.stored("test", [position]).images[0].float() / 255
-    drawn = figure.draw([site.block for site in sites], feature_maps, means, picture)
+    drawn = figure.fft_images([site.block for site in sites], feature_maps, means, picture)
     of = counted(count)._replace(words=f"maps of {counted(1)}, spectra: {counted(count)}")
     return {"fourier": Result(from_rows(rows), drawn, of=of)}
 

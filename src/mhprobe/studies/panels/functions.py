@@ -10,7 +10,7 @@ import torch
 
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import functions as figure
+from mhprobe.report.figures import heads as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.survival import THRESHOLDS, holds
 
@@ -36,7 +36,7 @@ def functions(material: Material, rare: float | None = None, on_object: float | 
             del found[name], cuts[name]
     numbers = {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
     table = tables.per_head(layout, {**{name: on.long() for name, on in found.items()}, **numbers})
-    return {"functions": Result(table, figure.draw(layout, found, shown))}
+    return {"functions": Result(table, figure.functions(layout, found, shown))}
 
 
 def rules(rare: float, on_object: float) -> dict[str, str]:

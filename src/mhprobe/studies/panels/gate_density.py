@@ -10,7 +10,7 @@ from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.io.head_tables import read_column
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import gate_density as figure
+from mhprobe.report.figures import gates as figure
 from mhprobe.report.report import Result, Sample
 
 
@@ -33,4 +33,4 @@ def densities(
         value, open_ = (read_column(path, column, material.layout, asker).double() for column in ("gate", "open"))
         start = distribution.beta * math.log(-distribution.gamma / distribution.zeta)
         learned = value, distribution.binned(open_.logit(eps=1e-9) + start, figure.BINS).mean(0)
-    return {"gates": Result(tables.from_rows(rows), figure.draw(named, learned), of=Sample())}
+    return {"gates": Result(tables.from_rows(rows), figure.gate_density(named, learned), of=Sample())}

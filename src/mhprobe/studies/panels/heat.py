@@ -22,7 +22,7 @@ from mhprobe.maps.rollout import Rollout
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import heat as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
 
@@ -57,7 +57,7 @@ def heat(material: Material, images: int = 1000, kind: MapKind | None = None) ->
         **{"auc": auc, "low": low, "high": high, "p": float(test.pvalue)},
     }
     title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
-    drawn = figure.draw(hot, cold, title, "share of the map's mass on its hottest tenth")
+    drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
     return {"rightness": Result(tables.from_rows([numbers]), drawn, of=material.of(images))}
 
 

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from mhprobe.questions.material import Material
 from mhprobe.recording.objective import objective
 from mhprobe.recording.state import inspecting, usable
-from mhprobe.report.figures import sharpness as figure
+from mhprobe.report.figures import training as figure
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 
@@ -45,7 +45,7 @@ def sharpness(
         ):
             numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
             rows.append({"part": name, "rank": rank, **numbers})
-    return {"eigenvalues": Result(from_rows(rows), figure.draw(rows), of=material.of(images, "train"))}
+    return {"eigenvalues": Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))}
 
 
 def eigenvalues(

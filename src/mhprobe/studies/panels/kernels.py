@@ -21,7 +21,7 @@ from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report import tables
-from mhprobe.report.figures import kernels as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 
 
@@ -59,7 +59,7 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
         for n, size in enumerate(sizes)
     ]
     share = strength.square() / whole[:, None]
-    return {"kernels": Result(tables.from_rows(rows), figure.draw(patterns, share), of=material.of(images))}
+    return {"kernels": Result(tables.from_rows(rows), figure.kernels(patterns, share), of=material.of(images))}
 
 
 def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes:

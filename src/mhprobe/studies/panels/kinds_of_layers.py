@@ -17,7 +17,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import kinds_of_layers as figure
+from mhprobe.report.figures import masking as figure
 from mhprobe.report.result import Result
 from mhprobe.scoring.parts.evaluate import evaluator
 from mhprobe.stats.lowest import lowest
@@ -59,7 +59,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
             names, masks, *(each.tolist() for each in (scores.accuracy, low, high, scores.mean_loss)), strict=True
         )
     ]
-    return {"curves": Result(tables.from_rows(rows), figure.draw(rows, material.chance))}
+    return {"curves": Result(tables.from_rows(rows), figure.kinds_of_layers(rows, material.chance))}
 
 
 def kinds(layout: HeadLayout) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.material import Material
 from mhprobe.recording.state import inspecting, usable
-from mhprobe.report.figures import landscape as figure
+from mhprobe.report.figures import training as figure
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 
@@ -42,7 +42,7 @@ def landscape(
         for i, a in enumerate(places)
         for j, b in enumerate(places)
     ]
-    return {"loss": Result(from_rows(rows), figure.draw(places, found), of=material.of(images, "train"))}
+    return {"loss": Result(from_rows(rows), figure.landscape(places, found), of=material.of(images, "train"))}
 
 
 def direction(model: nn.Module, seed: int) -> list[Tensor]:

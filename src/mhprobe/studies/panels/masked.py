@@ -14,8 +14,8 @@ from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import groups_of_pairs
-from mhprobe.report.figures import masked_at_each_step as drawing
+from mhprobe.report.figures import masking as drawing
+from mhprobe.report.figures import pairs
 from mhprobe.report.result import Result
 from mhprobe.stats.significance import holm
 
@@ -30,7 +30,7 @@ def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str
     order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
     (drawn,) = order.paths(make_units("head", material.layout), material.layout)
     name = f"{heads_per_step} random\nof each layer"
-    return {"masked": Result(figure=drawing.draw(material.layout, {**masks, name: drawn.masks()}))}
+    return {"masked": Result(figure=drawing.masked_at_each_step(material.layout, {**masks, name: drawn.masks()}))}
 
 
 def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
@@ -56,7 +56,7 @@ def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
             rows += [{"curve": curve.name, "measure": name, **row} for row in found]
     if not rows:
         return {}
-    return {"likeness": Result(tables.from_rows(rows), groups_of_pairs.draw(rows))}
+    return {"likeness": Result(tables.from_rows(rows), pairs.groups_of_pairs(rows))}
 
 
 def phases(curve: Curve) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mhprobe.data.batch import Batch
 from mhprobe.questions.material import Material
-from mhprobe.report.figures import noise as figure
+from mhprobe.report.figures import frequencies as figure
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 from mhprobe.studies.panels.rings import accuracies, drawn, ends, inside
@@ -33,7 +33,7 @@ def band_noise(material: Material, rings: int = 6, strength: float = 0.5, images
     changes = [functools.partial(change, ring=ring) for ring in range(rings)]
     about = [{"low": "", "high": ""}, *(ends(ring, rings) for ring in range(rings))]
     rows = [{**ring, **found} for ring, found in zip(about, accuracies(material, changes, images).rows, strict=True)]
-    return {"noise": Result(from_rows(rows), figure.draw(rows, strength, material.chance), of=material.of(images))}
+    return {"noise": Result(from_rows(rows), figure.noise(rows, strength, material.chance), of=material.of(images))}
 
 
 def ring_noise(images: Tensor, index: Tensor, ring: int, rings: int, seed: int) -> Tensor:

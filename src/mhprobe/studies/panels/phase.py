@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mhprobe.data.batch import Batch
 from mhprobe.questions.material import Material
-from mhprobe.report.figures import phase as figure
+from mhprobe.report.figures import frequencies as figure
 from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 from mhprobe.studies.panels.rings import accuracies, drawn, ends, inside
@@ -48,7 +48,7 @@ def phase_and_amplitude(material: Material, rings: int = 6, images: int = 1000) 
     ]
     marked = [row["p_holm"] < 0.05 for row in difference]
     return {
-        "phase": Result(from_rows(rows), figure.draw(rows, marked, material.chance), of=material.of(images)),
+        "phase": Result(from_rows(rows), figure.phase(rows, marked, material.chance), of=material.of(images)),
         "difference": Result(from_rows(difference)),
     }
 

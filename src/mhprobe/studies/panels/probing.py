@@ -24,7 +24,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import relation_scores as figure
+from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
 from mhprobe.studies.panels.patch_relations import RELATIONS, colours, palette, right_keys
 from mhprobe.studies.panels.relations import summary
@@ -76,7 +76,7 @@ def probing(
             rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
         rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked[1], test.image)})
-    return {"probes": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
+    return {"probes": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
 def check(layout: HeadLayout) -> None:

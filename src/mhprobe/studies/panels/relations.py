@@ -20,7 +20,7 @@ from mhprobe.measures.parts.places import Piece, attention, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import relation_scores as figure
+from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
 from mhprobe.studies.panels.patch_relations import RELATIONS, palette, right_keys
@@ -47,7 +47,7 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
         for relation, head, ways in best_of_each(material, images, clusters)
         for way, (who, values) in ways.items()
     ]
-    return {"relations": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
+    return {"relations": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
 def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator[tuple[str, int, Ways]]:

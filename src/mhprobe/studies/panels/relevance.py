@@ -2,7 +2,7 @@
 
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import sorted_heads
+from mhprobe.report.figures import heads
 from mhprobe.report.result import Result
 from mhprobe.stats.agreement import spearman
 
@@ -11,7 +11,7 @@ def relevance_and_confidence(material: Material) -> dict[str, Result]:
     """The figure's two measures side by side; the table has both, and their rank correlation over all heads."""
     values = {name: material.columns(name)["value"] for name in material.names}
     first, second = values.values()
-    drawn = sorted_heads.draw(material.layout, {name.replace("_", " "): value for name, value in values.items()})
+    drawn = heads.sorted_heads(material.layout, {name.replace("_", " "): value for name, value in values.items()})
     alike = spearman(first.double(), second.double())
     table = tables.per_head(material.layout, {**values, "spearman": first.new_tensor(alike).double()})
     return {"heads": Result(table, drawn)}

@@ -22,7 +22,7 @@ from mhprobe.maps.base import MapKind
 from mhprobe.maps.segmentation import SCORES, overlap, scores
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import segmentation as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.bootstrap import interval, resampled_means
 
@@ -53,7 +53,7 @@ def segmentation(
     if not len(every):
         raise UserError(f"segmentation: none of {len(chosen)} images shows object {number}, expected one at least.")
     rows = _rows([*kinds, CENTRE, RANDOM], every, material.seed)
-    return {"scores": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(len(every)))}
+    return {"scores": Result(tables.from_rows(rows), figure.segmentation(rows), of=material.of(len(every)))}
 
 
 def _mask(batch: Batch, number: int | None) -> Tensor:

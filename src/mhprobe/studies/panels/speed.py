@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mhprobe.questions.material import Material
 from mhprobe.report import tables
-from mhprobe.report.figures import speed as figure
+from mhprobe.report.figures import pruned as figure
 from mhprobe.report.report import Result, Sample
 from mhprobe.surgery.speed import BATCHES, speed_table
 
@@ -19,4 +19,4 @@ def speed(
     if not material.first:  # other processes of the same machine would be timed with it
         return {}
     rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]
-    return {"speed": Result(tables.from_rows(rows, "speed"), figure.draw(rows), of=Sample())}
+    return {"speed": Result(tables.from_rows(rows, "speed"), figure.speed(rows), of=Sample())}

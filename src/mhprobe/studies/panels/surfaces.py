@@ -9,7 +9,7 @@ from mhprobe.maps.rollout import Rollout
 from mhprobe.questions.material import Material
 from mhprobe.recording.record import record
 from mhprobe.report import tables
-from mhprobe.report.figures import surfaces as figure
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
 
 
@@ -32,4 +32,6 @@ def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
         for block, values in zip(last, size.tolist(), strict=True)
         for channel, value in enumerate(values)
     ]
-    return {"surfaces": Result(tables.from_rows(rows), figure.draw(rollout[0].cpu(), size, last), of=material.of(1))}
+    return {
+        "surfaces": Result(tables.from_rows(rows), figure.surfaces(rollout[0].cpu(), size, last), of=material.of(1))
+    }

@@ -26,7 +26,7 @@ from mhprobe.measures.parts.places import Piece, attention
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import relation_scores as figure
+from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
 from mhprobe.studies.panels.relations import answers, extent, offset_words, summary, tokens_of
 
@@ -68,7 +68,7 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
             ways |= {"even draw": ("", judged.even[:, number])}
     for way, (who, values) in ways.items():
         rows.append({"relation": RELATION, "way": way, "who": who, "head": "", **summary(values)})
-    return {"views": Result(tables.from_rows(rows), figure.draw(rows), of=material.of(images))}
+    return {"views": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
 def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""Canonical correlations against their index: how many directions two heads share, and how well."""
+"""Canonical correlations of heads and of blocks against their index, and singular modes of heads' circuits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
 from mhprobe.report.figures.style import (
     COLOURS,
     NAMELESS,
@@ -22,15 +23,15 @@ from mhprobe.report.figures.style import (
     place,
 )
 
-CAPTION = (
+Pairs = Sequence[Sequence[int]]
+
+
+@captioned(
     "Canonical correlations of the heads of a block, from the best shared direction to the last: the mean of the "
     "pairs and their range. The dotted line is chance for as many images and directions; only what stands above "
     "it is shared."
 )
-Pairs = Sequence[Sequence[int]]
-
-
-def draw(
+def coefficients(
     layout: HeadLayout,
     columns: Mapping[str, Tensor],
     label: str,
@@ -54,7 +55,7 @@ def draw(
     with layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
             span = layout.span(number)
-            lines = _panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
+            lines = _layer_panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
             axes.set(xlim=(0.5, last + 0.5), ylim=(0, 1.02), yticks=[0, 0.5, 1])
             axes.set_xticks(sorted({1, *range(step, last + 1, step)}))
         figure.legend(
@@ -73,7 +74,7 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
     with canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
         axes = place(figure, 0.55, 0.5, 2.6, inches(figure)[1] - 0.7)
         for number, pair in enumerate(pairs):
-            if not _compared(pair, columns["rho"]):
+            if not _has_correlations(pair, columns["rho"]):
                 raise UserError(
                     f"{asker}.pairs: expected pairs of two different numbers of 0 to {len(titles) - 1} that were "
                     f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
@@ -103,7 +104,7 @@ def pair_lines(
         axes.plot(range(1, len(rho) + 1), rho.tolist(), line, color=shade, linewidth=width, label=name)
 
 
-def _compared(pair: object, rho_NNR: Tensor) -> bool:
+def _has_correlations(pair: object, rho_NNR: Tensor) -> bool:
     """Return True for a pair that has correlations."""
     if not (isinstance(pair, Sequence) and len(set(pair)) == len(pair) == 2):
         return False
@@ -111,7 +112,7 @@ def _compared(pair: object, rho_NNR: Tensor) -> bool:
     return there and not bool(rho_NNR[tuple(pair)].isnan().all())
 
 
-def _panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
+def _layer_panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
     """The mean's line, the range's band and chance's line."""
     a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
     rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
@@ -125,3 +126,89 @@ def _panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
     (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
     (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
     return [mean, band, chance]
+
+
+@captioned(
+    "How many directions two blocks share, and how well: a line per pair of blocks, light for neighbours and dark for "
+    "blocks far apart. Dotted is chance, of the same pair. Blocks add to one stream, so neighbours are alike anyway."
+)
+def block_coefficients(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    pairs: Pairs | None = None,
+) -> Figure:
+    """From "rho" and "null_rho" (S, S, R).
+
+    pairs: of layers by their numbers from 0, each with a line of its own in one panel instead, also across stages.
+    UserError for one that is not there.
+    """
+    if pairs:
+        return draw_pairs("block_coefficients", pairs, [f"block {site.block}" for site in layout.sites], columns)
+    stages: dict[str, list[int]] = {}
+    for number, site in enumerate(layout.sites):
+        stages.setdefault(f"stage {site.stage}" if layout.num_stages > 1 else "blocks", []).append(number)
+    panels = dict(stages)
+    if len(stages) > 1:
+        panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
+    panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
+    furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
+    wide, tall, gap, left = 1.7, 1.5, 0.25, 0.55
+    with canvas((max(3.0, left + len(panels) * (wide + gap)) + 1.1, tall + 0.85)) as figure:
+        for column, (name, numbers) in enumerate(panels.items()):
+            axes = place(figure, left + column * (wide + gap), 0.5, wide, tall)
+            _stage_panel(axes, numbers, columns, furthest)
+            axes.set_title(name, pad=3)
+            axes.set_ylim(0, 1.02)
+            axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
+            axes.set(xlabel="coefficient", ylabel="correlation" if column == 0 else "")
+        if panels:
+            for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
+                axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
+            axes.plot([], [], ":", color="0.4", label="chance")
+            axes.legend(loc="center left", bbox_to_anchor=(1.05, 0.5), borderaxespad=0)
+    return figure
+
+
+def _stage_panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], furthest: int) -> None:
+    for i, a in enumerate(numbers):
+        for j, b in enumerate(numbers[i + 1 :], i + 1):
+            pair_lines(axes, columns, (a, b), _shade(j - i, furthest), widths=(0.9, 0.7))
+
+
+def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
+    from matplotlib import colormaps
+
+    return colormaps["viridis_r"](0.3 + 0.7 * (steps - 1) / max(1, furthest - 1))
+
+
+@captioned(
+    "Every singular mode of every head, a panel per layer: across, its singular value as a share of the head's "
+    "largest; up, the cosine of its two directions. Above 0 like is tied to like, below 0 to its opposite. The grey "
+    "band holds 95 % of what chance, random directions, would give a head's mean."
+)
+def modes(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Singular modes of the heads' circuits: how strong each is, and whether it ties like to like.
+
+    columns: "singular" and "cosine" (A, K), NaN where there is no mode; "value", "null_low" and "null_high" (A,).
+    """
+    share = columns["singular"] / columns["singular"][:, :1]
+    labels = ("singular value\n(share of largest)", "cosine")
+    with layer_panels(layout, (1.25, 1.0), (0.6, 0.78), labels, least=3.4) as (figure, panels):
+        for number, axes in enumerate(panels):
+            span = layout.span(number)
+            low, high = columns["null_low"][span].mean().item(), columns["null_high"][span].mean().item()
+            band = axes.axhspan(low, high, color="0.85", linewidth=0, zorder=0)
+            x, y = share[span].flatten(), columns["cosine"][span].flatten()
+            known = x.isfinite() & y.isfinite()
+            dots = axes.scatter(x[known], y[known], s=4, linewidths=0, alpha=0.6, color=COLOURS[0])
+            heads = columns["value"][span]
+            marks = axes.scatter(torch.full_like(heads, 1.06), heads, s=14, marker="_", color=COLOURS[1], linewidths=1)
+            axes.set(xlim=(-0.02, 1.12), ylim=(-1.05, 1.05), yticks=[-1, 0, 1])
+            axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+        figure.legend(
+            [dots, marks, band], ["a mode", "a head's mean", "chance"], loc="lower center", ncols=3, borderaxespad=0.2
+        )
+    return figure

@@ -1,0 +1,435 @@
+"""Figures of where heads look: offsets, ranges, kinds of keys, relations between patches."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import (
+    COLOURS,
+    NAMELESS,
+    NOT_COMPARED,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    colour,
+    colour_bar,
+    even_groups,
+    inches,
+    panel_grid,
+    place,
+    site_title,
+    ticks,
+)
+
+_ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
+_INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
+ALIKE = 1.2  # times: on a log scale such lines hide one another
+SUMS = ("special", "other")  # kinds pooled: a line each would hide which of them it is
+
+
+@captioned(
+    "Where each head looks, relative to the query in the middle. A bright dot off the centre is a positional head "
+    "(framed). Shares are of the queries that have a key at the offset; even attention gives each a few per cent."
+)
+def offset_maps(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    words: tuple[str, str] = (
+        "head (framed: positional)",
+        "share of the queries with a key there\nwhose largest weight is on it",
+    ),
+) -> Figure:
+    """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.
+
+    The centre of a map is the query itself, up is up. Offsets that no query reaches are white.
+    words: below the maps, and at the colour bar.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import PowerNorm
+
+    exists = columns["exists"].double()
+    # of an offset reached by few queries, a share is noise: count it against a tenth of the most at least
+    floor = 0.1 * exists.amax((1, 2), keepdim=True)
+    share = columns["counts"].double() / exists.maximum(floor)
+    share = share.masked_fill(exists == 0, torch.nan)
+    groups = even_groups(layout)
+    side = min(0.55, 6.6 / max(site.num_heads for site in layout.sites))  # inches per map
+    left, bottom, top, gap = 0.6, 0.5, 0.3, 0.4
+    wide = max(1.2, side * max(site.num_heads for site in layout.sites))
+    tall = side * len(layout.sites) + gap * (len(groups) - 1)
+    bar_tall = min(max(tall, 2.0), 3.0)
+    with canvas((left + wide + 1.1, bottom + max(tall, bar_tall) + top)) as figure:
+        cmap = colormaps["viridis"].with_extremes(bad="white")
+        # even attention gives each offset a few per cent only: a square root keeps such patterns visible
+        norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))
+        y = bottom + max(tall, bar_tall)
+        for sites in groups:
+            heads = layout.sites[sites[0]].num_heads
+            steps = _farthest(exists[layout.span(sites[0])])
+            mosaic, size = _mosaic([share[layout.span(s)] for s in sites], steps)
+            y -= side * len(sites)
+            axes = place(figure, left, y, side * heads, side * len(sites))
+            image = axes.imshow(mosaic.numpy(), cmap=cmap, norm=norm, interpolation="none", aspect="auto")
+            _frame_positional(axes, [columns["positional"][layout.span(s)] for s in sites], size)
+            axes.set_xticks([(h + 0.5) * size[1] - 1 for h in ticks(heads, side)], [str(h) for h in ticks(heads, side)])
+            axes.set_yticks(
+                [(r + 0.5) * size[0] - 1 for r in range(len(sites))], [str(layout.sites[s].block) for s in sites]
+            )
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.set_ylabel("block")
+            if len(groups) > 1:
+                axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
+            y -= gap
+        axes.set_xlabel(words[0])
+        colour_bar(figure, image, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, bar_tall, words[1])
+    return figure
+
+
+def _frame_positional(axes: Axes, positional: list[Tensor], size: tuple[int, int]) -> None:
+    """Around the maps of positional heads; positional: of each site (H,)."""
+    from matplotlib.patches import Rectangle
+
+    for row, on_H in enumerate(positional):
+        for head in on_H.nonzero().flatten().tolist():
+            corner = (head * size[1] - 0.5, row * size[0] - 0.5)
+            axes.add_patch(Rectangle(corner, size[1] - 1, size[0] - 1, fill=False, edgecolor=COLOURS[1], linewidth=1.2))
+
+
+def _farthest(exists: Tensor) -> tuple[int, int]:
+    """Farthest offset, down and across, that any query of (H, Y, X) reaches."""
+    rows, columns = (exists.sum((0, axis)).nonzero()[:, 0] for axis in (2, 1))
+    return int(rows.max()) - exists.shape[1] // 2, int(columns.max()) - exists.shape[2] // 2
+
+
+def _mosaic(maps: list[Tensor], steps: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+    """Maps (H, Y, X) of several sites cut to ``steps`` around 0, side by side with white gaps; size of one with gap."""
+    middle = (maps[0].shape[1] // 2, maps[0].shape[2] // 2)
+    cut = torch.stack(
+        [
+            m[:, middle[0] - steps[0] : middle[0] + steps[0] + 1, middle[1] - steps[1] : middle[1] + steps[1] + 1]
+            for m in maps
+        ]
+    )
+    padded = torch.nn.functional.pad(cut, (0, 1, 0, 1), value=torch.nan)
+    rows, heads, height, width = padded.shape
+    return padded.permute(0, 2, 1, 3).reshape(rows * height, heads * width), (height, width)
+
+
+@captioned(
+    "The share of attention within a radius of the query, a line per head. The dashed line is even attention: "
+    "heads above it look near, heads below it far."
+)
+def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
+    inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
+    count = len(layout.sites)
+    deep, per_row = panel_grid(count)
+    wide, tall, gap, left, bottom = 1.25, 1.15, 0.4, 0.6, 0.5
+    # at the top a line for the legend
+    with canvas((max(4.0, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55)) as figure:
+        for number in range(count):
+            row, column = divmod(number, per_row)
+            y = bottom + (deep - 1 - row) * (tall + 0.62)
+            axes = place(figure, left + column * (wide + gap), y, wide, tall)
+            span = layout.span(number)
+            known = columns["distances"][span][0].isfinite()
+            radius = columns["distances"][span][0][known].tolist()
+            for head in inside[span]:
+                axes.plot(radius, head[known].tolist(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
+            axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
+            for share in (0.5, 0.9):
+                axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
+            axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))
+            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if column == 0 else [])
+            axes.set_title(site_title(layout, number), pad=3)
+            if number + per_row >= count:
+                axes.set_xlabel("radius (input pixels)")
+            if column == 0:
+                axes.set_ylabel("mass within")
+            if number == 0:
+                head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
+        figure.legend(
+            [head_line, even_line], ["a head, around its argmax key", "even attention"],
+            loc="upper left", bbox_to_anchor=(left / inches(figure)[0], 1), ncols=2, borderaxespad=0.3,
+        )  # fmt: skip
+    return figure
+
+
+@captioned(
+    "Attention to each kind of key as a multiple of what even attention would give it: red more, blue less, white "
+    "is chance. Cells beyond the ends of the colours (at most one in twenty) take the last colour. Kinds of which the "
+    "model has no key are left out."
+)
+def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """log2 of attention over even attention: red above it, blue below; grey where a head has no such key."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    kinds = [name.removeprefix("uniform_") for name in columns if name.startswith("uniform_")]
+    ratios = {kind: (columns[kind] / columns[f"uniform_{kind}"]).double().log2() for kind in kinds}
+    kinds = [kind for kind, each in ratios.items() if not each.isnan().all()]
+    ratio = torch.stack([ratios[kind] for kind in kinds])
+    ratio = ratio.masked_fill(ratio.isneginf(), -_ENDS[-1])
+    finite = ratio[ratio.isfinite()].abs()
+    most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
+    limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
+    count = layout.num_heads
+    wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
+    with canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
+        axes = place(figure, left, bottom, wide, tall)
+        image = axes.imshow(
+            ratio.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED), norm=Normalize(-limit, limit),
+            aspect="auto", interpolation="none",
+        )  # fmt: skip
+        for edge in layout.offsets[1:-1]:
+            axes.axvline(edge - 0.5, color="black", linewidth=0.6)
+        for row in range(1, len(kinds)):
+            axes.axhline(row - 0.5, color="white", linewidth=0.6)
+        axes.set_yticks(range(len(kinds)), [_key_title(kind) for kind in kinds])
+        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
+        shown: list[tuple[float, str]] = []
+        last = -1.0
+        for middle, site in zip(middles, layout.sites, strict=True):
+            if (middle - last) * wide / count >= 0.17 or not shown:  # room for a number
+                shown.append((middle, str(site.block)))
+                last = middle
+        axes.set_xticks([middle for middle, _ in shown], [name for _, name in shown])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("block (a column per head)")
+        bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
+        bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
+        bar.locator = FixedLocator(
+            [-power for power in reversed(_ENDS)] + [0, *_ENDS]
+        )  # a control may take other limits
+        bar.formatter = FuncFormatter(_multiple)
+        grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
+        bar.set_label("attention as a multiple\nof even attention" + grey)
+    return figure
+
+
+def _multiple(power: float, _: int | None = None) -> str:
+    return f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}"
+
+
+def _key_title(kind: str) -> str:
+    return {"cls": "CLS", "cls_to_cls": "CLS to CLS"}.get(kind, kind.replace("_", " "))
+
+
+@captioned(
+    "Share of the patches' attention that goes to each kind of key, block by block: a dot per head, the line their "
+    "mean. Dashed is even attention, which is what a head gives that does not tell keys apart."
+)
+def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Panels for every column that has a "uniform_" one and is not empty; the y axes are their own."""
+    kinds = [n.removeprefix("uniform_") for n in columns if n.startswith("uniform_")]
+    kinds = [kind for kind in kinds if columns[kind].isfinite().any() and columns[f"uniform_{kind}"].sum() > 0]
+    blocks = [site.block for site in layout.sites]
+    per_row = min(4, len(kinds))
+    deep = -(-len(kinds) // per_row)
+    wide, tall, gap, down, left, bottom = 1.35, 0.95, 0.42, 0.42, 0.6, 0.75
+    top = bottom + deep * tall + (deep - 1) * down + 0.25
+    with canvas((max(3.2, left + per_row * (wide + gap)), top)) as figure:
+        for number, kind in enumerate(kinds):
+            row, column = divmod(number, per_row)
+            axes = place(figure, left + column * (wide + gap), top - 0.25 - tall - row * (tall + down), wide, tall)
+            share, even = 100 * columns[kind].double(), 100 * columns[f"uniform_{kind}"].double()
+            spans = [layout.span(site) for site in range(len(layout.sites))]
+            (dots,) = axes.plot(
+                [site.block for _, _, site in layout], share.tolist(), ".", color=COLOURS[0], markersize=3, alpha=0.6
+            )
+            (mean,) = axes.plot(blocks, [share[span].mean().item() for span in spans], color=COLOURS[0])
+            (level,) = axes.plot(blocks, [even[span].mean().item() for span in spans], "--", color=COLOURS[1])
+            axes.set_ylim(bottom=0)
+            axes.set_xticks([blocks[i] for i in ticks(len(blocks), wide / len(blocks))])
+            axes.set_title(kind.replace("cls", "class token").replace("_", " "), pad=3)
+            axes.set_xlabel("block" if number + per_row >= len(kinds) else "")
+            axes.set_ylabel("attention (%)" if column == 0 else "")
+        lines = [dots, mean, level]
+        figure.legend(lines, ["a head", "mean", "even attention"], loc="lower center", ncols=3, borderaxespad=0.3)
+    return figure
+
+
+@captioned(
+    "The mean size of the loss's slope along attention to each kind of key, a line per kind. Attention to a kind "
+    "with small slopes could go elsewhere without effect (a no-op). Kinds whose slopes differ by less than a fifth "
+    "in every block share a line. Slopes of exactly 0 have no place on the log scale."
+)
+def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """The mean over a block's heads of every column "gradient_<kind>", on a log scale, which has no place for 0.
+
+    Kinds whose lines lie on one another have one line, their mean, which is called by all of them.
+    """
+    kinds = [name for name in columns if name.startswith("gradient_") and columns[name].isfinite().any()]
+    kinds = [name for name in kinds if name.removeprefix("gradient_") not in SUMS]
+    blocks = [site.block for site in layout.sites]
+    lines = {}
+    for name in kinds:
+        line = torch.stack([columns[name].double()[layout.span(i)].nanmean() for i in range(len(blocks))])
+        lines[_slope_title(name)] = line.where(line > 0, math.nan)
+    places = {name: number for number, name in enumerate(lines)}  # the colour of a kind is that of it in the control
+    wide = max(2.4, min(4.5, 0.35 * len(blocks)))
+    together = coinciding(lines)
+    texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}
+    tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.2)
+    with canvas((0.75 + wide + 1.6, tall + 0.7)) as figure:
+        axes = place(figure, 0.75, 0.5, wide, tall)
+        for kinds_of, line in together.items():
+            number = places[kinds_of[0]]
+            shade, marker = colour(number)
+            dashes = "-" if number < 7 else "--"
+            axes.plot(blocks, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds_of])
+        axes.set_yscale("log")
+        axes.set_xticks([blocks[i] for i in ticks(len(blocks), wide / len(blocks))])
+        axes.set(xlabel="block", ylabel="|dL/dA|, mean over heads (nats)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
+    """Lines by their names, those that nowhere differ by more than ``ALIKE`` times as one: their geometric mean."""
+    groups: list[list[str]] = []
+    for name, line in lines.items():
+        apart = [(line / lines[group[0]]).log().abs().nan_to_num(0).max() for group in groups]
+        same = [bool((line.isnan() == lines[group[0]].isnan()).all()) for group in groups]
+        joins = [at for at in range(len(groups)) if same[at] and apart[at] < math.log(ALIKE)]
+        groups[joins[0]].append(name) if joins else groups.append([name])
+    return {tuple(group): torch.stack([lines[name] for name in group]).log().mean(0).exp() for group in groups}
+
+
+def _slope_title(name: str) -> str:
+    return name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
+
+
+@captioned(
+    "Heads that look much at special keys (right) although it matters little (low) do nothing with them. The "
+    "dashed lines are even attention and equal slopes: what chance would give."
+)
+def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """The ratio of slopes over the share of attention, coloured by block. Heads that have no special keys are left out.
+
+    A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
+    """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    depth = [site.block for _, _, site in layout]
+    attention, ratio = columns["attention"].double(), columns["value"].double()
+    with canvas((4.6, 3.0)) as figure:
+        axes = place(figure, 0.65, 0.5, 2.9, 2.3)
+        cmap, norm = colormaps["viridis"], Normalize(min(depth), max(depth) if max(depth) > min(depth) else 1)
+        axes.scatter(attention.tolist(), ratio.tolist(), c=depth, cmap=cmap, norm=norm, s=14, linewidths=0)
+        axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+        even = columns["uniform_attention"].double().mean().item()
+        axes.axvline(even, color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0)
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="share of attention on special keys (dashed: even attention)", ylabel=label)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3, "block")
+        bar.locator = MaxNLocator(integer=True)
+    return figure
+
+
+@captioned(
+    "How often the key that a head attends to most is right for a relation between patches. Compare with the best "
+    "fixed offset, which needs no content, and with an even draw, which is chance. The best of many dots is best by "
+    "luck too: the ring is the head that is best on one half of the images, scored on the other, with a 95 % interval."
+)
+def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """A panel per relation: accuracy in per cent of each head over its layer."""
+    titles = names["relations"]
+    sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
+    wide, tall, gap = 1.7, 1.7, 0.25
+    with canvas((0.6 + len(titles) * (wide + gap), tall + 0.85)) as figure:
+        for r, name in enumerate(titles):
+            axes = place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
+            accuracy = 100 * columns["relations"][:, r]
+            # heads of a layer side by side, so that none hides another
+            spread = torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
+            axes.plot(sites + spread, accuracy, ".", markersize=3.5, color=colour(0)[0], label="a head")
+            first = list(layout.offsets[:-1])
+            for key, shade, text in (("offset", colour(1)[0], "best fixed offset"), ("even", "0.5", "even draw")):
+                level = 100 * columns[key][first, r]
+                axes.hlines(
+                    level, torch.arange(len(first)) - 0.4, torch.arange(len(first)) + 0.4, color=shade, label=text
+                )
+            _held_out(axes, sites + spread, columns, r)
+            axes.set_ylim(-3, 103)
+            axes.set_title(name, pad=3)
+            axes.set_xlabel("layer")
+            if r:
+                axes.set_yticklabels([])
+            else:
+                axes.set_ylabel("largest weight on target (%)")
+        handles, texts = axes.get_legend_handles_labels()
+        figure.legend(handles, texts, loc="upper center", ncols=4)
+    return figure
+
+
+def _held_out(axes: Axes, x: Tensor, columns: Mapping[str, Tensor], r: int) -> None:
+    """The head that was chosen on other images, and its interval."""
+    score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
+    for head in score.isfinite().nonzero().flatten().tolist():
+        axes.errorbar(
+            [float(x[head])],
+            [float(score[head])],
+            yerr=[[float(score[head] - low[head])], [float(high[head] - score[head])]],
+            fmt="o",
+            markerfacecolor="none",
+            color=colour(2)[0],
+            markersize=6,
+            label="best on other images",
+        )
+
+
+@captioned(
+    "How often each way to answer names a right patch, with 95 % intervals over test images; heads, offsets and probes "
+    "were chosen on other images. A head that is no better than the best fixed offset has learned a place, and the "
+    "even draw is chance."
+)
+def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Hit rates by relation: heads or probes beside baselines that need neither.
+
+    rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]. A row of the figure each.
+    """
+    relations = list(dict.fromkeys(row["relation"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    step = max(0.5, 0.16 * len(ways))
+    named = any(row["who"] for row in rows)
+    left, wide, tall = 1.15, 3.2, step * len(relations)
+    with canvas((left + wide + (3.0 if named else 2.0), tall + 0.75)) as figure:
+        axes = place(figure, left, 0.5, wide, tall)
+        for row in rows:
+            number = ways.index(row["way"])
+            shade, marker = colour(number)
+            y = relations.index(row["relation"]) + 0.8 * ((number + 0.5) / len(ways) - 0.5)
+            first = row["relation"] == relations[0]
+            axes.plot(100 * row["score"], y, marker, color=shade, markersize=4.5, label=row["way"] if first else "")
+            axes.hlines(y, 100 * row["low"], 100 * row["high"], color=shade, linewidth=1.4)
+            if row["who"]:
+                axes.annotate(row["who"], (1.02, y), xycoords=("axes fraction", "data"), fontsize=6, va="center",
+                              color=shade, annotation_clip=False)  # fmt: skip
+        for edge in range(1, len(relations)):
+            axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
+        axes.set(xlim=(0, 102), ylim=(len(relations) - 0.5, -0.5))
+        axes.set_yticks(range(len(relations)), relations)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("queries answered rightly (%), 95 % interval over images")
+        beside = 1.4 if named else 1.03
+        axes.legend(loc="center left", bbox_to_anchor=(beside, 0.5), borderaxespad=0)
+    return figure

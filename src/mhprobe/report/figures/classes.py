@@ -1,0 +1,141 @@
+"""Figures of a number per class: heads or masking steps down, classes across."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    Figure,
+    Names,
+    canvas,
+    cells,
+    colour_bar,
+    inches,
+    place,
+    scale,
+    ticks,
+    wrapped,
+)
+
+LONGEST = 14  # letters of a class's name
+SPEAKERS = 3  # heads that speak against a class, below the figure
+
+
+def class_matrix(
+    layout: HeadLayout, value: Tensor, marked: Tensor, classes: Sequence[str], text: str, below: Sequence[str] = ()
+) -> Figure:
+    """One row per head, blocks parted by white lines, one column per class.
+
+    value, marked: (A, C); a dot stands where ``marked``. classes: what stands below each column. text: beside the
+    colour bar. below: lines of words at the foot, the first one lowest.
+    """
+    heads, count = value.shape
+    row = max(0.055, min(0.16, 6.0 / heads))  # inches
+    column = min(0.42, max(0.1, 4.0 / count))
+    left, bottom, top = 1.0, 1.05 + 0.16 * len(below), 0.15
+    wide, tall = max(column * count, 2.4), max(row * heads, 1.8)
+    text = wrapped(text, min(tall, 3))
+    with canvas((left + wide + 1.15 + 0.15 * text.count("\n"), bottom + tall + top)) as figure:
+        panel = place(figure, left, bottom, wide, tall)
+        cmap, norm = scale(value)
+        image = panel.imshow(value.numpy(), cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
+        down, across = marked.nonzero().unbind(1)
+        panel.plot(across.tolist(), down.tolist(), "o", color="black", markersize=min(3.0, 20 * row))
+        for edge in layout.offsets[1:-1]:
+            panel.axhline(edge - 0.5, color="white", linewidth=1.5)
+        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
+        panel.set_yticks(middles, [f"block {site.block}" for site in layout.sites])
+        panel.set_ylabel("heads, 0 on top in each block")
+        shown = range(0, count, max(1, round(0.13 / column)))
+        panel.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+        for line, words in enumerate(below):
+            figure.text(0.1 / inches(figure)[0], (0.1 + 0.16 * line) / inches(figure)[1], words, fontsize=7)
+        colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)
+    return figure
+
+
+def short(name: str) -> str:
+    """A class's name, cut where it would not fit."""
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+@captioned(
+    "How much accuracy each class loses (red) or gains (blue) without each head. A class has few images, so "
+    "single cells jump by chance: trust rows and columns that repeat, and the interval in the table of the "
+    "measure. A dot: significant (McNemar within the class, Holm over all cells, 5 %). Beside a class stands "
+    "its accuracy with all heads."
+)
+def by_class(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """One row per head, sites parted by white lines, one column per class; from the column "by_class" (A, C)."""
+    value = columns["by_class"].double()
+    classes = [short(name) for name in names.get("by_class", [str(number) for number in range(value.shape[1])])]
+    if "class_accuracy" in columns:
+        base = columns["class_accuracy"][0]
+        classes = [f"{name} ({100 * share:.0f} %)" for name, share in zip(classes, base, strict=True)]
+    marked = columns["class_p_holm"] < 0.05 if "class_p_holm" in columns else torch.zeros_like(value)
+    return class_matrix(layout, value, marked, classes, "drop of accuracy within the class")
+
+
+@captioned(
+    "What each head writes into a class's logit on images of that class, above the mean over classes: red speaks for "
+    "the class, blue against it. A dot marks heads that speak against a class by more than chance (Holm over all "
+    "cells, 5 %); those that do so most are named below. It is the direct path only: what a head does by way of later "
+    "blocks is not in it."
+)
+def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """One row per head, sites parted by white lines, one column per class; from the columns "own", "own_p" (A, C)."""
+    value, p = columns["own"].double(), columns["own_p"].double()
+    classes = [short(name) for name in names.get("own", [str(number) for number in range(value.shape[1])])]
+    against = (value < 0) & (p < 0.05)
+    said = _speakers_against(layout, value, p, classes)
+    return class_matrix(layout, value, against, classes, "write into the class's logit", said)
+
+
+def _speakers_against(layout: HeadLayout, value: Tensor, p: Tensor, class_names: list[str]) -> list[str]:
+    """The heads that speak against a class most, in words, the worst last (it is printed on top)."""
+    shown = torch.where(p < 0.05, value, torch.nan).nan_to_num(0).clamp(max=0)
+    order = shown.flatten().argsort()[:SPEAKERS].tolist()
+    found = []
+    for cell in order:
+        head, number = divmod(cell, value.shape[1])
+        if shown[head, number] < 0:
+            _, index, where = list(layout)[head]
+            found.append(f"block {where.block} head {index} against {class_names[number]}: {value[head, number]:.2g}")
+    return found[::-1]
+
+
+@captioned(
+    "The drop of accuracy within each class (red) or its gain (blue) as heads are masked, step by step. A dot: "
+    "significant on the same images (McNemar within the class, Holm over all cells, 5 %). Beside a class stands its "
+    "accuracy with all heads. A class whose column turns red early needs the first heads that go."
+)
+def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]) -> Figure:
+    """Cost of a masking curve for each class: steps down, classes across.
+
+    accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step.
+    """
+    drop = 100 * (accuracy[:1] - accuracy)[1:].double()
+    deep, classes = drop.shape
+    wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))
+    wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
+    labels = [f"{short(name)} ({100 * base:.0f} %)" for name, base in zip(names, accuracy[0].tolist(), strict=True)]
+    below = 0.25 + 0.065 * max(map(len, labels))  # inches: names stand upright
+    with canvas((0.75 + wide + 1.0, tall + below + 0.2)) as figure:
+        axes = place(figure, 0.75, below, wide, tall)
+        cmap, norm = scale(drop)
+        image = axes.imshow(drop.numpy(), aspect="auto", cmap=cmap, norm=norm)
+        cells(axes, deep, classes)
+        at = sure[1:].nonzero().tolist()
+        axes.plot([c for _, c in at], [k for k, _ in at], ".", color="black", markersize=3)
+        axes.set_xticks(range(classes), labels, rotation=90)
+        shown = ticks(deep, tall / max(deep, 1))
+        axes.set_yticks(shown, [str(heads_masked[1:][k]) for k in shown])
+        axes.set_ylabel("heads masked")
+        colour_bar(figure, image, 0.75 + wide + 0.15, below, tall, "drop (points)")
+    return figure

@@ -1,0 +1,198 @@
+"""Figures over frequency: spectra along the diagonal, and accuracy under damage of one band."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import (
+    COLOURS,
+    NAMELESS,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    colour,
+    panel_grid,
+    place,
+    site_title,
+)
+
+_AFTER_MLP = 2
+_WHITE = math.log(2) / 2  # real white noise, against its frequency 0
+
+
+@captioned(
+    "How much each frequency is damped, relative to the lowest: the residual stream behind every block, and what "
+    "every head writes. Lower means smoother; a flat line, white noise, is what chance would give."
+)
+def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Left: the stream after each block, light to dark with depth. Right: a panel per layer, a line per head.
+
+    columns: "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out. Dotted: white noise.
+    """
+    from matplotlib import colormaps
+
+    (frequencies,) = columns["frequencies"].tolist()
+    spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
+    shown = torch.cat([spectra.flatten(), stream.flatten()])
+    shown = shown[shown.isfinite()]
+    room = 0.05 * float(shown.max() - shown.min()) or 1.0
+    limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
+    deep, per_row = panel_grid(len(layout.sites))
+    side, gap, left, bottom, top = 1.05, 0.3, 0.55, 0.45, 0.3
+    tall = max(deep * side + (deep - 1) * gap, 1.9)
+    heads_at = left + 1.9 + 0.9
+    with canvas((heads_at + per_row * side + (per_row - 1) * 0.12 + 0.15, bottom + tall + top)) as figure:
+        axes = place(figure, left, bottom, 1.9, tall)
+        shade = colormaps["viridis_r"]
+        for block, row in enumerate(stream):
+            _spectrum_line(
+                axes, frequencies, row, color=shade(0.1 + 0.9 * block / max(1, len(stream) - 1)), linewidth=1.3
+            )
+        _frequency_frame(axes, limits)
+        axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
+        axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
+        for number in range(len(layout.sites)):
+            row, column = divmod(number, per_row)
+            at = heads_at + column * (side + 0.12), bottom + tall - side - row * (side + gap)
+            axes = place(figure, *at, side, side)
+            for spectrum in spectra[layout.span(number)]:
+                _spectrum_line(axes, frequencies, spectrum, color="#0072B2", linewidth=0.8, alpha=0.7)
+            _frequency_frame(axes, limits)
+            axes.set_title(site_title(layout, number), pad=3)
+            if column:
+                axes.tick_params(labelleft=False)
+            else:
+                axes.set_ylabel("heads: Δ ln")
+            if number + per_row < len(layout.sites):
+                axes.tick_params(labelbottom=False)
+            else:
+                axes.set_xlabel("frequency (π)")
+    return figure
+
+
+def _spectrum_line(axes: Axes, frequencies: list[float], values: Tensor, **look: Any) -> None:
+    points = [(f, v) for f, v in zip(frequencies, values.tolist(), strict=True) if math.isfinite(v)]
+    axes.plot([f for f, _ in points], [v for _, v in points], **look)
+
+
+def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
+    axes.axhline(_WHITE, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(*limits)
+    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+
+
+@captioned(
+    "What attention and MLPs do to the maps on their way through the network: variance over the grid (left), "
+    "share of the highest frequency (right). A step down at attention means that it smooths. The dotted line is "
+    "white noise."
+)
+def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Against depth, from each block's input through its attention to its MLP: variance over the grid, and ``label``.
+
+    columns: "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: merging patches changes the grid.
+    """
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    variance, stream = columns["variance"].double(), columns["stream"].double()
+    # the highest frequency that a block's grid has: the last that is there
+    there = stream[:, 0].isfinite()
+    last = (there * torch.arange(1, 1 + there.shape[1])).argmax(1)
+    high = stream[torch.arange(len(stream)), :, last]
+    wide, tall = 2.6, 1.9
+    with canvas((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75)) as figure:
+        panels = [place(figure, 0.65 + i * (wide + 0.85), 0.5, wide, tall) for i in (0, 1)]
+        for axes, values, name in zip(panels, (variance, high), ("feature-map variance", label), strict=True):
+            _steps(axes, layout, values)
+            axes.set_ylabel(name)
+        panels[0].set_yscale("log")
+        panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panels[0].yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        panels[0].yaxis.set_minor_formatter(NullFormatter())
+        panels[1].axhline(math.log(2) / 2, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
+        panels[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
+    """A step of attention and one of the MLP per block, in two colours; tick = block input."""
+    for stage in range(1 + max(block.stage for block in layout.blocks)):
+        numbers = [number for number, block in enumerate(layout.blocks) if block.stage == stage]
+        for block in numbers:
+            before, middle, after = values[block].tolist()
+            first = block == 0
+            names = ("attention", "MLP") if first else (None, None)
+            axes.plot([block, block + 0.5], [before, middle], color=COLOURS[1], label=names[0])
+            axes.plot([block + 0.5, block + 1], [middle, after], color=COLOURS[0], label=names[1])
+            axes.plot([block], [before], "o", color="0.2", markersize=2.5, label="block input" if first else None)
+        axes.axvline(numbers[-1] + 1, color="0.85", linewidth=0.6, zorder=0)
+    count = len(layout.blocks)
+    axes.set(xticks=range(0, count + 1, 1 if count <= 12 else 4), xlabel="block")
+
+
+@captioned(
+    "Accuracy with equally strong noise in one band of frequencies at a time; bars are 95 % intervals over images. "
+    "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: guessing."
+)
+def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
+    """Accuracy under noise of one band of frequencies, over the bands.
+
+    rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high.
+    """
+    with canvas((5.0, 2.8)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.45, 2.1)
+        middles = [(row["low"] + row["high"]) / 2 for row in rows[1:]]
+        accuracies(axes, middles, rows[1:], "o-", COLOURS[0])
+        axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="clean")
+        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
+    return figure
+
+
+def accuracies(
+    axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], look: str, shade: str, label: str = ""
+) -> None:
+    """A line over x with whiskers. rows: accuracy, accuracy_low, accuracy_high of each point. look: marker and line."""
+    y, low, high = ([100 * row[name] for row in rows] for name in ("accuracy", "accuracy_low", "accuracy_high"))
+    spread = [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
+    axes.errorbar(x, y, spread, fmt=look, color=shade, markersize=2.5, linewidth=1, capsize=3, label=label or None)
+
+
+@captioned(
+    "Accuracy when the phases, or the amplitudes, of one band of frequencies are those of noise; bars are 95 % "
+    "intervals over images. Where the phase costs more than the amplitude, the network reads where things are; a star "
+    "stands above a band where the two differ significantly (paired, Holm over bands). Dashed: whole images. "
+    "Dotted: guessing."
+)
+def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: float) -> Figure:
+    """Accuracy without the phases, or without the amplitudes, of one band of frequencies at a time.
+
+    rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
+    differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
+    """
+    with canvas((4.9, 2.8)) as figure:
+        axes = place(figure, 0.55, 0.5, 2.75, 2.1)
+        for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
+            of = [row for row in rows if row["damage"] == damage]
+            shade, marker = colour(number)
+            middles = [(row["low"] + row["high"]) / 2 + 0.012 * (number - 0.5) for row in of]  # bars side by side
+            accuracies(axes, middles, of, marker + "-", shade, f"without {damage}")
+        stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
+        for middle in stars:
+            axes.text(middle, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+        axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="whole images")
+        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(bottom=0)
+        axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure

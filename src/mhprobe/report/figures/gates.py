@@ -1,0 +1,189 @@
+"""Figures of learned gates: their distribution, their way there, and the classes of heads that they decide."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import (
+    NAMELESS,
+    NOT_COMPARED,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    colour,
+    colour_bar,
+    head_matrix,
+    inches,
+    matrix_height,
+    place,
+)
+
+BINS = 20
+# necessary, irrelevant, interfering, unsettled, closed
+SHADES = ("#0072B2", NOT_COMPARED, "#D55E00", "#F0E442", "#333333")
+
+
+@captioned(
+    "How likely a hard-concrete gate is exactly 0, exactly 1 (points at the ends) or in a bin between, for gates of "
+    "different log alpha; beside it the learned gates (bars), against what a draw of them would give in training "
+    "(line). Gates that have decided are at the ends; the start of training has all of them at 1."
+)
+def gate_density(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | None = None) -> Figure:
+    """Hard-concrete gates: how likely each value is, and what the learned gates are (Voita et al. 2019, Figure 6).
+
+    shares: by name (BINS + 2,), P(gate = 0), of each bin, P(gate = 1). learned: (A,) gates, and their shares.
+    """
+    panels = bool(shares) + (learned is not None)
+    wide, gap = 2.6, 0.75
+    with canvas((0.6 + panels * wide + (panels - 1) * gap + 0.2, 2.9)) as figure:
+        if shares:
+            axes = place(figure, 0.6, 0.5, wide, 2.05)
+            for number, (name, share) in enumerate(shares.items()):
+                _stairs(axes, share, *colour(number), name)
+            axes.legend(loc="upper center")
+            axes.set_ylabel(f"probability (bins of 1/{BINS})")
+            axes.set_title("the distribution", loc="left")
+        if learned is not None:
+            gates, expected = learned
+            axes = place(figure, 0.6 + (wide + gap) * bool(shares), 0.5, wide, 2.05)
+            heights = histogram(gates)
+            places = [-0.04, *((k + 0.5) / BINS for k in range(BINS)), 1.04]
+            axes.bar(places, heights.tolist(), width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
+            _stairs(axes, expected, *colour(0), "a draw of them in training")
+            axes.legend(loc="upper center")
+            axes.set_ylabel("share of the heads")
+            axes.set_title("the learned gates", loc="left")
+    return figure
+
+
+def histogram(gates: Tensor) -> Tensor:
+    """(A,) gates in [0, 1] -> (BINS + 2,) float64 shares of exactly 0, of each bin, of exactly 1."""
+    inner = gates[(gates > 0) & (gates < 1)].double()
+    counts = torch.histc(inner, BINS, 0, 1)
+    ends = [(gates <= 0).sum()[None].double(), (gates >= 1).sum()[None].double()]
+    return torch.cat([ends[0], counts, ends[1]]) / len(gates)
+
+
+def _stairs(axes: Axes, share: Tensor, shade: str, marker: str, name: str) -> None:
+    values = share.tolist()
+    axes.stairs(values[1:-1], [k / BINS for k in range(BINS + 1)], color=shade, baseline=None, label=name)
+    axes.plot([-0.04, 1.04], [values[0], values[-1]], marker, color=shade, markersize=4)
+    axes.set_xlim(-0.09, 1.09)
+    axes.set_ylim(0, 1.35 * max(axes.get_ylim()[1] / 1.35 if axes.lines[:-1] else 0, *values))
+    axes.set_xlabel("gate (points: exactly 0, exactly 1)")
+
+
+@captioned(
+    "How open every gate was while it was learned, input at the top; below, how many are open. Read the end for "
+    "the decision, and the way there for how sure it was. A gate that nothing moves stays at its start."
+)
+def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: float) -> Figure:
+    """A row per head, layers from input (top) to output; below, how many are open.
+
+    steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it a head counts as open.
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    heads = layout.num_heads
+    row = max(0.035, min(0.11, 4.5 / heads))  # inches
+    left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15
+    tall = max(row * heads + gap * (len(layout.sites) - 1), 1.4)  # the colour bar's label needs so much
+    edges = _edges(steps)
+    with canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
+        norm = Normalize(0, max(1.0, float(amounts.max())))
+        y = bottom + low + between + tall
+        for number, site in enumerate(layout.sites):
+            y -= row * site.num_heads
+            axes = place(figure, left, y, wide, row * site.num_heads)
+            image = axes.pcolormesh(
+                edges, list(range(site.num_heads + 1)), amounts[:, layout.span(number)].T.numpy(),
+                cmap=colormaps["viridis"], norm=norm, rasterized=True,
+            )  # fmt: skip
+            axes.invert_yaxis()
+            axes.set_xticks([])
+            axes.set_yticks([site.num_heads / 2], [f"block {site.block}" if row * site.num_heads > 0.1 else ""])
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            y -= gap
+        bar_tall = min(tall, 2.0)
+        top_at = bottom + low + between + tall
+        colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
+
+        axes = place(figure, left, bottom, wide, low)
+        shade, _ = colour(0)
+        axes.plot(steps, amounts.sum(1).tolist(), color=shade, label="sum over heads")
+        other, _ = colour(1)
+        axes.plot(steps, (amounts > threshold).sum(1).tolist(), color=other, ls="--", label=f"above {threshold:g}")
+        axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
+        axes.legend(loc="lower left")
+    return figure
+
+
+def _edges(steps: Sequence[int]) -> list[float]:
+    """Cell borders around K steps, halfway between them."""
+    if len(steps) == 1:
+        return [steps[0] - 0.5, steps[0] + 0.5]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(steps)]
+    return [2 * steps[0] - middles[0], *middles, 2 * steps[-1] - middles[-1]]
+
+
+@captioned(
+    "Left, the class of every head; right, each head by its gate under a price and under a reward. Heads that are "
+    "open under both are needed, closed under both harmful, in between free to go. A gate stays near its start "
+    "where the loss does not care."
+)
+def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Left: a row per layer and a column per head, coloured by class. Right: every head by its two gates.
+
+    columns: role (A,), an index into the names of "role"; plus, minus (A,), the gates under +L1 and -L1; threshold (),
+    above it a gate is open.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    role, plus, minus = columns["role"], columns["plus"], columns["minus"]
+    roles, threshold = names["role"], columns["threshold"].item()
+    widest = max(site.num_heads for site in layout.sites)
+    cell = min(0.3, 3.6 / widest)
+    left, top, side = 0.6, 0.3, 2.0
+    grid = matrix_height(layout, cell)
+    tall = max(grid, side)
+    beside = tall - grid > 0.7  # a short grid has the legend below it, beside the other panel
+    bottom = 0.5 if beside else 0.85
+    scatter_at = left + max(cell * widest, 2.4) + 0.7
+    with canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
+        head_matrix(
+            figure, layout, role, left, bottom + tall, cell,
+            cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5,
+        )  # fmt: skip
+        counts = [int((role == i).sum()) for i in range(len(roles))]
+        patches = [
+            Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
+        ]
+        if beside:
+            wide, high = inches(figure)
+            at = (left / wide, (bottom + tall - grid - 0.5) / high)
+            figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
+        else:
+            figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
+        axes = place(figure, scatter_at, bottom + tall - side, side, side)
+        for i in range(len(roles)):
+            of = role == i
+            axes.scatter(
+                plus[of].tolist(), minus[of].tolist(), s=12, color=SHADES[i], edgecolor="0.3", linewidth=0.4,
+                clip_on=False, zorder=3,
+            )  # fmt: skip
+        axes.axhline(threshold, color="0.6", lw=0.6, ls=":")
+        axes.axvline(threshold, color="0.6", lw=0.6, ls=":")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="gate when open heads cost (+L1)")
+        axes.set_ylabel("gate when they are rewarded (−L1)")  # noqa: RUF001
+    return figure

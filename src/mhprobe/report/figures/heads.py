@@ -1,0 +1,406 @@
+"""Figures of a value of every head: matrices of layers by heads, heads against depth, and heads as points."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import (
+    COLOURS,
+    NAMELESS,
+    Axes,
+    Figure,
+    Names,
+    canvas,
+    cells,
+    colour,
+    colour_bar,
+    even_groups,
+    head_matrix,
+    inches,
+    matrix_height,
+    place,
+    readable,
+    scale,
+    ticks,
+    wrapped,
+)
+
+# columns that say what a head without skill would score, and their colours
+REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
+NAMED = 3  # heads at either end, as block.head
+NO_RULES: Mapping[str, str] = MappingProxyType({})
+_LEVELS = {
+    "uniform": ("even attention", "--", COLOURS[1]),
+    "chance": ("chance", "--", COLOURS[1]),
+    "random_init": ("random initialisation", ":", COLOURS[2]),
+}
+FURTHEST = 3  # heads furthest from the line
+
+
+@captioned(
+    "A square per head, blocks from input to output. Beside, where there is an interval or a reference, the heads "
+    "in order, the first and the last by name (block.head): a bar is the 95 % interval, the line what chance or a "
+    "freshly initialised network gives. Heads whose intervals overlap are not told apart.",
+    draws_control=True,  # from the column "random_init"
+)
+def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """A row per layer and a column per head; and all heads in order where they have an interval or a reference.
+
+    Columns "low" and "high" are the interval. A reference is a column called as in ``REFERENCES``: what a head without
+    any skill would score, drawn as a small mark at each head.
+    """
+    from matplotlib.colors import Normalize
+
+    value = columns["value"].double()
+    cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
+    left, bottom, top = 0.6, 0.62, 0.3
+    grid_tall = matrix_height(layout, cell)
+    tall = max(grid_tall, 1.5)
+    wide = cell * max(site.num_heads for site in layout.sites)
+    bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
+    bar_wide = 1.0  # with its numbers and its label
+    drawn = [name for name in REFERENCES if name in columns]
+    ranked = bool(drawn) or ("low" in columns and "high" in columns)
+    label = wrapped(label, bar_tall)
+    bar_wide += 0.15 * label.count("\n")
+    ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
+    size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
+
+    with canvas(size) as figure:
+        cmap, norm = scale(value, log=True)
+        if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
+            cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
+        top_at = bottom + (tall + grid_tall) / 2
+        image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
+        bar = colour_bar(figure, image, bar_at, bottom, bar_tall, label)
+        if yes_or_no:
+            bar.set_ticks([0, 1])
+        if ranked:
+            _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
+    return figure
+
+
+def _ranked(axes: Axes, layout: HeadLayout, columns: Mapping[str, Tensor], label: str) -> None:
+    """All heads from the largest value down, with their intervals and references."""
+    value = columns["value"].double()
+    order = value.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+    rank = list(range(1, len(value) + 1))
+    stroke = min(2.0, 120 / len(rank))
+    text = "heads, ranked"
+    if "low" in columns and "high" in columns:
+        low, high = columns["low"].double()[order], columns["high"].double()[order]
+        axes.vlines(rank, low.tolist(), high.tolist(), color="#56B4E9", linewidth=stroke)
+        text = "heads, ranked (bars: 95 % interval)"
+    axes.plot(rank, value[order].tolist(), ".", color="#0072B2", markersize=3)
+    for name in REFERENCES:
+        if name in columns:
+            level = columns[name].double().expand(len(value))[order].tolist()
+            axes.plot(rank, level, "_", color=REFERENCES[name], markersize=4, label=name.replace("_", " "))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    if not {"chance", "null", "uniform"} & set(columns):  # those are what it is read against, and 0 may be far away
+        axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
+    axes.set_xlim(0, len(rank) + 1)
+    names = [f"{site.block}.{head}" for _, head, site in layout]
+    known = [names[flat] for flat in order.tolist() if value[flat].isfinite()]
+    some = min(NAMED, len(known) // 2)
+    if some:
+        text += f"\nhighest {', '.join(known[:some])}; lowest {', '.join(known[::-1][:some])}"
+    axes.set(xlabel=text, ylabel=label)
+
+
+@captioned(
+    "Accuracy in per cent when the head is switched off; red where it falls. A frame: the change is significant. "
+    "Without a frame a head cannot be told from one that does nothing."
+)
+def accuracy_without(
+    layout: HeadLayout,
+    columns: Mapping[str, Tensor],
+    label: str,
+    names: Names = NAMELESS,
+    *,
+    p: Literal["p", "p_holm"] = "p_holm",
+    level: float = 0.01,
+) -> Figure:
+    """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``level``."""
+    drop = 100 * columns["drop"].double()
+    whole = 100 * columns["accuracy"].double().flatten()[0]
+    heads = max(site.num_heads for site in layout.sites)
+    cell = max(0.22, min(0.42, 8.0 / heads))
+    left, bottom, wide, tall = 0.6, 0.5, cell * heads, matrix_height(layout, cell)
+    bar_tall = min(max(tall, 1.6), 3.0)
+    high = bottom + max(tall, bar_tall) + 0.45
+    with canvas((max(left + wide + 1.1, 4.2), high)) as figure:
+        cmap, norm = scale(drop)
+        image = head_matrix(figure, layout, drop, left, high - 0.45, cell, cmap=cmap, norm=norm)
+        for axes, sites in zip(list(figure.axes), even_groups(layout), strict=True):
+            for row, site in enumerate(sites):
+                span = layout.span(site)
+                _accuracies(axes, row, drop[span], whole, columns[p][span] < level, cell)
+            readable(axes)
+        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
+        figure.text(left / inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
+        colour_bar(figure, image, left + wide + 0.15, high - 0.45 - bar_tall, bar_tall, "accuracy lost (points)")
+    return figure
+
+
+def _accuracies(axes: Axes, row: int, drop_H: Tensor, whole: Tensor, sure_H: Tensor, cell: float) -> None:
+    """A number per head, and a frame where it is sure."""
+    from matplotlib.patches import Rectangle
+
+    for head, (lost, sure) in enumerate(zip(drop_H.tolist(), sure_H.tolist(), strict=True)):
+        size = min(6.5, 15 * cell)
+        axes.text(head, row, f"{whole.item() - lost:.1f}", ha="center", va="center", fontsize=size)
+        if sure:
+            axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))
+
+
+@captioned(
+    "Heads of each block from the highest to the lowest value of the left matrix; right the other value of the same "
+    "heads in the same order. Small numbers are heads. If both go together, the right one fades from left to right."
+)
+def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
+    """Heads of every layer sorted by one value, and another value of the same heads beside it.
+
+    values: (A,) each by their label; heads are sorted by the first.
+    """
+    first = next(iter(values.values())).double()
+    heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
+    cell = max(0.14, min(0.28, 3.2 / heads))
+    wide, tall, left, gap = cell * heads, cell * deep, 0.55, 0.95
+    orders = [first[layout.span(i)].nan_to_num(-torch.inf).argsort(descending=True, stable=True) for i in range(deep)]
+    with canvas((left + len(values) * (wide + gap), max(tall, 1.2) + 0.85)) as figure:
+        for number, (label, value) in enumerate(values.items()):
+            grid = torch.full((deep, heads), torch.nan, dtype=torch.float64)
+            for row, order in enumerate(orders):
+                grid[row, : len(order)] = value.double()[layout.span(row)][order]
+            at = left + number * (wide + gap)
+            axes = place(figure, at, 0.45, wide, tall)
+            cmap, norm = scale(grid)
+            image = axes.imshow(grid.numpy(), cmap=cmap.with_extremes(bad="white"), norm=norm, aspect="auto")
+            cells(axes, deep, heads)
+            for row, order in enumerate(orders if cell >= 0.2 else ()):
+                for column, head in enumerate(order.tolist()):
+                    axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
+            readable(axes)
+            axes.set(xticks=[], xlabel=f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
+            axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)
+            axes.set_ylabel("block" if number == 0 else "")
+            axes.set_title(label, pad=4)
+            bar = figure.colorbar(image, cax=place(figure, at + wide + 0.08, 0.45, 0.08, tall))
+            bar.outline.set_visible(False)
+    return figure
+
+
+@captioned(
+    "What each head does, by stated thresholds: a mark per function, and none where no rule holds. A head may have "
+    "several. A label says what a head attends to, not that the network needs it."
+)
+def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mapping[str, str] = NO_RULES) -> Figure:
+    """Functions of heads, as a grid of layers by heads: a mark per function that a head has.
+
+    functions: by name (A,) bool. Those that no head has are named in the legend with 0. rules: when each holds.
+    """
+    from matplotlib.patches import Patch, Rectangle
+
+    heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
+    wide_cell = max(0.26, min(0.5, 6.0 / heads))
+    tall_cell, left = 0.3, 0.55
+    tall = max(tall_cell * deep, (0.32 if rules else 0.19) * len(functions))
+    with canvas((left + wide_cell * heads + (3.0 if rules else 1.75), tall + 0.65)) as figure:
+        axes = place(figure, left, 0.45, wide_cell * heads, tall)
+        looks = {name: _cell_look(number) for number, name in enumerate(functions)}
+        for flat, (row, head, _) in enumerate(layout):
+            own = [name for name, has_A in functions.items() if has_A[flat]]
+            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, facecolor="0.93"))
+            for part, name in enumerate(own):  # side by side where a head has several
+                corner = (head - 0.5 + part / len(own), row - 0.5)
+                axes.add_patch(Rectangle(corner, 1 / len(own), 1, linewidth=0, **looks[name]))
+            axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="white", linewidth=1.5))
+        handles = [
+            Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
+            for name, has_A in functions.items()
+        ]
+        axes.set(xlim=(-0.5, heads - 0.5), ylim=(deep - 0.5, -0.5), xticks=ticks(heads, wide_cell))
+        axes.set_yticks(range(deep), [str(site.block) for site in layout.sites])
+        axes.set(xlabel="head", ylabel="block")
+        axes.spines[:].set_visible(False)
+        axes.legend(
+            handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="function (heads)"
+        )
+    return figure
+
+
+def _cell_look(number: int) -> dict[str, Any]:
+    """The colour of a function's cells; more functions than colours are hatched."""
+    shade, _ = colour(number)
+    if number < len(COLOURS):
+        return {"facecolor": shade, "edgecolor": shade}
+    return {"facecolor": "white", "edgecolor": shade, "hatch": "////"}
+
+
+@captioned(
+    "A dot per head with its 95 % interval over images, often shorter than the dot, and a bar at the mean of its "
+    "block. The dashed line is what even attention or chance would give, "
+    "the dotted line a freshly initialised network: dots on a line say nothing about training.",
+    draws_control=True,  # from the column "random_init"
+)
+def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
+    value = columns["value"].double()
+    blocks = [site.block for site in layout.sites]
+    step = min(0.45, 5.5 / len(blocks))
+    wide, tall = max(1.6, step * len(blocks)), 2.3
+    with canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
+        axes = place(figure, 0.75, 0.5, wide, tall)
+        for number, site in enumerate(layout.sites):
+            span = layout.span(number)
+            heads = value[span]
+            # side by side in the order of heads, so that equal heads do not hide each other
+            spread = [(h - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for h in range(site.num_heads)]
+            axes.plot(
+                [site.block + s for s in spread], heads.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7,
+                label="head" if number == 0 else "",
+            )  # fmt: skip
+            if {"low", "high"} <= set(columns):
+                low, high = (columns[name][span].double().tolist() for name in ("low", "high"))
+                axes.vlines([site.block + s for s in spread], low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
+            axes.hlines(
+                heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
+                label="mean of the block" if number == 0 else "",
+            )  # fmt: skip
+        for name, (title, dashes, colour) in _LEVELS.items():
+            if name in columns:
+                level = [columns[name].double()[layout.span(number)].mean().item() for number in range(len(blocks))]
+                edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
+                axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=colour, linewidth=1.2, label=title)
+        axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
+        axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])
+        axes.set_xlabel("block")
+        axes.set_ylabel(label)
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, handlelength=1.4)
+    return figure
+
+
+@captioned(
+    "How many heads change accuracy by how much when they alone are switched off. Left of 0 the model is better "
+    "without the head. Dark: significant (McNemar, Holm over all heads, 5 %).",
+    draws_control=True,  # as nothing: what is at chance loses nothing without a head; the table has it
+)
+def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Heads over "drop" in points of accuracy, in bins of equal width around 0; those with "p_holm" < 0.05 dark."""
+    from matplotlib.ticker import MaxNLocator
+
+    drop = 100 * columns["drop"].double()
+    sure = columns["p_holm"] < 0.05
+    width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
+    first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
+    edges = [number * width for number in range(first, last + 1)]
+    with canvas((4.2, 2.75)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.4, 1.95)
+        axes.hist(
+            [drop[sure].tolist(), drop[~sure].tolist()],
+            bins=edges,
+            stacked=True,
+            color=[COLOURS[0], "#A6CEE3"],
+            label=["significant", "not told from no change"],
+        )
+        axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
+        axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+    return figure
+
+
+@captioned(
+    "Accuracy of the whole model when a block keeps one head. The filled point was chosen on validation images; "
+    "the open one is the best on test, which flatters. The dashed line is the whole model: a block on it has one "
+    "head that suffices.",
+    draws_control=True,  # as nothing: an untrained network is at chance whichever heads it has; the table has it
+)
+def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
+    value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
+    sites = range(len(layout.sites))
+    step = min(0.42, 7.0 / len(layout.sites))
+    wide = max(2.2, step * len(layout.sites))
+    with canvas((0.6 + wide + 1.6, 3.2)) as figure:
+        axes = place(figure, 0.6, 0.5, wide, 2.55)
+        where = [number for number, _, _ in layout]
+        axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
+        best = columns["test_best"].nonzero().flatten()
+        axes.plot(
+            [where[head] for head in best], value[best].tolist(), "o", markersize=7, markerfacecolor="none",
+            markeredgecolor="#D55E00", clip_on=False, label="best on test"
+        )  # fmt: skip
+        chosen = columns["chosen"].nonzero().flatten()
+        if len(chosen):
+            below, above = (value - low)[chosen].tolist(), (high - value)[chosen].tolist()
+            axes.errorbar(
+                [where[head] for head in chosen], value[chosen].tolist(), [below, above], fmt="o", color="#0072B2",
+                markersize=4, linewidth=1, label="chosen on\nvalidation (95 %)"
+            )  # fmt: skip
+        axes.axhline(100 * columns["whole"].item(), color="0.3", linestyle="--", linewidth=0.8, label="all heads")
+        axes.set_xlim(-0.6, len(layout.sites) - 0.4)
+        stride = max(1, round(0.2 / step))
+        axes.set_xticks(list(sites)[::stride], [str(layout.sites[site].block) for site in sites][::stride])
+        axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+@captioned(
+    "What patching each head really does (across) against what slopes say it would (up). On the grey line both agree. "
+    "Left: AtP, with its sign. Right: sizes, AtP (dots) and GradDrop (crosses). Colour: the block, from dark to light. "
+    "The heads furthest off are named, block:head. A rank correlation of 0 would be chance."
+)
+def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
+    """Activation patching against its estimates from slopes: every head a point.
+
+    columns: "value" and "atp", "size", "atp_size" and "graddrop" (A,); without estimates the values alone.
+    """
+    with canvas((6.0, 2.8)) as figure:
+        left, right = place(figure, 0.65, 0.5, 2.0, 1.9), place(figure, 3.4, 0.5, 2.0, 1.9)
+        block = torch.tensor([site.block for _, _, site in layout])
+        estimate = columns.get("atp", columns["value"])
+        _exact_and_estimated(left, columns["value"], estimate, block, "o")
+        _name_furthest(left, layout, columns["value"], estimate)
+        _titled(left, "AtP", columns, "atp")
+        left.set(xlabel="share restored, exact", ylabel="estimated")
+        for name, marker in (("atp_size", "o"), ("graddrop", "x")):
+            _exact_and_estimated(right, columns["size"], columns.get(name, columns["size"]), block, marker)
+        _titled(right, "x GradDrop", columns, "graddrop")
+        right.set_xlabel("mean |effect|, exact")
+    return figure
+
+
+def _exact_and_estimated(axes: Axes, x: Tensor, y: Tensor, block: Tensor, marker: str) -> None:
+    from matplotlib import colormaps
+
+    both = torch.cat([x, y]).double()
+    ends = [float(both.min()), float(both.max())]
+    axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
+    axes.scatter(x, y, c=block, cmap=colormaps["viridis"], s=9, marker=marker, linewidths=0.7 if marker == "x" else 0)
+    axes.locator_params(nbins=4)
+
+
+def _name_furthest(axes: Axes, layout: HeadLayout, x: Tensor, y: Tensor) -> None:
+    for head in (y - x).abs().argsort(descending=True)[:FURTHEST].tolist():
+        _, index, site = list(layout)[head]
+        right = x[head] < (x.min() + x.max()) / 2
+        axes.annotate(
+            f"{site.block}:{index}", (float(x[head]), float(y[head])), xytext=(3 if right else -3, 0),
+            textcoords="offset points", fontsize=6, va="center", ha="left" if right else "right",
+        )  # fmt: skip
+
+
+def _titled(axes: Axes, name: str, columns: Mapping[str, Tensor], key: str) -> None:
+    if f"spearman_{key}" not in columns:
+        return
+    rho, low, high = (float(columns[f"spearman_{key}{end}"].flatten()[0]) for end in ("", "_low", "_high"))
+    axes.set_title(f"{name}: rank corr. {rho:.2f} [{low:.2f}, {high:.2f}]", fontsize=7, loc="left", pad=4)

@@ -1,0 +1,332 @@
+"""Masking figures: accuracy as heads are switched off, which are off, and why they can go."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas, colour, place, wrapped
+
+CROWD = 6  # curves: of more the bands are paler, and the thin lines of the images that chose are left out
+Over = Literal["heads", "steps"]  # what the x axis counts
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1.2, 1)))  # another one when the colours begin anew
+ON, OFF, GONE = "#DCE6EE", "#24425C", "#D55E00"
+PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "after it"}
+
+
+@captioned(
+    "Accuracy as heads are switched off. A band is the 95 % interval, the grey line the mean over random orders, "
+    "the dotted line guessing. Searched orders were chosen on validation images; a thin line is their validation "
+    "curve, which flatters."
+)
+def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
+    """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
+
+    Drawn is the last split that occurs, the one to report; thin and without a band, of few curves, the split that a
+    searched curve was chosen on. A ring: the first step that is significantly less accurate than the unmasked model
+    (McNemar, Holm over the curve); on the images that chose the path there is none, and the legend says so. Of a random
+    curve the mean over repeats is drawn, in grey. The legend names the searches.
+    What accuracy is, the score says (``Curve.scored``), and the axis; it is larger where masking hurts less.
+    Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
+    chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
+    Over steps the legend says how many heads a step takes, where all steps of the curve take as many.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    split = curves[-1].split
+    places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
+    looks = {name: (*colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
+    shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
+    names = {name: text + _a_step(shown, name, over) for name, text in _curve_names(shown).items()}
+    tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
+    with canvas((6.3, tall)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
+        if len(shown) <= CROWD:
+            _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
+        for curve in shown:
+            _curve(axes, curve, names[curve.name], looks.get(curve.name, ("0.45", "", "-")), over, len(shown) > CROWD)
+            _promise(axes, curve, over)
+        _notes(axes, shown)
+        if curves[0].step[0] == 0:
+            unmasked = 100 * float(shown[0].points.accuracy[0])
+            axes.axhline(unmasked, color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
+        bottom, top, right = _range(curves, num_heads, over)
+        if chance is not None and 100 * chance > bottom:
+            axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
+        axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
+        axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")
+        handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+        order = [*names.values(), *(name for name in handles if name not in names.values())]
+        axes.legend([handles[n] for n in order], order, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over: Over, crowded: bool) -> None:
+    """One curve with its band and its ring; a single point with its interval."""
+    shade, marker, dashes = look
+    points = curve.points
+    heads, accuracy = _across(curve, over), (100 * points.accuracy).tolist()
+    low, high = (100 * points.low).tolist(), (100 * points.high).tolist()
+    if len(heads) == 1:
+        below, above = accuracy[0] - low[0], high[0] - accuracy[0]
+        axes.errorbar(heads, accuracy, [[below], [above]], color=shade, marker=marker or "_", ms=4, label=name)
+        return
+    every = -(-len(heads) // 13)  # markers of a step each would hide a long curve
+    axes.plot(heads, accuracy, label=name, color=shade, linestyle=dashes, marker=marker, ms=3, markevery=every)
+    shadow = 0.3 if curve.averaged else 0.06 if crowded else 0.15  # many bands on each other would hide the lines
+    axes.fill_between(heads, low, high, color=shade, alpha=shadow, linewidth=0)
+    if curve.worse is not None and curve.worse.any():
+        k = first(curve.worse)
+        axes.plot(heads[k], accuracy[k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
+
+
+def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]], over: Over) -> None:
+    """The same curves on the images that chose them."""
+    for curve in curves:
+        if len(curve.step) > 1:
+            shade, _, dashes = looks[curve.name]
+            x, y = _across(curve, over), (100 * curve.points.accuracy).tolist()
+            axes.plot(x, y, color=shade, linestyle=dashes, linewidth=0.5, label=f"_{curve.name}, {curve.split}")
+    for split in dict.fromkeys(curve.split for curve in curves):
+        axes.plot([], [], color="0.3", linewidth=0.5, label=f"thin: {split}, chosen on it")
+
+
+def _promise(axes: Axes, curve: Curve, over: Over) -> None:
+    """Mark the end of the promise, and name it."""
+    if curve.guarantee is None or curve.traces[0].promised is None:
+        return
+    steps = curve.traces[0].promised
+    asked = (
+        f"at most {curve.guarantee.points:g} points lost\non new images, {100 * curve.guarantee.confidence:g} % sure"
+    )
+    if steps:
+        axes.axvline(_across(curve, over)[steps], color="0.3", linestyle="-.", linewidth=0.8, zorder=1)
+    line = "-." if steps else ""
+    axes.plot([], [], color="0.3", linestyle=line, linewidth=0.8, label=f"{'to here' if steps else 'nowhere'}: {asked}")
+
+
+def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
+    """Return legend entries that hold for all lines."""
+    if any(curve.worse is not None and curve.worse.any() for curve in shown):
+        axes.plot([], [], "o", color="0.3", markersize=7, markerfacecolor="none", label="first sign. lower")
+    if any(curve.optimistic for curve in shown):
+        axes.plot([], [], linestyle="", label=f"chosen on {shown[0].split}:\ntoo high, not tested")
+    searches = {curve.search for curve in shown if curve.search}
+    if len(searches) == 1:
+        axes.plot([], [], linestyle="", label=f"search: {searches.pop()}")
+
+
+def _curve_names(shown: Sequence[Curve]) -> dict[str, str]:
+    """Names of curves in the legend, with their search where curves differ in it."""
+    searches = {curve.search for curve in shown if curve.search}
+    named = {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
+    return {c.name: named[c.name] if c.fill == "zero" else f"{named[c.name]}, filled: {c.fill}" for c in shown}
+
+
+def _a_step(shown: Sequence[Curve], name: str, over: Over) -> str:
+    """Return the heads of a step of this curve, where that is one number; an index or a layer is several."""
+    heads = next(curve.points.heads for curve in shown if curve.name == name)
+    taken = set(heads.diff().tolist()) if over == "steps" else set()
+    if len(taken) != 1 or not (each := taken.pop()).is_integer():
+        return ""
+    return f" ({each:.0f} head{'s' if each != 1 else ''} a step)"
+
+
+def _across(curve: Curve, over: Over) -> list[float]:
+    """Return the places of the points on the x axis."""
+    return curve.points.heads.tolist() if over == "heads" else [float(step) for step in curve.step]
+
+
+def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, float, float]:
+    """Lowest and highest accuracy in per cent, and most heads or steps, of the axes; all for points of a sweep."""
+    right = max(max(_across(curve, over)) for curve in curves)
+    if right == 0 or all(len(curve.step) == 1 for curve in curves):
+        return -2, 102, num_heads
+    low = 100 * min(float(curve.points.low.min()) for curve in curves)
+    high = 100 * max(float(curve.points.high.max()) for curve in curves)
+    room = 0.05 * (high - low) + 1
+    return (-2 if low < 25 else low - room), min(102, high + room), right
+
+
+@captioned(
+    "Distance from the unmasked model as heads are switched off: 0 is the same, smaller is closer. A band is the 95 % "
+    "interval over images, of random orders over repeats."
+)
+def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
+    """The mean loss of each curve's score over the number of heads masked, with its 95 % band; the split to report."""
+    from matplotlib.ticker import MaxNLocator
+
+    split = curves[-1].split
+    shown = [curve for curve in curves if curve.split == split]
+    most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
+    with canvas((6.3, 3.2)) as figure:
+        axes = place(figure, 0.85, 0.5, 3.5, 2.5)
+        for number, curve in enumerate(shown):
+            points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else colour(number)
+            heads = points.heads.tolist()
+            # delta is the loss but for the unmasked model's own, and has the interval
+            own = (points.loss - points.delta).tolist()
+            low, high = ([a + b for a, b in zip(own, part.tolist(), strict=True)] for part in points[6:])
+            every = -(-len(heads) // 13)
+            axes.plot(heads, points.loss.tolist(), color=shade, marker=marker, ms=3, markevery=every, label=curve.name)
+            axes.fill_between(heads, low, high, color=shade, alpha=0.15, linewidth=0)
+        axes.set_xlim(-0.02 * most, 1.02 * most)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel(f"heads masked (of {num_heads})")
+        axes.set_ylabel(wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+@captioned(
+    "Accuracy when heads of one kind of layer go, in the order of their importance. Bands are 95 % intervals over "
+    "images. Kinds have different numbers of heads: the legend says how many."
+)
+def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
+    """Accuracy against the share of heads masked within one kind of layer, a line per kind.
+
+    rows: kind, share, heads_masked, heads, accuracy, low, high.
+    """
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    with canvas((5.4, 3.0)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.0, 2.3)
+        for number, kind in enumerate(kinds):
+            shade, marker = colour(number)
+            own = [row for row in rows if row["kind"] == kind]
+            share, accuracy, low, high = (
+                [100 * row[name] for row in own] for name in ("share", "accuracy", "low", "high")
+            )
+            axes.plot(share, accuracy, color=shade, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
+            axes.fill_between(share, low, high, color=shade, alpha=0.12, linewidth=0)
+        if 100 * chance > axes.get_ylim()[0]:
+            axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
+        axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="kind (heads)")
+    return figure
+
+
+@captioned(
+    "What is masked in each way: a row per curve, a small grid of blocks by heads per step. Dark heads are off, "
+    "orange ones have just gone."
+)
+def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
+    """Heads that are off at each step of masking curves: a row of small grids per curve.
+
+    curves: by name the masks (steps + 1, A) bool, True off, step 0 first. most: grids in a row, evenly chosen.
+    """
+    from matplotlib.colors import ListedColormap
+
+    deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
+    wide, tall = 0.85, min(0.85, max(0.35, 0.85 * deep / heads))
+    left, gap, down, top = 1.0, 0.14, 0.24, 0.1
+    columns = max(len(_steps_shown(masks, most)) for masks in curves.values())
+    size = (left + columns * (wide + gap), top + len(curves) * (tall + down) + 0.1)
+    with canvas(size) as figure:
+        for row, (name, masks) in enumerate(curves.items()):
+            y = size[1] - top - (row + 1) * (tall + down) + 0.05
+            for column, step in enumerate(_steps_shown(masks, most)):
+                axes = place(figure, left + column * (wide + gap), y, wide, tall)
+                state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
+                grid = torch.full((deep, heads), torch.nan)
+                for number, site in enumerate(layout.sites):
+                    grid[number, : site.num_heads] = state[layout.span(number)].float()
+                axes.imshow(grid.numpy(), cmap=ListedColormap([ON, OFF, GONE]), vmin=0, vmax=2, aspect="auto")
+                axes.set(xticks=[], yticks=[])
+                axes.spines[:].set_visible(False)
+                axes.set_title(f"step {step}", pad=2, fontsize=7)
+                if column == 0:
+                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+    return figure
+
+
+def _steps_shown(masks: Tensor, most: int) -> Sequence[int]:
+    """Steps that are drawn: from the first to the last, evenly."""
+    last = len(masks) - 1
+    if last <= most:
+        return range(1, last + 1)
+    return sorted({round(1 + number * (last - 1) / (most - 1)) for number in range(most)})
+
+
+@captioned(
+    "Were the heads that could go redundant or inert? Up: likeness to the most similar kept head, from chance "
+    "(dotted, 0: what the likest of as many heads is when images are permuted) to identity (1); filled: redundant, "
+    "more than chance and than all but a twentieth of the heads that can not go. Across: how much the head writes; "
+    "left of the dashed line inert. Compare the phases: if heads that can not go stand as high, likeness does not "
+    "explain why the others can."
+)
+def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
+    """A panel per curve and a point per head.
+
+    Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
+    dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
+    to identity (1), by the named similarity; filled where the head is redundant, over all similarities. The
+    dotted line is 0 of the measure itself where it has no chance level.
+    """
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
+    for head in heads:
+        like = head.likeness[similarity]
+        if like is not None:
+            curves.setdefault(head.curve, []).append((head, like))
+    per_row = min(3, max(1, len(curves)))
+    deep = math.ceil(len(curves) / per_row)
+    beside = 4 if per_row == 3 else 2  # entries of the legend, which stands below
+    side, left, bottom, gap, top = 1.9, 0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3
+    size = (max(3.5, left + per_row * (side + gap)), bottom + deep * (side + gap) - gap + top)
+    shares = [max(head.write_share, 1e-3) for points in curves.values() for head, _ in points]
+    known = any(like.null is not None for points in curves.values() for _, like in points)
+    above = ", above chance" if known else ""
+    top_of_all = min(1.03, 1.15 * max([0.4, *(like.standing for points in curves.values() for _, like in points)]))
+    lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
+    ticks = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
+    with canvas(size) as figure:
+        for number, (name, points) in enumerate(curves.items()):
+            down, across = divmod(number, per_row)
+            axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)
+            for phase, style in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
+                there = [(head, like) for head, like in points if head.phase == phase]
+                for redundant in (False, True):
+                    some = [(head, like) for head, like in there if head.redundant == redundant]
+                    axes.plot(
+                        [max(head.write_share, 1e-3) for head, _ in some],
+                        [like.standing for _, like in some],
+                        style[1],
+                        color=style[0],
+                        markerfacecolor=style[0] if redundant else "none",
+                        markersize=4,
+                        alpha=0.8,
+                        label=PHASES[phase] if redundant else None,
+                    )
+            axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
+            axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
+            axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=ticks))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set(xlim=(lowest, highest), ylim=(-0.06, top_of_all))
+            axes.set_title(name, pad=3)
+            if number + per_row >= len(curves):
+                axes.set_xlabel("write norm / median head")
+            if across == 0:
+                axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})")
+        if curves:
+            _phase_legend(figure, axes, beside)
+    return figure
+
+
+def _phase_legend(figure: Figure, axes: Axes, beside: int) -> None:
+    """The phases, and what a hollow mark is, below the panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    hollow = axes.plot([], [], "o", color="0.4", markersize=4, markerfacecolor="none")
+    handles, labels = [*handles[::-1], *hollow], [*labels[::-1], "hollow: not redundant"]
+    figure.legend(handles, labels, loc="lower center", ncols=beside, borderaxespad=0.3)

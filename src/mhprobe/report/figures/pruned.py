@@ -1,0 +1,233 @@
+"""Figures of pruned networks: accuracy and speed at each size, and which heads are kept."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas, colour, place
+from mhprobe.stats.significance import wilson
+from mhprobe.stats.survival import LABELS, Survivors
+
+# a function has its colour in every figure
+LABEL_SHADES = dict(zip(LABELS, (*COLOURS[:6], "#F0E442", "#8C510A", "#01665E", "#999999", "#DDDDDD"), strict=True))
+ONE_COLUMN = 14  # lines of a legend
+
+
+@captioned(
+    "Accuracy against the number of heads kept, a point per run of the sweep. Bands are 95 % intervals over "
+    "images, the dashed line is the whole model, the dotted line guessing. Picking the best point of many "
+    "flatters."
+)
+def retained(
+    points: Sequence[Sequence[float]],
+    images: int,
+    heads: int,
+    before: float | None = None,
+    chance: float | None = None,
+) -> Figure:
+    """Accuracy against the number of heads kept: the runs of a sweep over learned gates.
+
+    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept.
+    images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance, where a run
+    comes near it.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    kept = [point[0] for point in points]
+    with canvas((5.6, 3.2)) as figure:
+        axes = place(figure, 0.55, 0.5, 3.4, 2.5)
+        least = 100.0
+        for number, name in enumerate(("gates as learned", "gates of 0 and 1"), 1):
+            shade, marker = colour(number - 1)
+            accuracy = [point[number] for point in points]
+            low, high = wilson(torch.tensor([round(a * images) for a in accuracy]), torch.tensor(images))
+            least = min(least, 100 * float(low.min()))
+            axes.plot(kept, [100 * a for a in accuracy], color=shade, marker=marker, markersize=4, label=name)
+            axes.fill_between(kept, (100 * low).tolist(), (100 * high).tolist(), color=shade, alpha=0.15, lw=0)
+        axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
+        if before is not None:
+            axes.axhline(100 * before, color="0.3", ls="--", lw=0.8, zorder=1, label="whole model before")
+        near = chance is not None and least < 100 * chance + 30  # else the axis would be empty down to it
+        if chance is not None and near:
+            axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, zorder=1, label="chance")
+        axes.set_xlim(-0.02 * heads, 1.02 * heads)
+        axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
+        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+@captioned(
+    "Accuracy of heads pruned from a trained model, against the same number of heads trained from scratch, with "
+    "95 % intervals; grey is the whole model, before pruning. A star: the two differ on the same images (McNemar, "
+    "p < .05 after Holm). Without one, training the larger model first has not been shown to help. Dotted: guessing."
+)
+def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float, sure: Sequence[bool] = ()) -> Figure:
+    """Pruned from a trained model, or the same heads from scratch: accuracy at each number of heads.
+
+    points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
+    images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
+    """
+    with canvas((5.5, 2.9)) as figure:
+        axes = place(figure, 0.55, 0.5, 2.7, 2.25)
+        at = list(range(len(points)))
+        _intervals(axes, at[:1], [points[0][1]], images, ("0.4", "D"), "whole model")
+        for number, name in enumerate(("pruned from trained", "same heads from scratch"), 1):
+            places = [x + 0.16 * (number - 1.5) for x in at[1:]]
+            _intervals(axes, places, [point[number] for point in points[1:]], images, colour(number - 1), name)
+        least = 100 * min(min(point[1:]) for point in points)
+        if least < 100 * chance + 30:
+            axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, label="chance")
+        axes.set_xticks(at, [f"{point[0]}" + (" (all)" if i == 0 else "") for i, point in enumerate(points)])
+        axes.set_xlim(-0.5, len(points) - 0.5)
+        for x in (x for x, on in enumerate(sure) if on):
+            axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
+        if any(sure):
+            axes.plot(
+                [], [], marker="$*$", ls="none", color="black", ms=4, label="the two differ, p < .05\n(McNemar, Holm)"
+            )
+        axes.set(xlabel="heads", ylabel="test accuracy (%), 95 % interval")
+        handles = sorted(
+            axes.get_legend_handles_labels()[0], key=lambda each: str(each.get_label()).startswith("the two")
+        )
+        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+    return figure
+
+
+def _intervals(
+    axes: Axes, at: Sequence[float], shares: Sequence[float], images: int, look: tuple[str, str], name: str
+) -> None:
+    """Accuracies with their intervals over images."""
+    accuracy = torch.tensor(shares, dtype=torch.float64)
+    low, high = wilson((accuracy * images).round(), torch.tensor(images))
+    bars = torch.stack([accuracy - low, high - accuracy]).clamp(min=0) * 100
+    axes.errorbar(at, (100 * accuracy).tolist(), bars.numpy(), color=look[0], marker=look[1], ms=4, ls="none",
+                  elinewidth=1, capsize=2, label=name)  # fmt: skip
+
+
+@captioned(
+    "Which heads pruning keeps, by stage, block or function: the share of each group's heads that is left, by the "
+    "number of heads kept. A pruning that took heads at random would keep the same share of every group: the dotted "
+    "line. A head with several functions is in several groups. Points on each other are moved apart sideways."
+)
+def survival(rows: Sequence[Survivors]) -> Figure:
+    """A panel per division (those with several groups, and label), two in a row; a line per group, up to all heads.
+
+    Runs that keep equally many heads are points of their own; the line is through their mean.
+    """
+    heads = _all_heads(rows)
+    groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
+    divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
+    wide, tall, left, bottom, top = 2.3, 2.3, 0.55, 0.5, 0.3
+    gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
+    across = min(2, len(divisions))
+    down = max(1, math.ceil(len(divisions) / 2))  # of a single block nothing is drawn
+    with canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
+        for number, by in enumerate(divisions):
+            row, column = divmod(number, across)
+            up = (down - 1 - row) * (bottom + tall + top) + bottom
+            axes = place(figure, left + column * (wide + gap), up, wide, tall)
+            _groups_kept(axes, [row for row in rows if row.by == by], by, heads)
+    return figure
+
+
+def _all_heads(rows: Sequence[Survivors]) -> int:
+    """The heads of the model: those of a division that has each of them once, as all but functions do."""
+    once = next((row.by for row in rows if row.by != "label"), None)
+    return sum({row.group: row.of for row in rows if row.by == once}.values())
+
+
+def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:
+    from matplotlib import colormaps
+
+    groups = list(dict.fromkeys(row.group for row in rows))
+    if by == "label":
+        groups = [label for label in LABELS if label in groups]
+    size = {row.group: row.of for row in rows}
+    axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
+    for number, group in enumerate(groups):
+        # groups that have an order get shades that have one, up to a yellow that can still be seen
+        shade = LABEL_SHADES[group] if by == "label" else colormaps["viridis"](0.9 * number / max(1, len(groups) - 1))
+        shares: dict[int, list[float]] = {heads: [100.0]}
+        for row in (row for row in rows if row.group == group):
+            shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
+        at = sorted(shares)
+        # groups of few heads often keep the same share: side by side by a little, not on each other
+        aside = 0.012 * heads * (number - (len(groups) - 1) / 2) / max(1, len(groups) - 1)
+        axes.plot([x + aside for x in at], [statistics.fmean(shares[x]) for x in at], color=shade, lw=1.2)
+        dots = [(x + aside, share) for x in at for share in shares[x]]
+        axes.plot(*zip(*dots, strict=True), MARKERS[number % len(MARKERS)], color=shade, ms=3.5,
+                  label=f"{group} ({size[group]})")  # fmt: skip
+    axes.set_ylim(-4, 104)
+    axes.set_xlim(-0.02 * heads, 1.03 * heads)
+    axes.set_xlabel("heads kept")
+    axes.set_ylabel("heads of the group kept (%)")
+    axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), borderaxespad=0.3, handlelength=1.0,
+                ncols=1 + (len(groups) > ONE_COLUMN))  # fmt: skip
+
+
+@captioned(
+    "How much faster the pruned network is than the dense one. Bars are 95 % intervals, the dashed line is what "
+    "its FLOPs predict, 1 is no gain. Measured on the machine named above the figure, and true there."
+)
+def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Speed-up of a pruned network, by batch size, beside the prediction from FLOPs.
+
+    rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    removed = list(dict.fromkeys(row["removed"] for row in rows))
+    batches = sorted({row["batch"] for row in rows})
+    with canvas((8.3, 3.1)) as figure:
+        gain = place(figure, 0.55, 0.5, 2.5, 2.3)
+        rate = place(figure, 3.75, 0.5, 2.2, 2.3)
+        for number, name in enumerate(removed):
+            points = sorted((row for row in rows if row["removed"] == name), key=lambda row: row["batch"])
+            shade, marker = colour(number)
+            # side by side, so that intervals do not hide each other
+            x = [batches.index(row["batch"]) + 0.1 * (number - (len(removed) - 1) / 2) for row in points]
+            y = [row["speedup"] for row in points]
+            spread = [[row["speedup"] - row["speedup_low"] for row in points]]
+            spread += [[row["speedup_high"] - row["speedup"] for row in points]]
+            finite = all(value < float("inf") for side in spread for value in side)
+            label = f"{name}: {points[0]['heads']} heads left"
+            gain.errorbar(x, y, spread if finite else None, color=shade, marker=marker, markersize=3, lw=1, label=label)
+            gain.axhline(points[0]["predicted"], color=shade, linestyle="--", linewidth=0.8, zorder=0)
+            rate.plot(
+                [batches.index(row["batch"]) for row in points],
+                [row["pruned_images_per_s"] for row in points],
+                color=shade,
+                marker=marker,
+                markersize=3,
+            )
+        shown = sorted((row for row in rows if row["removed"] == removed[0]), key=lambda row: row["batch"])
+        for kind, style in (("dense", "-"), ("masked", ":")):
+            y = [row[f"{kind}_images_per_s"] for row in shown]
+            rate.plot([batches.index(row["batch"]) for row in shown], y, color="0.3", linestyle=style, label=kind)
+        gain.plot([], [], color="0.3", linestyle="--", linewidth=0.8, label="predicted from FLOPs")
+        gain.axhline(1, color="0.3", linewidth=0.8, zorder=0)
+        gain.set_ylabel("times as fast as dense")
+        rate.set(ylabel="images per second", yscale="log")
+        rate.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        rate.yaxis.set_major_formatter("{x:g}")
+        rate.yaxis.set_minor_formatter(NullFormatter())
+        for axes in (gain, rate):
+            axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+            axes.set_xlabel("batch size")
+        gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
+        handles = [part for axes in (gain, rate) for part in zip(*axes.get_legend_handles_labels(), strict=True)]
+        rate.legend(
+            [handle for handle, _ in handles],
+            [label for _, label in handles],
+            loc="center left",
+            bbox_to_anchor=(1.03, 0.5),
+            borderaxespad=0,
+        )
+    return figure

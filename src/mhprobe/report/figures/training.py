@@ -1,0 +1,195 @@
+"""Figures along training and around its end: values of heads, settling of importance, the loss over weights."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.report.figures import captioned
+from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour_bar, inches, place, scale, ticks
+from mhprobe.stats.significance import wilson
+
+
+@captioned(
+    "Every head's value during training, coloured by block; thick lines are block means. The first point is "
+    "before training: what has not moved from there was not learned."
+)
+def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
+    """Every head's value during training: a line per head, coloured by its block.
+
+    steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
+    """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    blocks = [site.block for site in layout.sites]
+    cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
+    with canvas((5.2, 3.0)) as figure:
+        axes = place(figure, 0.65, 0.5, 3.6, 2.35)
+        for site, block in enumerate(blocks):
+            own = values[:, layout.span(site)].double()
+            shade = cmap(norm(block))
+            axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
+            mean = own.nanmean(1)
+            if bool(mean.isfinite().any()):
+                axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
+        if bool((values < 0).any()) and bool((values > 0).any()):
+            axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("optimizer step (thick: mean of the block)")
+        axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
+        bar = colour_bar(figure, ScalarMappable(norm, cmap), 4.4, 0.5, 2.35, "block")
+        bar.locator = MaxNLocator(integer=True, nbins=6)
+        bar.update_ticks()
+    return figure
+
+
+@captioned(
+    "Accuracy after removing the lowest heads at once, epoch by epoch; what is left of it above chance; and how "
+    "alike the epochs rank the heads (1 alike, 0 by chance). Where rows stop changing, importance has settled. Grey: "
+    "the whole model cannot be told from guessing (95 %), so it has nothing to lose."
+)
+def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int) -> Figure:
+    """Three panels: accuracy, what is left of it above chance, and how the scores of two epochs agree.
+
+    Accuracy has a line per share of heads removed; black is none. The second panel is relative to the same epoch's
+    accuracy with all heads. The third is the rank correlation of the scores of every two epochs.
+
+    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
+    images: that accuracies are of; an epoch whose whole model is not sure to be above chance is grey.
+    """
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    epochs = sorted({row["epoch"] for row in rows})
+    shares = sorted({row["share"] for row in rows})
+    accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
+    chance = rows[0]["chance"]
+    side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
+    with canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
+        axes = place(figure, left, bottom, side, side)
+        shade = colormaps["viridis_r"]
+        for share in shares:
+            colour = "black" if share == 0 else shade(share)
+            values = [100 * accuracy[epoch, share] for epoch in epochs]
+            axes.plot(epochs, values, color=colour, marker=".", markersize=4, linewidth=1, label=f"{100 * share:.0f} %")
+        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
+        axes.set_ylim(-2, 102)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
+        axes.legend(title="removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6.5)
+
+        removed = [share for share in shares if share > 0]
+        left_over = torch.tensor(
+            [[(accuracy[e, s] - chance) / max(accuracy[e, 0.0] - chance, 1e-9) for e in epochs] for s in removed]
+        ).clamp(0, 1)
+        whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
+        at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
+        left_over[:, at_chance] = torch.nan  # it has nothing to lose
+        axes = place(figure, left + side + gap, bottom, side, side)
+        grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
+        _matrix(figure, axes, left_over, "accuracy kept, above chance" + grey, 0.0)
+        axes.set_xticks(*_epoch_names(epochs, side))
+        axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
+        axes.set(xlabel="epoch", ylabel="heads removed")
+
+        place_of = {epoch: number for number, epoch in enumerate(epochs)}
+        alike = torch.eye(len(epochs)).fill_diagonal_(torch.nan)
+        alike[alike == 0] = torch.nan
+        for row in agreement:
+            a, b = place_of[row["epoch_a"]], place_of[row["epoch_b"]]
+            alike[a, b] = alike[b, a] = row["spearman"]
+        axes = place(figure, left + 2 * (side + gap), bottom, side, side)
+        _matrix(figure, axes, alike, "rank correlation of the heads' scores", None)
+        axes.set_xticks(*_epoch_names(epochs, side))
+        axes.set_yticks(*_epoch_names(epochs, side))
+        axes.set(xlabel="epoch", ylabel="epoch")
+    return figure
+
+
+def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: float | None) -> None:
+    cmap, norm = scale(values if low is None else torch.tensor([low, 1.0]))
+    image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
+    axes.spines[:].set_visible(False)
+    wide, _ = inches(figure)
+    box = axes.get_position()
+    bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.08 / wide, box.y0, 0.1 / wide, box.height)))
+    bar.outline.set_visible(False)
+    bar.set_label(label)
+
+
+def _epoch_names(epochs: Sequence[int], side: float) -> tuple[list[int], list[str]]:
+    at = ticks(len(epochs), side / len(epochs))
+    return at, [str(epochs[i]) for i in at]
+
+
+@captioned(
+    "The loss around the trained weights (cross) along two random directions, in norms of the filters; a panel per "
+    "draw of the directions. A wide, round bowl is flat; where panels differ, two directions out of very many decide. "
+    "Colours are of the logarithm of the loss."
+)
+def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
+    """The loss over two directions in the space of weights: contours, a panel per pair of directions.
+
+    places: S steps along each direction. losses: (S, S) of each draw, the first direction down.
+    """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    every = torch.stack(list(losses)).clamp(min=1e-6)
+    every = torch.where(every.isfinite(), every, every[every.isfinite()].max())
+    norm: Any = LogNorm(every.min().item(), max(every.max().item(), 1.01 * every.min().item()))
+    levels = torch.logspace(math.log10(norm.vmin), math.log10(norm.vmax), 13).tolist()
+    side, left, gap, bottom = 2.1, 0.6, 0.4, 0.5
+    wide = len(losses) * side + (len(losses) - 1) * gap
+    with canvas((left + wide + 0.95, bottom + side + 0.3)) as figure:
+        for number, values in enumerate(every):
+            axes = place(figure, left + number * (side + gap), bottom, side, side)
+            axes.pcolormesh(places, places, values.T.numpy(), cmap="viridis", norm=norm, shading="gouraud",
+                            rasterized=True)  # fmt: skip
+            axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
+            axes.plot(0, 0, "+", color="#D55E00", markersize=8, markeredgewidth=1.4)
+            axes.set(xticks=[places[0], 0, places[-1]], yticks=[places[0], 0, places[-1]], xlabel="first direction")
+            if number == 0:
+                axes.set_ylabel("second direction")
+            else:
+                axes.set_yticklabels([])
+            axes.set_title(f"draw {number + 1}", loc="left", pad=3)
+        bar = colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
+        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        bar.ax.yaxis.set_major_formatter("{x:.4g}")
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+        bar.ax.tick_params(which="both", labelsize=6.5)
+        bar.set_label("mean loss (nats)")
+    return figure
+
+
+@captioned(
+    "How sharp the loss is along its sharpest direction: the largest eigenvalue of its Hessian, over all weights and "
+    "over those of each block. Larger is sharper; negative ones mean that the loss is not at a minimum there."
+)
+def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """The largest eigenvalues of the loss's Hessian, for the whole network and block by block.
+
+    rows: part, rank, eigenvalue.
+    """
+    parts = list(dict.fromkeys(row["part"] for row in rows))
+    tall = 0.2 * len(parts) + 0.2
+    left = 0.4 + 0.07 * max(map(len, parts))
+    with canvas((left + 3.1, tall + 0.65)) as figure:
+        axes = place(figure, left, 0.5, 2.9, tall)
+        for row in rows:
+            y, first = parts.index(row["part"]), row["rank"] == 1
+            axes.plot(row["eigenvalue"], y, "o", color=COLOURS[0 if first else 4], markersize=5 if first else 3)
+        axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
+        axes.set_ylim(len(parts) - 0.5, -0.5)
+        axes.set_yticks(range(len(parts)), parts)
+        axes.set_xlabel("largest eigenvalues of the Hessian (nats)")
+    return figure
