@@ -11,7 +11,8 @@ from layouts import layout_of
 from mhprobe.heads import HeadLayout
 from mhprobe.report.comparisons import Point, agreement_of, two_data_sets
 from mhprobe.report.comparisons import history as history_of
-from mhprobe.report.figures import heads, pairs, training
+from mhprobe.report.figures import heads as heads_figures
+from mhprobe.report.figures import pairs, training
 from mhprobe.report.figures import runs as figures
 from mhprobe.report.figures.classes import by_class
 from mhprobe.report.report import Report
@@ -132,7 +133,7 @@ def test_one_head_layers_are_drawn_with_and_without_a_choice(layout, selected):
         "value": -accuracy, "accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05,
         "chosen": first * selected, "test_best": first, "whole": torch.tensor(0.8),
     }  # fmt: skip
-    figure = heads.sufficiency(layout, columns, "value")
+    figure = heads_figures.sufficiency(layout, columns, "value")
     assert_nothing_is_clipped(figure)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert any("validation" in label for label in labels) == selected

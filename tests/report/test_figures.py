@@ -16,7 +16,8 @@ from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.masking.base import Scored
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.masking.redundant_or_inert import Likeness
-from mhprobe.report.figures import heads, masking, pairs, style, training
+from mhprobe.report.figures import masking, pairs, style, training
+from mhprobe.report.figures.heads import per_head
 from mhprobe.report.runs.facts import origin
 from mhprobe.stats.promise import Guarantee
 
@@ -44,7 +45,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
     layout = LAYOUTS[name]
     value = torch.rand(layout.num_heads, dtype=torch.float64) * 0.03
     columns = {"value": value, **({"low": value - 0.001, "high": value + 0.001} if interval else {})}
-    figure = heads.per_head(layout, columns, "gate importance (nats)")
+    figure = per_head(layout, columns, "gate importance (nats)")
     shown = images(figure)
     assert len(shown) == PANELS[name]
     torch.testing.assert_close(torch.cat([torch.tensor(i.get_array().data).flatten() for i in shown]), value)
@@ -55,7 +56,7 @@ def test_per_head_shows_every_head_once_and_clips_nothing(name, interval):
 
 
 def test_cells_of_uneven_stages_are_equally_large():
-    figure = heads.per_head(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
+    figure = per_head(LAYOUTS["swin"], {"value": torch.rand(66)}, "value")
     width, height = figure.get_size_inches()
     cells = set()
     for image in images(figure):
@@ -67,9 +68,9 @@ def test_cells_of_uneven_stages_are_equally_large():
 
 def test_both_signs_get_colours_that_part_at_zero():
     value = torch.tensor([-1.0, 0.0, 2.0, torch.nan])
-    (image,) = images(heads.per_head(LAYOUTS["one layer"], {"value": value}, "signed"))
+    (image,) = images(per_head(LAYOUTS["one layer"], {"value": value}, "signed"))
     assert (image.norm.vmin, image.norm.vmax) == (-2, 2)
-    (image,) = images(heads.per_head(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
+    (image,) = images(per_head(LAYOUTS["one layer"], {"value": value.abs()}, "unsigned"))
     assert (image.norm.vmin, image.norm.vmax) == (0, 2)
 
 
@@ -305,7 +306,7 @@ def test_single_points_are_drawn_with_their_interval():
 @pytest.mark.usefixtures("whole_pictures")
 def test_saved_figures_are_whole_and_reproducible(tmp_path):
     def draw():
-        return heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
     png, pdf = style.save(draw(), tmp_path / "figures" / "v1.5_importance")
     assert (png.name, pdf.name) == ("v1.5_importance.png", "v1.5_importance.pdf")
@@ -319,7 +320,7 @@ def test_text_in_a_pdf_is_in_fonts_that_publishers_take(tmp_path, monkeypatch):
     """They refuse outlines of letters (Type 3)."""
 
     def fonts() -> bytes:
-        figure = heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        figure = per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
         return style.save(figure, tmp_path / "a")[1].read_bytes()
 
     assert b"/Type3" not in fonts() and b"/CIDFontType2" in fonts()
@@ -334,7 +335,7 @@ def test_a_figures_file_says_what_made_it(tmp_path):
     (tmp_path / "config" / "overrides.yaml").write_text("- +paper=voita\n- weights=/home/somebody/vit.safetensors\n")
     made = origin("study", tmp_path)
     assert made["command"] == "python -m mhprobe.study +paper=voita weights=vit.safetensors"
-    figure = heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+    figure = per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
     png, pdf = style.save(figure, tmp_path / "a", origin=made)
     text = Image.open(png).text
     assert text["Source"] == made["command"] and text["Comment"] == f"commit {made['commit']}"
@@ -347,7 +348,7 @@ def test_the_ranked_heads_have_names_at_both_ends():
     layout = LAYOUTS["digits"]  # four blocks of six heads
     value = torch.arange(24.0)
     value[7] = torch.nan
-    figure = heads.per_head(layout, {"value": value, "low": value - 1, "high": value + 1}, "value")
+    figure = per_head(layout, {"value": value, "low": value - 1, "high": value + 1}, "value")
     (said,) = [axes.get_xlabel() for axes in figure.axes if "ranked" in axes.get_xlabel()]
     assert said.endswith("highest 3.5, 3.4, 3.3; lowest 0.0, 0.1, 0.2")
     assert_nothing_is_clipped(figure)
@@ -356,25 +357,25 @@ def test_the_ranked_heads_have_names_at_both_ends():
 def test_ten_times_the_others_is_far_above_them_and_twice_is_not():
     value = torch.linspace(0.1, 0.4, 24)
     for top, norm in ((3.7, "LogNorm"), (0.8, "Normalize")):
-        (image,) = images(heads.per_head(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
+        (image,) = images(per_head(LAYOUTS["digits"], {"value": value.index_fill(0, torch.tensor(3), top)}, "v"))
         assert type(image.norm).__name__ == norm
 
 
 def test_one_value_far_above_all_others_gets_a_logarithmic_scale_and_zero_or_one_two_ticks():
     value = torch.rand(24, dtype=torch.float64) * 0.01 + 0.001
     value[3] = 5.0
-    figure = heads.per_head(LAYOUTS["digits"], {"value": value}, "fisher")
+    figure = per_head(LAYOUTS["digits"], {"value": value}, "fisher")
     (image,) = images(figure)
     assert image.norm.__class__.__name__ == "LogNorm" and image.norm.vmax == 5
     assert_nothing_is_clipped(figure)
     kept = (torch.arange(24) % 2).double()
-    bar = heads.per_head(LAYOUTS["digits"], {"value": kept}, "kept (1), removed (0)").axes[-1]
+    bar = per_head(LAYOUTS["digits"], {"value": kept}, "kept (1), removed (0)").axes[-1]
     assert list(bar.get_yticks()) == [0, 1]
 
 
 def test_small_print_says_what_a_figure_is_of_below_everything_else(tmp_path):
     def draw():
-        return heads.per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
+        return per_head(LAYOUTS["digits"], {"value": torch.arange(24.0)}, "value")
 
     plain, signed = (style.save(draw(), tmp_path / name, about) for name, about in (("a", ""), ("b", "vit, n = 360")))
     assert b"n = 360" not in plain[1].read_bytes() and plain[0].read_bytes() != signed[0].read_bytes()

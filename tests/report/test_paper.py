@@ -12,7 +12,8 @@ from curves import masked_head
 from drawn import assert_nothing_is_clipped
 from layouts import LAYOUTS
 from mhprobe.masking.redundant_or_inert import Likeness
-from mhprobe.report.figures import attention, heads, masking, pruned, runs
+from mhprobe.report.figures import attention, masking, pruned, runs
+from mhprobe.report.figures.heads import per_head
 from mhprobe.report.figures.style import canvas, save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
 from mhprobe.report.report import Report, Result, counted
@@ -31,7 +32,7 @@ def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     report.network, report.data, report.images = "vit_tiny", "digits", counted(360)
     add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
-    report.add("wide", Result(figure=heads.per_head(layout, ranked(layout), "importance")))
+    report.add("wide", Result(figure=per_head(layout, ranked(layout), "importance")))
     for name, inches in (("narrow", ONE), ("wide", TWO)):
         with Image.open(tmp_path / "figures" / f"{name}.png") as image:
             assert image.width == pytest.approx(300 * inches, abs=1)
@@ -42,10 +43,10 @@ def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
 
 def test_a_figure_that_fits_is_not_touched_and_a_wide_one_keeps_its_text_readable():
     layout = LAYOUTS["vit_base"]
-    narrow = heads.per_head(layout, {"value": torch.rand(144)}, "importance")
+    narrow = per_head(layout, {"value": torch.rand(144)}, "importance")
     size = tuple(narrow.get_size_inches())
     assert fit(narrow).width == pytest.approx(TWO) and tuple(narrow.get_size_inches()) == size
-    wide = heads.per_head(layout, ranked(layout), "importance")
+    wide = per_head(layout, ranked(layout), "importance")
     assert wide.get_figwidth() > 8
     fit(wide)
     sizes = [text.get_fontsize() for text in wide.findobj(Text) if text.get_text()]
@@ -115,7 +116,11 @@ def interval(share):
 
 
 def test_a_figure_without_small_print_fills_its_column_too(tmp_path):
-    save(heads.per_head(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"), tmp_path / "narrow", paper=True)
+    save(
+        per_head(LAYOUTS["one head"], {"value": torch.ones(1)}, "importance"),
+        tmp_path / "narrow",
+        paper=True,
+    )
     with Image.open(tmp_path / "narrow.png") as image:
         assert image.width == pytest.approx(300 * ONE, abs=1)
 

@@ -8,7 +8,9 @@ import torch
 import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.report import twins
-from mhprobe.report.figures import attention, classes, frequencies, gates, heads, maps, masking, pairs, runs, training
+from mhprobe.report.figures import attention, classes, frequencies, gates, maps, masking, runs, training
+from mhprobe.report.figures import heads as heads_figures
+from mhprobe.report.figures import pairs as pairs_figures
 from mhprobe.scoring.base import known_scores
 from models import tiny_swin, tiny_vit
 
@@ -32,7 +34,7 @@ def test_accuracy_without_a_head_is_written_and_framed_where_it_is_sure(layout):
     columns["drop"] *= 0.1
     columns["p_holm"] = torch.ones(layout.num_heads)
     columns["p_holm"][1] = 0.001
-    figure = heads.accuracy_without(layout, columns, "unused")
+    figure = heads_figures.accuracy_without(layout, columns, "unused")
     assert f"{50 - 100 * columns['drop'][0]:.1f}" in texts(figure)
     assert sum(len(axes.patches) for axes in figure.axes) == 1
     assert_nothing_is_clipped(figure)
@@ -40,7 +42,7 @@ def test_accuracy_without_a_head_is_written_and_framed_where_it_is_sure(layout):
 
 def test_the_histogram_counts_every_head(layout):
     columns = {"drop": per_head(layout, "drop")["drop"] - 0.3, "p_holm": torch.linspace(0, 1, layout.num_heads)}
-    figure = heads.drop_histogram(layout, columns, "unused")
+    figure = heads_figures.drop_histogram(layout, columns, "unused")
     assert sum(patch.get_height() for patch in figure.axes[0].patches) == layout.num_heads
     assert_nothing_is_clipped(figure)
 
@@ -89,7 +91,7 @@ def test_a_network_at_chance_has_no_empty_panel(layout):
 def test_blocks_have_their_range_and_chance(layout):
     heads = layout.num_heads
     value = torch.arange(heads * heads, dtype=torch.float64).view(heads, heads)
-    assert_nothing_is_clipped(pairs.by_block(layout, {"value": value, "null": value / 2}, "similarity"))
+    assert_nothing_is_clipped(pairs_figures.by_block(layout, {"value": value, "null": value / 2}, "similarity"))
 
 
 @pytest.mark.parametrize("limits", ["shared", "each", [0.0, 1.0]])
@@ -99,7 +101,7 @@ def test_limits_of_colours_are_shared_own_or_given(layout, limits):
     for site in range(len(layout.sites)):
         span = layout.span(site)
         value[span, span] = 0.2 + 0.1 * site + 0.05 * torch.rand(value[span, span].shape, dtype=torch.float64)
-    figure = pairs.pairwise(layout, {"value": value}, "similarity", limits=limits)
+    figure = pairs_figures.pairwise(layout, {"value": value}, "similarity", limits=limits)
     norms = {(image.norm.vmin, image.norm.vmax) for axes in figure.axes for image in axes.get_images()}
     assert len(norms) == (len(layout.sites) if limits == "each" else 1)
     if not isinstance(limits, str):
@@ -116,7 +118,7 @@ def test_what_is_masked_is_a_grid_per_step(layout):
 
 def test_heads_are_sorted_by_the_first_value(layout):
     values = per_head(layout, "relevance", "confidence")
-    figure = heads.sorted_heads(layout, values)
+    figure = heads_figures.sorted_heads(layout, values)
     first = figure.axes[0].get_images()[0].get_array()
     for row, site in zip(first, layout.sites, strict=True):
         kept = row[: site.num_heads].tolist()
@@ -127,7 +129,7 @@ def test_heads_are_sorted_by_the_first_value(layout):
 def test_the_others_clip_nothing(layout):
     heads = layout.num_heads
     marks = {f"function {n}": torch.arange(heads) % (n + 2) == 0 for n in range(7)}
-    figure = heads.functions(layout, marks)
+    figure = heads_figures.functions(layout, marks)
     assert_nothing_is_clipped(figure)
     # a part for each function of a head; together they fill its cell
     coloured = [part for part in figure.axes[0].patches if part.get_linewidth() == 0]
@@ -140,7 +142,7 @@ def test_the_others_clip_nothing(layout):
     assert_nothing_is_clipped(masking.kinds_of_layers(rows, 0.1))
     pairs = {"pairs": 3, "above": 0.04, "chance_low": -0.02, "chance_high": 0.03, "p_holm": 0.01}
     grouped = [{"curve": c, "group_a": "before", "group_b": b, **pairs} for c in ("a", "b") for b in ("before", "at")]
-    assert_nothing_is_clipped(pairs.groups_of_pairs(grouped))
+    assert_nothing_is_clipped(pairs_figures.groups_of_pairs(grouped))
     bands = [
         {"low": k / 3, "high": (k + 1) / 3, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
         for k in range(3)
@@ -187,8 +189,13 @@ FREE = {  # figures that are no layout's
     "probes": lambda: attention.relation_scores(
         [scored("along an edge", f"attention and embedding {n}") for n in range(6)]
     ),
-    "behaviours": lambda: pairs.behaviours(
-        [pairs.Group("stage 0: 2 clusters\np = 1", torch.randn(5, 2), ["CLS"] * 4 + ["local"], torch.arange(5) % 2)] * 3
+    "behaviours": lambda: pairs_figures.behaviours(
+        [
+            pairs_figures.Group(
+                "stage 0: 2 clusters\np = 1", torch.randn(5, 2), ["CLS"] * 4 + ["local"], torch.arange(5) % 2
+            )
+        ]
+        * 3
     ),
     "landscape": lambda: training.landscape([-1.0, 0.0, 1.0], [torch.rand(3, 3) + 1, torch.rand(3, 3) + 1]),
     "a landscape with a loss that overflows": lambda: training.landscape(
@@ -199,7 +206,7 @@ FREE = {  # figures that are no layout's
     ),
     "phase": lambda: frequencies.phase([band("none"), band("phase", 0.25), band("amplitude", 0.25)], [True], 0.1),
     "kernels": lambda: maps.kernels(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
-    "before_training": lambda: pairs.before_training(
+    "before_training": lambda: pairs_figures.before_training(
         [blocks("cka", network, b) for network in ("trained", "untrained") for b in range(6)], {"cka": "linear CKA"}
     ),
     "surfaces": lambda: maps.surfaces(torch.rand(4, 5), torch.rand(3, 40), [0, 1, 2]),

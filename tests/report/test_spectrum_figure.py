@@ -7,7 +7,7 @@ import torch
 
 from drawn import assert_nothing_is_clipped
 from mhprobe.heads import Block, HeadLayout, HeadSite
-from mhprobe.report.figures import frequencies
+from mhprobe.report.figures import frequencies as frequencies_figures
 
 LAYOUTS = {"vit": ([12] * 12, [0] * 12), "swin": ([3, 3, 6, 6, 12, 12], [0, 0, 1, 1, 2, 2]), "one": ([2], [0])}
 
@@ -33,7 +33,7 @@ def material(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_spectra_have_a_line_per_block_and_per_head(name):
     layout, columns = material(name)
-    figure = frequencies.spectrum(layout, columns, "label")
+    figure = frequencies_figures.spectrum(layout, columns, "label")
     stream, *panels = figure.axes
     assert len(stream.get_lines()) == len(layout.sites) + 1  # and white noise
     assert [len(axes.get_lines()) - 1 for axes in panels] == [site.num_heads for site in layout.sites]
@@ -45,7 +45,7 @@ def test_spectra_have_a_line_per_block_and_per_head(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_depth_goes_from_input_through_attention_to_mlp_and_breaks_between_stages(name):
     layout, columns = material(name)
-    figure = frequencies.depth_variance(layout, columns, "Δ ln amplitude, highest frequency")
+    figure = frequencies_figures.depth_variance(layout, columns, "Δ ln amplitude, highest frequency")
     left, right = figure.axes
     steps = [line for line in left.get_lines() if len(line.get_xdata()) == 2 and line.get_xdata()[1] % 0.5 == 0]
     steps = [line for line in steps if line.get_xdata()[0] != line.get_xdata()[1]]

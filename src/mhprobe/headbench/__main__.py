@@ -75,7 +75,7 @@ def _written(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, 
     from mhprobe.report.report import Result
 
     rows = bench(makes, given.families, range(given.seeds), given.images, say=_say)
-    return {"headbench": Result(_table(rows), figure.sensitivity(rows), drawn="headbench")}
+    return {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
 
 
 def _grafts(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, Result]:

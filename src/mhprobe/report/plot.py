@@ -56,7 +56,7 @@ def pairs(values: Values, style: Style = "screen") -> Figure:
 
     values: of a measure that compares. Raises UserError for one of single heads.
     """
-    draw = {"pairwise": pairwise, "pairwise_layers": pairwise_layers}.get(getattr(values, "kind", ""))
+    draw = {"pairwise": pairwise.draw, "pairwise_layers": pairwise_layers.draw}.get(getattr(values, "kind", ""))
     if draw is None:
         raise UserError("plot.pairs: expected the values of a measure that compares heads or layers, e.g. CKA.")
     return _styled(draw(values.heads, values.columns, values.label), style)
