@@ -55,7 +55,7 @@ def is_drawn(name: str, test: str) -> bool:
     """Whether a test calls this kind of figure, by its module or by its name."""
     family = DRAWS[name].__module__.rpartition(".")[2]
     by_name = rf"^from mhprobe\.report\.figures\.{family} import .*\b{name}\b"
-    return bool(re.search(rf"\b(\w*figures?|{family})\.{name}\(|{by_name}", test, re.M))
+    return bool(re.search(rf"\b(\w*figures?|{family})\.{name}\b|{by_name}", test, re.M))
 
 
 def test_figures_of_columns_have_one_signature():

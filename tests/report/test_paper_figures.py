@@ -263,3 +263,8 @@ def test_a_map_has_a_dot_per_score_and_one_without_an_image_is_grey(kinds):
         assert [float(line.get_xdata()[0]) for line in dots] == [row["value"] for row in rows[:: len(scores)]]
         assert [line.get_color() == "0.5" for line in dots] == [name in ("centre", "random") for name in names]
     assert_nothing_is_clipped(figure)
+
+
+def test_before_and_after_tuning_stand_side_by_side(layout):
+    names = ["itself", "itself_low", "itself_high", "itself_null", "a_before", "a_after", "a_p"]
+    assert_nothing_is_clipped(heads_figures.before_tuning(layout, per_head(layout, *names), {"a": "entropy (nats)"}))

@@ -20,7 +20,7 @@ from models import tiny_swin, tiny_vit
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Arguments of ``attention_masks.draw(pictures, titles, names, masks)``."""
+    """Arguments of ``maps.attention_masks(pictures, titles, names, masks)``."""
     given = {}
 
     def draw(pictures, titles, names, masks):
@@ -28,7 +28,7 @@ def drawn(monkeypatch):
         return made(pictures, titles, names, masks)
 
     made = figure.attention_masks
-    monkeypatch.setattr(figure, "draw", draw)
+    monkeypatch.setattr(figure, "attention_masks", draw)
     return given
 
 
@@ -64,13 +64,13 @@ def test_windows_are_put_back_and_every_block_has_its_grid(material, drawn):
 @pytest.mark.parametrize("material", [tiny_vit], indirect=True)
 def test_what_is_drawn_at_random_is_k_heads_of_every_layer(material, monkeypatch, k):
     given = {}
-    draw = drawing.draw
+    draw = drawing.masked_at_each_step
 
     def watched(layout, curves):
         given.update(curves)
         return draw(layout, curves)
 
-    monkeypatch.setattr(drawing, "draw", watched)
+    monkeypatch.setattr(drawing, "masked_at_each_step", watched)
     asked = SimpleNamespace(curves=lambda: (), layout=material.layout)
     assert_nothing_is_clipped(masked_at_each_step(asked, heads_per_step=k)["masked"].figure)
     (masks,) = given.values()

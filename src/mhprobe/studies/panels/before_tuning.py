@@ -27,7 +27,7 @@ from mhprobe.measures.svcca import SVCCA
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import Walk, label_of, measured, recorded
 from mhprobe.report import tables
-from mhprobe.report.figures import before_tuning as figure
+from mhprobe.report.figures import heads as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.intervals import interval, p_of_interval
 from mhprobe.stats.significance import holm
@@ -68,7 +68,7 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
         folds = [functools.partial(walk, images=chosen[fold::FOLDS]) for fold in range(FOLDS)]
         columns |= _changes(measures, older, network, folds)
     labels = {name: label_of(each, "norm") for name, each in measures.items()}
-    drawn = figure.draw(layout, columns, labels)
+    drawn = figure.before_tuning(layout, columns, labels)
     table = tables.per_head(layout, columns)
     return {"before_tuning": Result(table, drawn, drawn="before_tuning", of=material.of(images))}
 
