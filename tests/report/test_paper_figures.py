@@ -8,7 +8,7 @@ import torch
 import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.report import twins
-from mhprobe.report.figures import attention, classes, frequencies, gates, maps, masking, runs, training
+from mhprobe.report.figures import attention, classes, frequencies, gates, maps, masking, pruned, runs, training
 from mhprobe.report.figures import heads as heads_figures
 from mhprobe.report.figures import pairs as pairs_figures
 from mhprobe.scoring.base import known_scores
@@ -208,6 +208,14 @@ FREE = {  # figures that are no layout's
     "kernels": lambda: maps.kernels(torch.randn(12, 6, 3, 4, 4), torch.full((12, 6), 1 / 6)),
     "before_training": lambda: pairs_figures.before_training(
         [blocks("cka", network, b) for network in ("trained", "untrained") for b in range(6)], {"cka": "linear CKA"}
+    ),
+    "pareto": lambda: pruned.pareto(
+        [
+            {"method": m, "budget": b, "seed": s, "flops": b, "pruned": b - 0.1 * s, "dense": 0.9, "speedup_64": 1 / b}
+            for m in ("fisher", "random")
+            for b in (0.5, 0.8)
+            for s in (0, 1)
+        ]
     ),
     "surfaces": lambda: maps.surfaces(torch.rand(4, 5), torch.rand(3, 40), [0, 1, 2]),
     "a surface of one patch and one block": lambda: maps.surfaces(torch.rand(1, 1), torch.rand(1, 40), [7]),

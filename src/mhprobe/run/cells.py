@@ -15,7 +15,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.io.tensors import packed, unpacked
-from mhprobe.report.figures import pareto
+from mhprobe.report.figures.pruned import pareto
 from mhprobe.report.report import Result
 from mhprobe.report.tables import Table
 from mhprobe.run import builders, pruning
@@ -124,7 +124,7 @@ def results(weights: str | None, cells: Mapping[Cell, Kept | None]) -> dict[str,
     found = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
     if done := [row for row in rows if not row["note"]]:
         ranked = _table(ranking(done, {cell: kept.right for cell, kept in cells.items() if kept is not None}))
-        found["prunebench_ranking"] = Result(ranked, pareto.draw(done), label="accuracy", drawn="pareto")
+        found["prunebench_ranking"] = Result(ranked, pareto(done), label="accuracy", drawn="pareto")
     return found
 
 
