@@ -40,7 +40,7 @@ from mhprobe.measures import (
 from mhprobe.measures.base import Measure
 from mhprobe.run.members import members
 from mhprobe.stats.agreement import pearson, spearman, spearman_interval
-from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.significance import (
     benjamini_hochberg,
     beyond,

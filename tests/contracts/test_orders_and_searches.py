@@ -23,10 +23,9 @@ from layouts import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
-from mhprobe.masking.parts.constraints import constrain, target_of
 from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.limits import Limits
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import constrain, make_units, target_of
 from mhprobe.masking.search.base import Step
 from mhprobe.scoring.parts.evaluate import evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit

@@ -20,7 +20,7 @@ from mhprobe.headbench.grow import Planted, grow, known
 from mhprobe.headbench.plants import Dead, Duplicate
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
-from mhprobe.stats.auroc import auroc
+from mhprobe.stats.agreement import auroc
 from models import tiny_vit
 
 

@@ -15,9 +15,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.fisher import Fisher, rearrange
-from mhprobe.masking.parts.constraints import constrain
 from mhprobe.masking.parts.limits import Limits, Target
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import constrain, make_units
 from mhprobe.scoring.parts.evaluate import evaluator
 from models import BUILDERS, images_for, labels_for
 from oracles import surgery as oracle

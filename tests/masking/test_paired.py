@@ -15,7 +15,7 @@ from mhprobe.masking.parts.curve import masking_curve as curves_of
 from mhprobe.masking.random import Random
 from mhprobe.masking.search.exact import Exact
 from mhprobe.report.tables import curve_rows
-from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.intervals import bootstrap
 
 IMAGES = 300
 LAYOUT = HeadLayout(tuple(HeadSite(f"blocks.{i}.attn", 0, i, 4, 4) for i in range(2)))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mhprobe.measures.parts.chance import chance_correlations, chance_overlaps
+from mhprobe.measures.parts.canonical import chance_correlations, chance_overlaps
 from oracles import svcca as oracle
 
 

@@ -6,7 +6,8 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
-from mhprobe.measures.parts.codes import Codes, Sample, _nearest, _spread, numbers_of, patches_of
+from mhprobe.measures.parts.codes import Codes, _nearest, _spread, numbers_of, patches_of
+from mhprobe.measures.parts.hashing import Pool
 
 SITE = HeadSite("a", 0, 0, 1, 2, 1, None, (2, 3), (4.0, 4.0), True)
 
@@ -54,11 +55,11 @@ def test_numbers_depend_on_image_and_place_alone_and_look_random():
 def test_the_sample_does_not_depend_on_order_batches_or_repetition():
     x = patches_of(images(30), SITE, cells=4)
     numbers = numbers_of(x)
-    whole, parts = Sample.empty(50, 48), Sample.empty(50, 48)
-    whole.add(numbers.flatten(), x.flatten(0, 1))
+    whole, parts = Pool(50), Pool(50)
+    whole.add(numbers.flatten(), [x.flatten(0, 1)])
     for i in [*range(29, -1, -1), 3, 4]:
-        parts.add(numbers[i], x[i])
-    assert torch.equal(whole.number, parts.number) and torch.equal(whole.patch, parts.patch)
+        parts.add(numbers[i], [x[i]])
+    assert torch.equal(whole.number, parts.number) and torch.equal(whole.parts[0], parts.parts[0])
     assert len(whole.number) == 50
     assert (numbers.flatten().sort().values[:50] == whole.number).all()
 

@@ -7,7 +7,7 @@ import torch
 
 from mhprobe.heads import Ablation, HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.ablation_delta import AblationDelta
-from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.intervals import bootstrap
 from mhprobe.stats.significance import Z95
 
 LAYOUT = HeadLayout((HeadSite("a", 0, 0, 2, 3),))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from curves import curve
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.masking.parts.totals import totals
+from mhprobe.masking.parts.trace import totals
 from mhprobe.report.html import finish_report
 from mhprobe.report.masking import answer, of_curves
 from mhprobe.report.report import Report

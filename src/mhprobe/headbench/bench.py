@@ -27,8 +27,8 @@ from mhprobe.headbench.grow import Planted, grow, known
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import measure
-from mhprobe.stats.auroc import auroc
-from mhprobe.stats.bootstrap import bootstrap
+from mhprobe.stats.agreement import auroc
+from mhprobe.stats.intervals import bootstrap
 
 Make = Callable[[HeadLayout], Measure]
 

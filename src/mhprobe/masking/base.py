@@ -129,7 +129,7 @@ class Units:
     """Sets of heads that are masked together. names: for people. masks: (U, A) bool.
 
     per_stage: the units were cut at stage borders because stages differ in their number of heads.
-    limits: how far a path may go (masking/parts/constraints.py); None for all the way.
+    limits: how far a path may go (masking/parts/units.py); None for all the way.
     """
 
     names: tuple[str, ...]

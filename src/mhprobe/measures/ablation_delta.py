@@ -15,9 +15,8 @@ from torch import Tensor
 from mhprobe.errors import one_of
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout
 from mhprobe.measures.base import counts, mean_of
-from mhprobe.measures.parts.losses import labels_of
+from mhprobe.measures.parts.losses import PerClass, labels_of
 from mhprobe.measures.parts.paired import Paired
-from mhprobe.measures.parts.per_class import PerClass
 from mhprobe.stats.significance import holm, mcnemar
 
 

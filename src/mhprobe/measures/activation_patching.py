@@ -28,8 +28,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, HeadBatch, HeadLayout, Need, Patching
 from mhprobe.measures.base import Measure, MeasureWarning, counts, sums
-from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.measures.parts.pool import Pool
+from mhprobe.measures.parts.hashing import Pool, image_numbers
 from mhprobe.stats.agreement import spearman, spearman_interval
 from mhprobe.stats.significance import holm, t_quantile, two_sided
 
@@ -99,7 +98,7 @@ class ActivationPatching(Measure):
         self.label = "share of the metric that the head alone restores"
         heads = layout.num_heads
         self.add_state("effects", torch.zeros(len(self.estimates), 2, heads, dtype=torch.float64))
-        self.add_state("given", torch.zeros(len(self.pool.number), heads + 2, dtype=torch.float64))
+        self.add_state("given", torch.zeros(self.pool.size, heads + 2, dtype=torch.float64))
         self.add_state("squares", torch.zeros(3, heads + 2, dtype=torch.float64))
 
     def select(self, batch: HeadBatch) -> None:
@@ -109,16 +108,15 @@ class ActivationPatching(Measure):
 
     def end_select(self) -> None:
         self.pool.gather()
-        count = len(self.pool)
-        if not count:
+        if not len(self.pool):
             return
-        images, labels = (part[:count].clone() for part in self.pool.parts)
-        donors = Donors(images, labels, self.pool.number[:count].clone())
+        images, labels = self.pool.parts
+        donors = Donors(images, labels, self.pool.number)
         self.needs = frozenset({Patching(**self.options, donors=donors)})
 
     def reset(self) -> None:
         super().reset()
-        self.pool = Pool(len(self.pool.number))
+        self.pool = Pool(self.pool.size)
         self.needs = frozenset({Patching(**self.options)})
 
     def update(self, batch: HeadBatch) -> None:

@@ -6,9 +6,9 @@ makes it lie in [0, 1], and averaged over queries and images; Clark et al. smoot
 
 The null is the same divergence between head a on one image and head b on another, query by query: what position alone
 shares stays in it. Its expectation does not depend on the number of images, so a few are enough: all ordered pairs of
-the images with the smallest hash (pool.py). How far the mean over so few lies from that over all is what the null does
-not know. It is estimated by the jackknife (Efron & Stein, 1981, Annals of Statistics 9:586): pairs that share an image
-are not independent, images are.
+the images with the smallest hash (hashing.py). How far the mean over so few lies from that over all is what the null
+does not know. It is estimated by the jackknife (Efron & Stein, 1981, Annals of Statistics 9:586): pairs that share an
+image are not independent, images are.
 
 In Swin, rows are renormalised over the shift region. Two blocks of a stage may cut their windows differently: a row of
 the one is then compared with the other's row of the same query, keys outside a window having no weight.
@@ -31,11 +31,10 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.parts.embedding import cluster, embed, layer_ratio
-from mhprobe.measures.parts.hashing import image_numbers, numbers_in
+from mhprobe.measures.parts.hashing import Pool, image_numbers, numbers_in
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups
 from mhprobe.measures.parts.places import attention_of, chunks, even_over, places_in, places_of, shares, words_of
-from mhprobe.measures.parts.pool import Pool
 from mhprobe.stats.intervals import SHARE, SIZE
 
 
@@ -170,7 +169,7 @@ class JSDistance(MeanOverImages):
         for apart in range(1, images):
             first = 0
             for sites in self.groups:
-                attn = [part[:images] for part in self.pool.parts[first : first + len(sites)]]
+                attn = self.pool.parts[first : first + len(sites)]
                 js_bGG, queries_b = self._divergences(sites, attn, [a.roll(apart, 0) for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
                 # of head a on image i with head b on image i - apart: a pair of both images

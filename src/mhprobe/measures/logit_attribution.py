@@ -14,8 +14,7 @@ from torch import Tensor
 
 from mhprobe.heads import HeadBatch, wide
 from mhprobe.measures.base import mean_of, sums
-from mhprobe.measures.parts.losses import labels_of
-from mhprobe.measures.parts.per_class import PerClass
+from mhprobe.measures.parts.losses import PerClass, labels_of
 from mhprobe.stats.intervals import interval
 from mhprobe.stats.significance import holm, standard_error, two_sided
 

@@ -11,7 +11,7 @@ Shapes: H heads of a group, D head width, A heads of all sites.
 import torch
 from torch import Tensor
 
-from mhprobe.measures.parts.chance import chance_overlaps
+from mhprobe.measures.parts.canonical import chance_overlaps
 from mhprobe.measures.parts.moments import Parts
 from mhprobe.measures.parts.pairs import PairMeasure
 
@@ -27,8 +27,8 @@ class Procrustes(PairMeasure):
 
     Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same two heads on each
     other's images, or, with null=rows, independent heads that keep their spectra: whitened cross-covariances drawn from
-    their law (see chance.py), scaled by both spectra; distance (A, A) = sqrt(2 - 2 value), smaller is more alike. The
-    rest, UserError and warnings as in PairMeasure.
+    their law (see canonical.py), scaled by both spectra; distance (A, A) = sqrt(2 - 2 value), smaller is more alike.
+    The rest, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: a large direction in common hides many small ones that are not, less than in cka"

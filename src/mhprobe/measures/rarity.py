@@ -16,7 +16,8 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.codes import Codes, Sample, numbers_of, patches_of
+from mhprobe.measures.parts.codes import Codes, numbers_of, patches_of
+from mhprobe.measures.parts.hashing import Pool
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, over_queries
 from mhprobe.stats.intervals import SHARE
@@ -56,7 +57,7 @@ class Rarity(OfAttention, MeanOverImages):
         self.num_codes = codes
         self.patches = patches
         self.cells = cells
-        self.samples: dict[Any, Sample] = {}  # per sort of patch, while selecting
+        self.samples: dict[Any, Pool] = {}  # of patches, per sort, while selecting
         self.codes: dict[Any, Codes] = {}
 
     def reset(self) -> None:
@@ -68,14 +69,15 @@ class Rarity(OfAttention, MeanOverImages):
             return
         for sort, site in self._sorts().items():
             patches = patches_of(_images(batch)[batch.valid], site, self.cells)
-            sample = self.samples.setdefault(sort, Sample.empty(self.patches, patches.shape[-1]))
-            sample.add(numbers_of(patches).flatten(), patches.flatten(0, 1))
+            sample = self.samples.setdefault(sort, Pool(self.patches))
+            sample.add(numbers_of(patches).flatten(), [patches.flatten(0, 1)])
 
     def end_select(self) -> None:
         for sort in self._sorts():
-            sample = self.samples.get(sort, Sample.empty(self.patches, 3 * self.cells**2))
+            sample = self.samples.get(sort, Pool(self.patches))
             sample.gather()
-            self.codes[sort] = Codes.fit(sample.patch, self.num_codes)
+            patches = sample.parts[0].cpu() if sample.parts else torch.empty(0, 1)
+            self.codes[sort] = Codes.fit(patches, self.num_codes)
         self.samples = {}
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:

@@ -3,7 +3,7 @@
 import logging
 from typing import Literal
 
-from mhprobe.masking.parts.totals import totals
+from mhprobe.masking.parts.trace import totals
 from mhprobe.questions.material import Material
 from mhprobe.report.figures import masking as figure
 from mhprobe.report.masking import answer, of_curves, of_masked_heads

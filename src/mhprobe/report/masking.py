@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.heads import HeadLayout
-from mhprobe.masking.parts.totals import Totals, summary
-from mhprobe.masking.parts.trace import Curve
+from mhprobe.masking.parts.trace import Curve, Totals, summary
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
 from mhprobe.report import tables
 from mhprobe.report.figures import masking, training

@@ -19,8 +19,7 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.head_tables import DIGEST
-from mhprobe.masking.parts.totals import Totals
-from mhprobe.masking.parts.trace import Curve, Points, Trace
+from mhprobe.masking.parts.trace import Curve, Points, Totals, Trace
 from mhprobe.masking.redundant_or_inert import MaskedHead
 
 CURVE_COLUMNS = (

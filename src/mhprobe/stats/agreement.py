@@ -1,4 +1,4 @@
-"""Do two ways to score heads agree? Correlations over heads, and how many of the best heads they have in common.
+"""Do two ways to score heads agree, and does one tell two groups apart? Correlations, and the area under ROC.
 
 Shapes: A heads, M measures.
 """
@@ -103,3 +103,22 @@ def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _top(x: Tensor, k: int) -> list[int]:
     """The k heads with the largest value; of equal ones the first."""
     return x.argsort(descending=True, stable=True)[:k].tolist()
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """The chance that a number of the first group is larger than one of the second; NaN where a group is empty.
+
+    The area under the ROC curve (Hanley & McNeil, 1982, Radiology 143:29), in [0, 1]. Half of it for ties, so that a
+    number that is the same for all gives 0.5.
+
+    inside: (P,). outside: (N,). NaN numbers are left out of both.
+
+    >>> import torch
+    >>> auroc(torch.tensor([3.0, 2.0]), torch.tensor([1.0, 2.0]))  # of 4 pairs 3 larger, 1 equal
+    0.875
+    """
+    inside, outside = (each[~each.isnan()].double() for each in (inside, outside))
+    if not len(inside) or not len(outside):
+        return float("nan")
+    above = inside[:, None] - outside[None]
+    return float(((above > 0).double() + (above == 0).double() / 2).mean())

@@ -103,7 +103,7 @@ def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Col
 def costs(shares: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
     """From shares of heads, functions from (M, A) masks, True = off, to (M,) what is left of the whole.
 
-    They are what a target of a masking path asks (masking/parts/constraints.py).
+    They are what a target of a masking path asks (masking/parts/units.py).
     """
     return {unit: functools.partial(_left, share) for unit, share in shares.items()}
 

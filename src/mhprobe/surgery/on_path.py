@@ -16,9 +16,8 @@ from mhprobe.backbones import layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.constraints import check_reached, constrain, refuse_neurons, target_of
 from mhprobe.masking.parts.limits import Cost, Limits
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 from mhprobe.surgery.costs import costs, head_shares
 from mhprobe.surgery.given import Choice
 

@@ -17,10 +17,9 @@ from mhprobe.backbones import layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Order, Path
-from mhprobe.masking.parts.constraints import constrain, refuse_neurons
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import constrain, make_units, refuse_neurons
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery.given import Choice
 

@@ -141,7 +141,7 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
     values: (n,) of images. inside: (n,) bool, the group. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for
     an empty group.
     """
-    from mhprobe.stats.auroc import auroc
+    from mhprobe.stats.agreement import auroc
 
     first, second = int(inside.sum()), int((~inside).sum())
     if not first or not second:

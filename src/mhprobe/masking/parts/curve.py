@@ -19,10 +19,9 @@ from mhprobe.errors import UserError, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.options import refuse_misfits
 from mhprobe.masking.base import Evaluate, Order, Units
-from mhprobe.masking.parts.constraints import check_reached, constrain, refuse_neurons, target_of
 from mhprobe.masking.parts.limits import Cost, Limits
 from mhprobe.masking.parts.trace import Curve, trace
-from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 
 
 @dataclasses.dataclass(frozen=True)

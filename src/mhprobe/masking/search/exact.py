@@ -23,8 +23,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.search.base import Choice, Step
-from mhprobe.masking.search.seen import Seen
+from mhprobe.masking.search.base import Choice, Seen, Step
 
 ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks that share blocks cost less together
 

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, Step
-from mhprobe.masking.search.seen import Seen
+from mhprobe.masking.search.base import Choice, Seen, Step
 
 BETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 DARING = 0.9  # share of the largest bet that cannot ruin

@@ -1,16 +1,26 @@
 """Canonical correlations from second moments: whiten two sets of channels, take the SVD of what is left between them.
 
+Their chance level for independent rows: permuting the rows of one head makes two heads independent. Whitened, each head
+is then an orthonormal frame among the n - 1 directions that are orthogonal to the constant, and the two frames lie at
+random to each other: their overlap T is a block of a random orthogonal matrix. Its singular values are the
+correlations, and their squares follow the matrix-variate beta law (Muirhead, 1982, Aspects of Multivariate Statistical
+Theory, ch. 11.3): those of A (A + B)^-1 with A ~ Wishart(m2 degrees of freedom) and B ~ Wishart(n - 1 - m2), both
+m1 x m1. That is exact for Gaussian rows and close for others, so the floor is sampled from n, m1, m2 alone, by NumPy,
+whose generator draws chi-squared numbers from a seed of its own: no row has to be kept.
+
 Shapes: H heads of a group (or layers), D their width, P pairs.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.measures.parts.chance import chance_correlations
 from mhprobe.measures.parts.moments import Parts
 
 Average = Callable[[Tensor], Tensor]
@@ -77,3 +87,48 @@ def null(heads: Parts, variance: float, draws: int, seed: int, average: Average 
         level_HH[pair] = average(drawn).mean()
         rho_HHD[..., :few][pair] = drawn.mean(0)
     return {"null": level_HH, "null_rho": rho_HHD}
+
+
+@functools.cache
+def chance_correlations(rows: int, dims_a: int, dims_b: int, draws: int, seed: int) -> NDArray[np.floating]:
+    """(draws, min(dims_a, dims_b)) canonical correlations of independent data in falling order, one row per draw.
+
+    They depend on nothing but the arguments. Needs rows > max(dims_a, dims_b).
+    """
+    few, many = sorted((dims_a, dims_b))
+    root = _overlap_root(_generator(seed, rows, few, many), rows, many, few, draws)
+    return np.linalg.svd(root, compute_uv=False)
+
+
+@functools.cache
+def chance_overlaps(rows: int, dims: int, draws: int, seed: int) -> NDArray[np.floating]:
+    """(draws, dims, dims) whitened cross-covariances T of independent data, for what depends on more than their size.
+
+    Up to the signs of T's columns, which change no norm of diag(a) T diag(b). Needs rows > dims.
+    """
+    rng = _generator(seed, rows, dims, dims)
+    root = _overlap_root(rng, rows, dims, dims, draws)
+    q, r = np.linalg.qr(rng.standard_normal((draws, dims, dims)))
+    return q * np.sign(np.einsum("nii->ni", r))[:, None] @ root  # QR's Q is uniform once R's diagonal is positive
+
+
+def _generator(seed: int, rows: int, few: int, many: int) -> np.random.Generator:
+    return np.random.default_rng([seed, rows, few, many])
+
+
+def _overlap_root(rng: np.random.Generator, rows: int, many: int, few: int, draws: int) -> NDArray[np.floating]:
+    """(draws, few, few) with the singular values of T: T without the uniform rotation that belongs on its left."""
+    explained = _wishart_root(rng, draws, many, few)
+    rest = _wishart_root(rng, draws, max(rows - 1 - many, 0), few)
+    # with A + B = R^T R, the correlations are the singular values of root(A) R^-1: the upper half of the QR's Q
+    q = np.linalg.qr(np.concatenate([explained, rest], axis=1)).Q
+    return q[:, : explained.shape[1]]
+
+
+def _wishart_root(rng: np.random.Generator, draws: int, freedom: int, size: int) -> NDArray[np.floating]:
+    """(draws, min(freedom, size), size) upper triangles R with R^T R ~ Wishart(freedom): Bartlett's decomposition."""
+    height = min(freedom, size)
+    root = np.triu(rng.standard_normal((draws, height, size)), 1)
+    diagonal = np.arange(height)
+    root[:, diagonal, diagonal] = np.sqrt(rng.chisquare(freedom - diagonal, (draws, height)))
+    return root

@@ -4,9 +4,9 @@ A patch is described by its pixels, averaged over ``cells`` x ``cells`` fields: 
 what is rare.
 
 Codes are fitted to a sample of patches that no order, batch size or number of ranks can change. Every patch gets a
-number, a hash of its image and its place in it, and the patches with the smallest numbers are kept. Lloyd's iteration
-starts from the patch nearest to the mean and then, again and again, the patch farthest from those chosen (Gonzalez
-1985). So nothing is random in it either. A code that loses all its patches stays where it was.
+number, a hash of its image and its place in it, and those with the smallest numbers are kept (hashing.py). Lloyd's
+iteration starts from the patch nearest to the mean and then, again and again, the patch farthest from those chosen
+(Gonzalez 1985). So nothing is random in it either. A code that loses all its patches stays where it was.
 
 Shapes: B images, T grid tokens, F numbers that describe a patch, P patches of the sample, C codes.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite
 from mhprobe.measures.parts.hashing import image_numbers, mixed
@@ -46,32 +45,6 @@ def numbers_of(patches: Tensor) -> Tensor:
     """(B, T) int64 that look random and depend on the image and the token's place alone."""
     place_T = torch.arange(1, patches.shape[1] + 1, device=patches.device)
     return mixed(image_numbers(patches)[:, None] + place_T * 0x9E3779B97F4A7C1)
-
-
-@dataclass
-class Sample:
-    """The patches with the smallest numbers so far. number: (P,) int64, rising. patch: (P, F) float32. On the CPU."""
-
-    size: int
-    number: Tensor
-    patch: Tensor
-
-    @staticmethod
-    def empty(size: int, features: int) -> Sample:
-        return Sample(size, torch.empty(0, dtype=torch.long), torch.empty(0, features))
-
-    def add(self, number: Tensor, patch: Tensor) -> None:
-        """Add patches to the sample. number: (N,). patch: (N, F). The same patch of the same image counts once."""
-        number, patch = torch.cat([self.number, number.cpu()]), torch.cat([self.patch, patch.cpu()])
-        number, order = number.sort(stable=True)
-        first = torch.ones_like(number, dtype=torch.bool)
-        first[1:] = number[1:] != number[:-1]
-        self.number, self.patch = number[first][: self.size], patch[order][first][: self.size]
-
-    def gather(self) -> None:
-        """Merge what all ranks have. A collective."""
-        for number, patch in ranks.gather((self.number, self.patch)):
-            self.add(number, patch)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """Numbers that look random and depend on an image alone: how images are drawn without an order, a batch or a rank.
 
 Pixels are rounded to bfloat16 before they are hashed. A model in bfloat16 is shown images rounded so, and they get the
-same numbers as those of a model in float32: the same donors, folds and halves.
+same numbers as those of a model in float32: the same donors, folds and halves. A pool keeps the few images (or patches)
+with the smallest numbers; its memory does not grow with those that are shown.
 
-Shapes: B images.
+Shapes: B images, P places of the pool.
 """
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.heads import HeadBatch
 
 _ENOUGH = 4096  # numbers of a head's output, which differ everywhere as pixels do not
@@ -47,3 +50,53 @@ def _odd(count: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # cached: must be usable outside too
         generator = torch.Generator().manual_seed(0)
         return (2 * torch.randint(2**62, (count,), generator=generator) + 1).to(device)
+
+
+class Pool:
+    """The images with the smallest numbers, at most ``size``. number: (P,) int64, rising. parts: tensors (P, ...).
+
+    Texts differ in length: those of a batch, or the pool's, are filled up with zeros to the longest.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.number = torch.empty(0, dtype=torch.long)
+        self.parts: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:
+        """Take in those of (B, ...) images that belong in it. The same image counts once."""
+        count = len(self)
+        number, order = torch.cat([self.number, number_B.to(self.number.device)]).sort(stable=True)
+        first = torch.ones_like(number, dtype=torch.bool)
+        first[1:] = number[1:] != number[:-1]
+        self.number, order = number[first][: self.size], order[first][: self.size]
+        stays = order < count
+        for k, part in enumerate(parts):
+            mine, came = _as_large(self.parts[k] if count else part[:0], part.detach())
+            chosen, stayed = order.to(part.device), stays.to(part.device)
+            kept = came.new_empty(len(order), *came.shape[1:])
+            kept[stayed], kept[~stayed] = mine[chosen[stayed]], came[chosen[~stayed] - count]
+            self.parts[k : k + 1] = [kept]
+
+    def gather(self) -> None:
+        """Merge what all ranks have. A collective."""
+        if ranks.size() == 1:
+            return
+        device = self.parts[0].device if self.parts else torch.device("cpu")
+        for number, parts in ranks.gather((self.number, [part.cpu() for part in self.parts])):
+            if parts:
+                self.add(number, [part.to(device) for part in parts])
+
+
+def _as_large(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Each (n, ...) filled up with zeros at its ends to the largest shape."""
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+
+    def filled(part: Tensor) -> Tensor:
+        missing = [large - own for large, own in zip(shape, part.shape[1:], strict=True)]
+        return torch.nn.functional.pad(part, [side for n in reversed(missing) for side in (0, n)])
+
+    return tuple(filled(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Loss of each image, by one function for all, and its slope along each head's gate.
+"""Loss of each image, by one function for all, its slope along each head's gate, and sums per class of the labels.
 
 Equal logits give equal losses. The slopes are what importance and Fisher information are made of: dL/dxi_h = sum over
 tokens and width of z * dL/dz; a windowed site's windows belong to one image and are summed.
@@ -8,11 +8,14 @@ axes are masks.
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from mhprobe import ranks
 from mhprobe.heads import HeadBatch, wide
+from mhprobe.measures.base import Measure, counts
 
 
 def outcomes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,3 +52,33 @@ def token_slopes(batch: HeadBatch, name: str) -> Iterator[Tensor]:
     # products of narrow types are exact in float32, their sums are not
     pairs = zip(batch.z, batch.need("grad", name), strict=True)
     return ((wide(z) * wide(g)).sum(-1, dtype=torch.float64) for z, g in pairs)
+
+
+class PerClass(Measure):
+    """Base of measures with sums (..., C). tables: columns that have a number per class, which ``axes`` names.
+
+    Only logits tell how many classes there are. So the sums grow once: at the first batch, or, on a rank that was shown
+    nothing, before all ranks add up.
+    """
+
+    tables: ClassVar[tuple[str, ...]]
+
+    class_images: Tensor = counts("C")
+
+    def see_classes(self, batch: HeadBatch) -> None:
+        """To be called with every batch, before its images are counted."""
+        if not len(self.class_images):
+            self._grow(batch.logits.shape[1])
+
+    def before_sync(self) -> None:
+        classes = max(ranks.gather(len(self.class_images)))
+        if not len(self.class_images):
+            self._grow(classes)
+
+    def _grow(self, classes: int) -> None:
+        with torch.inference_mode(False):
+            for name in [name for name, (shape, _) in self.declared.items() if "C" in shape]:
+                empty = getattr(self, name)
+                setattr(self, name, empty.new_zeros(*empty.shape[:-1], classes))
+        names = [*self.class_names] or [f"class {number}" for number in range(classes)]
+        self.axes = dict.fromkeys(self.tables, names)

@@ -24,7 +24,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
-from mhprobe.stats.bootstrap import interval, resampled_means
+from mhprobe.stats.intervals import percentiles, resampled_means
 
 CENTRE, RANDOM = "centre", "random"
 
@@ -80,7 +80,7 @@ def _rows(names: list[str], every_NKx: Tensor, seed: int) -> list[dict[str, Any]
     drawn = resampled_means(every_NKx.flatten(1).T, seed=seed).unflatten(1, (maps, parts))
     drawn_RKS = scores(drawn)
     centre = names.index(CENTRE)
-    ends = [*interval(drawn_RKS), *interval(drawn_RKS - drawn_RKS[:, centre, None])]
+    ends = [*percentiles(drawn_RKS), *percentiles(drawn_RKS - drawn_RKS[:, centre, None])]
     over_KS = value_KS - value_KS[centre]
     columns = ("value", "low", "high", "over_centre", "over_centre_low", "over_centre_high")
     values = (value_KS, ends[0], ends[1], over_KS, ends[2], ends[3])
