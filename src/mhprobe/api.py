@@ -209,16 +209,22 @@ def _spec(
     return CurveSpec(f"{units}_{order}", units, chosen, list(exclude_layers), least, rescale, target, fill)
 
 
-def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Module:
+def load(
+    path: str | Path, name: str | None = None, *, flops: float | None = None, params: float | None = None,
+    **settings: Any,
+) -> nn.Module:  # fmt: skip
     """The timm model in a .safetensors + .json pair or a training checkpoint of ours, in eval mode.
 
     path: the file, the folder of a run (its pruned model, where it has one), or ``hf-hub:owner/name[@revision]``.
     name: of timm's, for weights of another training (.safetensors, .pth, .ckpt with a state dict under any usual key
         and prefix): they are put into that model. settings: its sizes, as for ``timm.create_model``; the number of
         classes is the file's.
+    flops, params: of an elastic file (``prune.elastic=true``) the share that may be left: the network that ``prune``
+        makes of it under this target. Its ``promise`` is what was promised of this budget, None for nothing.
 
     Raises UserError if a file is missing, damaged, holds code, or is not what its JSON or ``name`` says.
     """
+    from mhprobe.surgery.elastic import at_budget
     from mhprobe.weights.checkpoint import load_weights
     from mhprobe.weights.foreign import model_from
     from mhprobe.weights.hub import found
@@ -231,7 +237,11 @@ def load(path: str | Path, name: str | None = None, **settings: Any) -> nn.Modul
         return model_from(path, name, **settings)
     if settings:
         raise UserError(f"load: {', '.join(settings)}: settings go with the name of a model of timm's; give name=.")
-    return load_weights(found(path))[0]
+    model, description = load_weights(found(path))
+    target = {key: share for key, share in (("flops", flops), ("params", params)) if share is not None}
+    if len(target) > 1:
+        raise UserError("load: flops, params: expected one of them.")
+    return at_budget(model, description, target) if target else model
 
 
 def photos(folder: str | Path, model: nn.Module, batch_size: int = 32, limit: int | None = None) -> PhotoLoader:

@@ -40,7 +40,7 @@ def run(cfg: Config, folder: Path) -> None:
         model.description,
         train=pruning.retraining(cfg, dense, model.description, data, report) if settings.tune_epochs else None,
         kept=None if weights is None else gates_kept(weights),
-        made=pruning.made_from(cfg, data, source, weights or {}),
+        made=pruning.made_from(cfg, data, weights or {}),
     )
     if found.scored == LABELS and not found.optimistic:  # two runs are compared on images that neither has looked at
         builders.keep_outcomes(folder, found.right[-1], data)

@@ -168,6 +168,7 @@ class Path:
 
     spent, exhaustive: of a search, per step, the image-forwards that it asked for and that every candidate on every
         image takes; empty where nothing was searched.
+    scores: (A,) by which units went, lowest first, of an order that scores them once; None of others.
     """
 
     seed: int | None
@@ -175,6 +176,7 @@ class Path:
     names: tuple[str, ...]
     spent: tuple[int, ...] = ()
     exhaustive: tuple[int, ...] = ()
+    scores: Tensor | None = None
 
     def masks(self) -> Tensor:
         """(S + 1, A) bool, the heads off after each step; row 0 is the unmasked model."""

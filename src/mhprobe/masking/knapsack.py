@@ -11,6 +11,7 @@ Scores are taken once, with everything on; a set of units scores the sum of its 
 Shapes: A units of all sites, G sets that go together.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -59,6 +60,7 @@ class Knapsack(ByScore):
         drawable = units.masks.any(0)
         score_A = self._of_heads(drawable, layout, evaluate, torch.zeros_like(drawable))
         score_A = (score_A if self.first == "lowest" else -score_A).nan_to_num()
+        plain_A = score_A
         if self.normalize == "layer":
             score_A = torch.cat([part / part.abs().mean().clamp(min=1e-300) for part in layout.split(score_A)])
         sets = self._sets(drawable, layout, score_A) if mixed else [mask.nonzero().flatten() for mask in units.masks]
@@ -66,7 +68,8 @@ class Knapsack(ByScore):
         price_G = self._prices(sets, layout, score_A, saving_A)
         ascending = sorted(range(len(sets)), key=price_G.__getitem__)
         order = until(sets, ascending, layout, saving_A, units.limits, steps)
-        return [bundled([sets[number] for number in order], layout) if mixed else units.path(order)]
+        path = bundled([sets[number] for number in order], layout) if mixed else units.path(order)
+        return [dataclasses.replace(path, scores=plain_A)]
 
     def _sets(self, drawable: Tensor, layout: HeadLayout, score_A: Tensor) -> list[Tensor]:
         """The flat indices that go together: one head, or ``multiple`` neurons that follow each other by score."""

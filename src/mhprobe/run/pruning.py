@@ -34,12 +34,12 @@ from mhprobe.run.fingerprint import facts
 from mhprobe.run.questions import score
 from mhprobe.run.schema import Config, PromiseAsked, Prune, comes_with_weights
 from mhprobe.stats.promise import Guarantee
-from mhprobe.surgery import export
+from mhprobe.surgery import elastic, export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.promised import Promise, Promised, check_images
+from mhprobe.surgery.promised import Promise, Promised, check_images, check_unseen
 from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
-from mhprobe.surgery.removal import kept_heads
+from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
 from mhprobe.weights.description import pruned_description
@@ -63,6 +63,8 @@ def refuse(cfg: Config) -> None:
             "prune.fold: heads leave their mean in the projection's bias, and nothing is to be made up for; expected "
             "prune.proj_bias=keep and prune.rescale=false beside it."
         )
+    if settings.elastic:
+        _refuse_with_elastic(settings)
     if asked_promise(settings):
         _refuse_with_promise(settings, cfg.data)
 
@@ -77,10 +79,27 @@ def asked_promise(settings: Prune) -> PromiseAsked | None:
     return settings.guarantee if settings.guarantee and settings.guarantee.points is not None else None
 
 
+def _refuse_with_elastic(settings: Prune) -> None:
+    """An elastic file has scores of units, which a budget in FLOPs or parameters turns into a mask."""
+    wrong = {
+        "prune.order": not (settings.order or {}).get("_target_", "").endswith(".Knapsack"),
+        "prune.target": not {*(settings.target or {})} & {"flops", "params"},
+        "prune.rounds": settings.rounds > 1,
+        "prune.fold": settings.fold != "zero",
+        "prune.rescale": settings.rescale,
+        "prune.proj_bias": settings.proj_bias != "keep",
+    }
+    for key in [key for key, given in wrong.items() if given][:1]:
+        raise UserError(
+            f"{key}: prune.elastic=true takes scores once and masks by them; expected prune/order=knapsack with "
+            f"prune.target={{flops: <share left>}} or {{params: <share left>}}, one round, nothing folded or rescaled."
+        )
+
+
 def _refuse_with_promise(settings: Prune, data: dict[str, Any]) -> None:
     """The promise is of a path that is found once, and of the masked network."""
     changes = {
-        "prune.target": settings.target is not None,
+        "prune.target": settings.target is not None and not settings.elastic,  # whose budgets are promised
         "prune.rounds": settings.rounds > 1,
         "prune.repair": settings.repair.per != "none",
         "prune.tune_epochs": settings.tune_epochs > 0,
@@ -98,17 +117,19 @@ def _refuse_with_promise(settings: Prune, data: dict[str, Any]) -> None:
         )
 
 
-def made_from(
-    cfg: Config, data: ImageData, source: Given | OnPath | Promised, weights: dict[str, Any]
-) -> dict[str, Any]:
+def made_from(cfg: Config, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
     """Return the origin for the JSON of a pruned file. weights: the description of the loaded weights.
 
     UserError for too few images to promise on; a line where the training may have looked at them.
     """
     made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
-    if isinstance(source, OnPath) or source.guarantee is None:
+    assert cfg.prune is not None
+    if (promise := asked_promise(cfg.prune)) is None:
         return made
-    check_images(source.guarantee, data.sizes["calibration"])
+    check_images(Guarantee(**promise.model_dump()), data.sizes["calibration"])
+    if cfg.prune.elastic:
+        split = {"validation": "val"}.get(cfg.prune.select_on, cfg.prune.select_on)
+        check_unseen((*weights.get("chosen_by", ()), f"{split}:{data.images_of(split)}"), data)
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
         print(
@@ -172,7 +193,7 @@ def source_of(settings: Prune, order: Order | None, seed: int = 0) -> Given | On
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
-    if guarantee is not None:
+    if guarantee is not None and not settings.elastic:
         options = settings.model_dump(include={*LIMITS, "units"})
         return Promised(order, guarantee, **options, chosen_on=settings.select_on, seed=seed)
     return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target"}))
@@ -192,9 +213,8 @@ def run_pruning(
 ) -> Pruned:
     """Prune ``model``, save what is left beside the tables of ``report``, and say what it costs.
 
-    settings: the section ``prune`` of the configuration. model: carries gates. description: of its weights file.
-    train: recovery after each round, None for none. kept: what learned gates decided. made: more for the file's JSON.
-    Where nothing can be promised there are the tables alone.
+    model: carries gates. description: of its weights file. train: recovery after each round, None for none. kept: what
+    learned gates decided. made: more for the file's JSON. Where nothing can be promised there are the tables alone.
     """
     if settings.onnx:
         export.needs_onnx()
@@ -205,12 +225,10 @@ def run_pruning(
         images,
         source,
         kept=kept,
-        rounds=settings.rounds,
-        proj_bias=settings.proj_bias,
-        fold=settings.fold,
         mend=mend,
         train=train,
         chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
+        **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
     )
     if found.promise is not None:
         _report_promise(report, found.promise)
@@ -229,7 +247,10 @@ def run_pruning(
             **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
         },
     }
-    saved = write_all(_files(settings, found.model, images, report.folder, about))
+    files = _files(settings, found.model, images, report.folder, about)
+    if settings.elastic:
+        files |= _elastic(settings, model, source, found, images, report.folder, {**description, "made": made or {}})
+    saved = write_all(files)
     _report(report, found)
     speeds = _speed(report, model, found, settings.speed_rounds) if settings.speed else []
     for line in lines(found, speeds):
@@ -294,6 +315,27 @@ def _files(settings: Prune, model: nn.Module, images: Images, folder: Path, abou
     if settings.torch_export:
         files[folder / "pruned.pt2"] = export.torch_export_bytes(model, example)
     return files
+
+
+def _elastic(
+    settings: Prune, model: nn.Module, source: Given | OnPath | Promised, found: Pruned, images: Images, folder: Path,
+    description: dict[str, Any],
+) -> dict[Path, bytes]:  # fmt: skip
+    """``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
+    assert isinstance(source, OnPath) and found.scores is not None and settings.target is not None
+    layout, chosen_by = layout_of(model), found.chosen_by
+    budgets = elastic.described(source, found.scores, layout)
+    if promise := asked_promise(settings):
+        told = Guarantee(**promise.model_dump()), images.seed
+        calibrate = images.calibrate(model, False)
+        budgets["promise"] = elastic.promise_budgets(model, budgets, settings.target, calibrate, *told)
+        chosen_by = (*chosen_by, f"calibration:{images.data.set_aside}")
+    about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
+    about["made"] = {**about["made"], "elastic": budgets}
+    if (folded := folded_gates(model)) is not None:
+        about["gates_folded"] = folded
+    whole = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool))  # its gates multiplied in
+    return weights_files(whole, folder / "elastic.safetensors", about)
 
 
 def _promised(promise: Promise) -> dict[str, Any]:

@@ -202,6 +202,7 @@ class Prune(_Section):
     rounds: Annotated[int, Field(ge=1)]
     repair: Repair
     tune_epochs: Annotated[int, Field(ge=0)]
+    elastic: bool
     onnx: bool
     torch_export: bool
     speed: bool

@@ -29,12 +29,13 @@ class Choice(NamedTuple):
     """Heads that a user names.
 
     mask: (A,) bool, True = goes. rescale: the heads that a layer keeps are multiplied by H / kept. chosen_by: the
-    images that chose them, "split:digest" each, as far as the file says.
+    images that chose them, "split:digest" each, as far as the file says. scores: (A,) of a path that went by them.
     """
 
     mask: Tensor
     rescale: bool = False
     chosen_by: tuple[str, ...] = ()
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)

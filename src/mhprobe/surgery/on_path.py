@@ -103,7 +103,9 @@ class OnPath:
         assert units.limits is not None and units.limits.target is not None
         check_reached(units.limits, mask, WHERE)
         _exactly(units, path.masks(), remove is not None and self.target is None)
-        return Choice(mask, self.rescale), left * units.limits.target.left(mask) if costs_left else left
+        return Choice(mask, self.rescale, scores=path.scores), left * units.limits.target.left(
+            mask
+        ) if costs_left else left
 
     def _in_all(self, num_heads: int) -> int | None:
         """Return the number of heads to remove, where the options name a number."""

@@ -95,7 +95,7 @@ class Pruned:
     rescaled: whether the heads that layers kept were multiplied by H / kept. scored: what accuracy is.
     promise: where one was asked for; where it is of no step, ``model`` is the loaded one.
     chosen_by: the images that chose which heads are left, "split:digest" each, as far as anybody knows.
-    kinds: of its units.
+    kinds: of its units. scores: (A,) of the last round's path, where it went by them.
     """
 
     model: nn.Module
@@ -108,6 +108,7 @@ class Pruned:
     promise: Promise | None = None
     chosen_by: tuple[str, ...] = ()
     kinds: frozenset[Kind] = frozenset({"head"})
+    scores: Tensor | None = None
 
     def known(self, stage: Stage, right: Tensor) -> None:
         """Add a row that was scored before."""
@@ -272,6 +273,7 @@ def prune(
             if not found.promise.steps:
                 return found
         assert choice is not None
+        found.scores = choice.scores
         found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
         smaller = _remove(now, choice, proj_bias, images, found, number, fill, whole is None)
         if mend is not None:

@@ -1,0 +1,114 @@
+"""Elastic files: the dense weights, and beside them the score of every unit, from which any budget follows at once.
+
+A knapsack (masking/knapsack.py) asks its measure once, with everything on. What goes under a budget is then
+arithmetic: the same scores and the same options give the mask that ``prune`` finds, to the bit.
+
+Promises (stats/promise.py) are of a list of budgets that is fixed beforehand, from the largest to the smallest, each
+tested behind the one before.
+
+Shapes: A units of all sites.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mhprobe.backbones import attach, input_spec, layout_of
+from mhprobe.errors import UserError, quoted
+from mhprobe.gates import remove_gates
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate
+from mhprobe.masking.knapsack import Knapsack
+from mhprobe.stats.promise import Guarantee, kept_promise
+from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.removal import prune_heads
+
+STEP = 0.05  # between the budgets that are promised
+OPTIONS = ("compete", "normalize", "multiple")
+LIMITS = ("exclude_layers", "min_heads_per_layer")
+
+
+class _Known(Evaluate):
+    """Scores that were measured before."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Any:
+        raise NotImplementedError("an elastic file has scores of units, none of masks")
+
+    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+        return self.scores
+
+
+def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
+    """Return the part of the file's JSON that budgets are made of. scores: (A,) as the path went by them."""
+    assert isinstance(source.order, Knapsack)
+    return {
+        "units": sorted(layout.kinds),
+        "scores": scores_A.tolist(),
+        **{name: getattr(source.order, name) for name in OPTIONS},
+        **{name: getattr(source, name) for name in LIMITS},
+    }
+
+
+def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float]) -> Tensor:
+    """(A,) bool, the units that go under ``target``, {flops: share left} or {params: share left}.
+
+    model: the dense network, with gates on the units. UserError for a budget that is out of reach.
+    """
+    order = Knapsack(measure=lambda layout: None, **{name: elastic[name] for name in OPTIONS})
+    source = OnPath(order, target=target, **{name: elastic[name] for name in LIMITS})
+    layout = layout_of(model)
+    image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
+    scores = torch.tensor(elastic["scores"], dtype=torch.float64)
+    if len(scores) != layout.num_heads:
+        raise UserError(f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}.")
+    return source.choose(model, _Known(scores), lambda: image, layout, 1.0, 1.0)[0].mask
+
+
+def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]) -> nn.Module:
+    """The network of an elastic file without the units that ``prune`` removes for ``target``.
+
+    Its ``promise`` is what was promised of this budget (points, confidence, images), None where nothing was.
+    UserError for a file that is not elastic, and for a budget out of range or reach.
+    """
+    if (elastic := description.get("made", {}).get("elastic")) is None:
+        raise UserError(
+            "load: a budget is taken of an elastic file: python -m mhprobe.prune ... prune.elastic=true writes one."
+        )
+    ((unit, share),) = target.items()
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(f"load: {unit}: expected a share of the whole, above 0 and at most 1, got {quoted(share)}.")
+    attach(model, units=set(elastic["units"]))
+    small = prune_heads(model, mask_at(model, elastic, target)).eval()
+    promise = elastic.get("promise") or {}
+    kept = promise.get("unit") == unit and any(abs(share - budget) < 1e-9 for budget in promise["kept"])
+    small.promise = {key: promise[key] for key in ("points", "confidence", "images")} if kept else None  # type: ignore
+    remove_gates(model)
+    return small
+
+
+def promise_budgets(
+    model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, float], calibrate: Evaluate,
+    guarantee: Guarantee, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the budgets from the whole to ``target``, in steps of 5 % of it all, that can be promised together.
+
+    calibrate: scores masks on images that chose neither weights nor scores.
+    """
+    ((unit, least),) = target.items()
+    steps = range(1, round((1 - least) / STEP + 0.5))
+    budgets = [round(1 - STEP * step, 4) for step in steps if 1 - STEP * step > least + 1e-9] + [least]
+    masks = torch.stack([mask_at(model, elastic, {unit: budget}) for budget in budgets])
+    right = calibrate(torch.cat([torch.zeros_like(masks[:1]), masks])).right
+    count = kept_promise(right[0], right[1:], guarantee.points, guarantee.confidence, seed)
+    return {
+        "unit": unit,
+        "kept": budgets[:count],
+        "points": guarantee.points,
+        "confidence": guarantee.confidence,
+        "images": calibrate.images,
+    }

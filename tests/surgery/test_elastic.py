@@ -1,0 +1,99 @@
+"""One file, any budget: what an elastic file gives is what the command prunes to that budget, and its promises hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import mhprobe
+import mhprobe.prune
+import runs
+from mhprobe.run import builders
+from mhprobe.stats.promise import kept_promise
+
+ELASTIC = ("gates.units=[head,neuron]", "prune=order", "prune/order=knapsack", "prune.images=48", "prune.elastic=true")
+
+
+def config(folder, trained, *overrides):
+    return runs.config("prune", folder, f"weights={trained.folder / 'model.safetensors'}", *ELASTIC, *overrides)
+
+
+def same(one, other):
+    left, right = one.state_dict(), other.state_dict()
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
+
+
+@pytest.mark.parametrize("more", [(), ("prune.order.compete=group", "prune.order.multiple=4")])
+def test_any_budget_of_the_file_is_what_the_command_prunes_to_it(trained, tmp_path, more):
+    folders = {}
+    for unit, share in (("flops", 0.6), ("params", 0.7)):
+        folders[unit, share] = tmp_path / unit
+        mhprobe.prune.run(config(tmp_path, trained, f"prune.target={{{unit}:{share}}}", *more), tmp_path / unit)
+    file = tmp_path / "flops" / "elastic.safetensors"
+    for (unit, share), folder in folders.items():
+        small = mhprobe.load(file, **{unit: share})
+        assert same(small, mhprobe.load(folder / "pruned.safetensors")) and small.promise is None
+    sizes = [sum(p.numel() for p in mhprobe.load(file, flops=share).parameters()) for share in (0.9, 0.75, 0.6, 0.5)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+    assert same(mhprobe.load(file), mhprobe.load(trained.folder / "model.safetensors"))
+    assert same(mhprobe.load(file, flops=1), mhprobe.load(file))
+
+
+def test_each_budget_has_its_promise(trained, tmp_path):
+    asked = ("data.calibration_fraction=0.9", "prune.target={flops:0.5}", "prune.guarantee.points=6")
+    cfg = config(tmp_path, trained, "prune.guarantee.confidence=0.5", *asked)
+    mhprobe.prune.run(cfg, tmp_path / "run")
+    file = tmp_path / "run" / "elastic.safetensors"
+    about = json.loads(file.with_suffix(".json").read_text())
+    promise = about["made"]["elastic"]["promise"]
+    budgets = [0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5]
+    data = builders.data(cfg)
+    model = builders.classifier(cfg, data)  # which tells the data its mean
+
+    def right(network):
+        with torch.no_grad():
+            batches = data.batches("calibration", torch.device("cpu"))
+            return torch.cat([(network(b.images).argmax(1) == b.labels)[b.valid] for b in batches])
+
+    steps = torch.stack([right(mhprobe.load(file, flops=budget)) for budget in budgets])
+    count = kept_promise(right(model.backbone), steps, 6, 0.5, cfg.seed)
+    assert promise["kept"] == budgets[:count] and 0 < count < len(budgets)
+    assert mhprobe.load(file, flops=0.95).promise == {"points": 6.0, "confidence": 0.5, "images": len(steps[0])}
+    assert mhprobe.load(file, flops=0.93).promise is None and mhprobe.load(file, params=0.95).promise is None
+    assert any(images.startswith("calibration:") for images in about["chosen_by"])  # which promise once
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        (("prune/order=fisher", "prune.remove=1"), "prune.order: prune.elastic=true takes scores once"),
+        (("prune.target={latency:0.6}",), "prune.target: prune.elastic=true"),
+        (("prune.target={flops:0.6}", "prune.rounds=2"), "prune.rounds: prune.elastic=true"),
+        (("prune.target={flops:0.6}", "prune.fold=mean"), "prune.fold: prune.elastic=true"),
+    ],
+)
+def test_what_no_budget_can_follow_is_refused(trained, tmp_path, asked, match):
+    with pytest.raises(mhprobe.UserError, match=match):
+        mhprobe.prune.run(config(tmp_path, trained, *asked), tmp_path / "run")
+
+
+def test_budgets_of_other_files_and_out_of_reach_are_refused(trained, tmp_path):
+    with pytest.raises(mhprobe.UserError, match="a budget is taken of an elastic file"):
+        mhprobe.load(trained.folder / "model.safetensors", flops=0.5)
+    mhprobe.prune.run(config(tmp_path, trained, "prune.target={flops:0.6}"), tmp_path / "run")
+    file = tmp_path / "run" / "elastic.safetensors"
+    for target, match in (
+        ({"flops": 0.01}, r"flops=0.01 can't be met"),
+        ({"flops": 1.5}, "flops: expected a share"),
+        ({"flops": 0.5, "params": 0.5}, "expected one of them"),
+    ):
+        with pytest.raises(mhprobe.UserError, match=match):
+            mhprobe.load(file, **target)
+    # of a pruned or tuned network the scores are no longer true, and are not carried on
+    mhprobe.prune.run(
+        runs.config("prune", tmp_path, f"weights={file}", "prune=given", "prune.heads=[0]"), tmp_path / "again"
+    )
+    with pytest.raises(mhprobe.UserError, match="a budget is taken of an elastic file"):
+        mhprobe.load(tmp_path / "again" / "pruned.safetensors", flops=0.5)
