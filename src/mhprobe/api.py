@@ -393,7 +393,7 @@ def _batches(loader: Iterable[Any], device: torch.device, split: Split) -> Itera
         if not len(batch.images):
             continue  # what a filter leaves of a batch may be nothing
         first += int(batch.valid.sum())
-        yield Batch._make(part if part is None else part.to(device) for part in batch)
+        yield batch.to(device)
 
 
 def _batch(item: Any, first: int, split: Split) -> Batch:
@@ -406,7 +406,7 @@ def _batch(item: Any, first: int, split: Split) -> Batch:
         if not isinstance(images, Tensor) or images.dim() < 2:
             got = tuple(images.shape) if isinstance(images, Tensor) else quoted(images)
             raise UserError(f"loader: expected batches of images (B, 3, height, width), got {got}.")
-        item = Batch(images, labels, torch.arange(len(images)), torch.ones(len(images), dtype=torch.bool))  # type: ignore[arg-type]
+        item = Batch.whole(images, labels)
     if item.valid.dtype != torch.bool:  # 0 and 1 as numbers would name the first two images
         raise UserError(f"loader: Batch.valid: expected bool, True for images that count, got {item.valid.dtype}.")
     index = first + torch.cumsum(item.valid.cpu(), 0) - 1

@@ -284,8 +284,7 @@ class ImageData(L.LightningDataModule):
         # no workers: starting them for every walk costs more than the gathers they would hide
         pin = torch.device(device).type == "cuda"
         for batch in self._eval_loader(split, num_workers=0, pin=pin, chosen=chosen):
-            moved = Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
-            yield self.transform(moved, train=False)
+            yield self.transform(batch.to(device), train=False)
 
     def stored(self, split: str, positions: Sequence[int]) -> Batch:
         """The images at these positions as one batch, as they are stored; on every rank the same."""
@@ -293,8 +292,7 @@ class ImageData(L.LightningDataModule):
 
     def some(self, split: str, count: int, device: torch.device | str = "cpu") -> Batch:
         """Return ``count`` images, evenly from all of a split, or all, as one batch, alike on every rank."""
-        batch = self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False)
-        return Batch(*(None if part is None else part.to(device) for part in batch))  # type: ignore[arg-type]
+        return self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False).to(device)
 
     def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: np.ndarray | None = None) -> Loader:
         images = self.splits[split]

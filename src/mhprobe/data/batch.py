@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -29,6 +30,16 @@ class Batch(NamedTuple):
     targets: Tensor | None = None
     objects: Tensor | None = None
     first: Tensor | None = None
+
+    @classmethod
+    def whole(cls, images: Tensor, labels: Tensor | None = None, objects: Tensor | None = None) -> Batch:
+        """A batch that is all there is: images are numbered from 0, and all of them count."""
+        index = torch.arange(len(images))
+        return cls(images, labels, index, torch.ones(len(index), dtype=torch.bool), objects=objects)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on ``device``."""
+        return Batch._make(part if part is None else part.to(device) for part in self)
 
     @property
     def unlabelled(self) -> Batch:

@@ -4,15 +4,11 @@ Object 1 is the animal; the trimap's ground and its narrow unclassified border a
 by the short side and centre-cropped alike, the masks without blending.
 """
 
-import functools
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mhprobe.data.source import Contents
-from mhprobe.data.torchvisions import Downloaded, fetched, square
-from mhprobe.errors import UserError
+from mhprobe.data.torchvisions import Downloaded, square
 
 ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
 
@@ -20,38 +16,16 @@ ANIMAL = 1  # in a trimap; 2 is the ground, 3 not classified
 class Pets(Downloaded):
     """root: the folder that holds torchvision's oxford-iiit-pet."""
 
-    name = "pets"
-    folder = "oxford-iiit-pet"
+    name, title, dataset = "pets", "Oxford-IIIT Pet", "OxfordIIITPet"
+    folder, instead = "oxford-iiit-pet", "scenes"
+    parts: ClassVar = {"train": ("trainval",), "test": ("test",)}
+    options: ClassVar = {"target_types": ["category", "segmentation"]}
+    objects = True
 
-    def there(self) -> object:
-        return self._split("test")
+    def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
+        image, (_, trimap) = item
+        shown = square(trimap, self.stored_size) == ANIMAL
+        return square(image, self.stored_size, blend=True), shown.astype(np.uint8)
 
-    def scan(self) -> Contents:
-        splits = {"train": self._split("trainval"), "test": self._split("test")}
-        first = splits["train"]
-
-        def pairs() -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
-            for split, pets in splits.items():
-                for i in range(len(pets)):
-                    try:
-                        image, (_, trimap) = pets[i]
-                    except OSError as error:
-                        raise UserError(
-                            f"data.root: {pets._images[i]} or its trimap cannot be read ({error})."
-                        ) from None
-                    shown = square(trimap, self.stored_size) == ANIMAL
-                    yield split, i, square(image, self.stored_size, blend=True), shown.astype(np.uint8)
-
-        return Contents(
-            class_names=tuple(first.classes),
-            labels={split: np.array(pets._labels, dtype=np.int64) for split, pets in splits.items()},
-            size=(self.stored_size, self.stored_size),
-            images=pairs,
-            objects=True,
-        )
-
-    def _split(self, name: str) -> Any:
-        from torchvision.datasets import OxfordIIITPet
-
-        make = functools.partial(OxfordIIITPet, split=name, target_types=["category", "segmentation"])
-        return fetched(make, "Oxford-IIIT Pet", self.root, self.folder, "scenes", self._may_download)
+    def file(self, part: Any, number: int) -> str:
+        return f"{part._images[number]} or its trimap"

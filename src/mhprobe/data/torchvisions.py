@@ -2,24 +2,34 @@
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mhprobe.data.archive import open_archive
+from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
+
+SECONDS = 30  # without an answer, before a download is given up
 
 
 class Downloaded(ABC):
     """A data set of torchvision's. root: the folder that holds its own; downloaded to ``download_dir`` if None.
 
-    stored_size: pixels of the square each image is decoded to, once. A subclass says its ``folder`` below the root.
+    stored_size: pixels of the square each image is decoded to, once. A subclass says the ``dataset`` of torchvision and
+    its ``options``, the ``folder`` below the root, the ``parts`` of each split, and a data set to take ``instead``.
     """
 
     name: str
-    folder: str
+    title: ClassVar[str]
+    dataset: ClassVar[str]
+    folder: ClassVar[str]
+    parts: ClassVar[Mapping[str, Sequence[str]]]
+    instead: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    objects = False
 
     def __init__(
         self, root: str | Path | None = None, stored_size: int = 224, download_dir: str | Path = ".cache/mhprobe"
@@ -28,38 +38,63 @@ class Downloaded(ABC):
         self.stored_size, self._may_download = stored_size, root is None
 
     def key(self) -> dict[str, Any]:
-        self.there()  # before its files are looked at: a download changes them
+        self._part("test")  # before its files are looked at: a download changes them
         return {**open_archive(self.root / self.folder).key(), "stored_size": self.stored_size}
 
+    def scan(self) -> Contents:
+        parts = {split: [self._part(name) for name in names] for split, names in self.parts.items()}
+
+        def pictures() -> Iterator[tuple[Any, ...]]:
+            for split, of_split in parts.items():
+                items = [(part, i) for part in of_split for i in range(len(part))]
+                for position, (part, i) in enumerate(items):
+                    try:
+                        item = part[i]
+                    except OSError as error:
+                        raise UserError(f"data.root: {self.file(part, i)} cannot be read ({error}).") from None
+                    yield split, position, *self.decoded(item)
+
+        return Contents(
+            class_names=tuple(parts["train"][0].classes),
+            labels={
+                split: np.concatenate([np.array(part._labels, dtype=np.int64) for part in of_split])
+                for split, of_split in parts.items()
+            },
+            size=(self.stored_size, self.stored_size),
+            images=pictures,
+            objects=self.objects,
+        )
+
     @abstractmethod
-    def there(self) -> object:
-        """See that its files are in ``root``; a download, where that is allowed."""
+    def decoded(self, item: Any) -> tuple[np.ndarray, ...]:
+        """The picture, and the mask of its objects where there are any, of an item of torchvision's."""
 
+    @abstractmethod
+    def file(self, part: Any, number: int) -> str:
+        """Return the name of the file of an image, for errors."""
 
-SECONDS = 30  # without an answer, before a download is given up
+    def _part(self, name: str) -> Any:
+        """A part of torchvision's, fetched if need be; a UserError in one line where it is not in ``root``."""
+        from torchvision import datasets
 
-
-def fetched(make: Callable[..., Any], title: str, root: Path, folder: str, other: str, download: bool) -> Any:
-    """Return the result of ``make(root, download=...)``; a UserError in one line where it is not in ``root``.
-
-    folder: what torchvision calls its own, in ``root``. other: a data set to take instead. download: fetch it first.
-    """
-    before = socket.getdefaulttimeout()
-    try:
-        socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
-        return make(root, download=download)
-    except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
-        instead = f"data.root=<folder with {folder}> or data={other}"
-        if not download:
+        before = socket.getdefaulttimeout()
+        try:
+            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
+            make = getattr(datasets, self.dataset)
+            return make(self.root, split=name, download=self._may_download, **self.options)
+        except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
+            instead = f"data.root=<folder with {self.folder}> or data={self.instead}"
+            if not self._may_download:
+                raise UserError(
+                    f"data.root: {self.title} is not in {self.root}, or not whole; expected {self.root / self.folder} "
+                    f"as torchvision unpacks it. Use {instead}, or data.root=null to download it."
+                ) from None
             raise UserError(
-                f"data.root: {title} is not in {root}, or not whole; expected {root / folder} as torchvision unpacks "
-                f"it. Use {instead}, or data.root=null to download it."
+                f"{self.title} is not in {self.root} and could not be fetched ({error}). Without a network use "
+                f"{instead}."
             ) from None
-        raise UserError(
-            f"{title} is not in {root} and could not be fetched ({error}). Without a network use {instead}."
-        ) from None
-    finally:
-        socket.setdefaulttimeout(before)
+        finally:
+            socket.setdefaulttimeout(before)
 
 
 def square(image: Any, size: int, blend: bool = False) -> np.ndarray:

@@ -35,8 +35,7 @@ class Shown(NamedTuple):
     labels: Tensor
 
     def batch(self) -> Batch:
-        index = torch.arange(len(self.images))
-        return Batch(self.images, self.labels, index, torch.ones(len(index), dtype=torch.bool))
+        return Batch.whole(self.images, self.labels)
 
     def some(self, rows: Tensor) -> Shown:
         return Shown(self.images[rows], self.labels[rows])

@@ -33,8 +33,7 @@ class World(NamedTuple):
     objects: Tensor
 
     def batch(self) -> Batch:
-        index = torch.arange(len(self.images))
-        return Batch(self.images, self.labels, index, torch.ones(len(index), dtype=torch.bool), objects=self.objects)
+        return Batch.whole(self.images, self.labels, self.objects)
 
 
 def pixels_of_features() -> Tensor:

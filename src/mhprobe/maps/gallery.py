@@ -211,9 +211,7 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
     if twice := [file for file in files if called.count(str(_called(file))) > 1]:
         raise UserError(f"images: two have one name, which their figures take, among them {twice[0]}; rename one.")
     parts = [_of_file(data, image) if isinstance(image, str) else _of_split(data, image) for image in chosen]
-    index = torch.arange(len(chosen))
-    labels = torch.tensor([label for _, label in parts])
-    return Batch(torch.stack([image for image, _ in parts]), labels, index, torch.ones(len(index), dtype=torch.bool))
+    return Batch.whole(torch.stack([image for image, _ in parts]), torch.tensor([label for _, label in parts]))
 
 
 def _of_split(data: ImageData, position: int) -> tuple[Tensor, int]:
