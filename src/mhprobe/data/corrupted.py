@@ -6,7 +6,7 @@ An image's damage depends on the seed and its position alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,34 +17,23 @@ from mhprobe.data.draws import draw, fold
 from mhprobe.data.source import Contents, Source
 from mhprobe.errors import UserError, quoted
 
+KINDS: dict[str, tuple[float, ...]] = {  # how strong, at severities 1 to 5
+    "blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # deviation in pixels
+    "noise": (0.04, 0.06, 0.08, 0.09, 0.10),  # deviation of pixels in [0, 1]
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),  # share that is left
+    "jpeg": (80, 65, 58, 50, 40),  # quality
+}
 
-def blur(image: Tensor, severity: int) -> Tensor:
+
+def _damaged(image: Tensor, kind: str, severity: int) -> Tensor:
     from torchvision.transforms.v2 import functional
 
-    sigma = (0.4, 0.6, 0.7, 0.8, 1.0)[severity - 1]
-    return functional.gaussian_blur(image, kernel_size=[7, 7], sigma=[sigma, sigma])
-
-
-def noise(image: Tensor, severity: int) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    sigma = (0.04, 0.06, 0.08, 0.09, 0.10)[severity - 1]
-    return (functional.gaussian_noise(image / 255, sigma=sigma) * 255).round().to(torch.uint8)
-
-
-def contrast(image: Tensor, severity: int) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    return functional.adjust_contrast(image, (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1])
-
-
-def jpeg(image: Tensor, severity: int) -> Tensor:
-    from torchvision.transforms.v2 import functional
-
-    return functional.jpeg(image, (80, 65, 58, 50, 40)[severity - 1])
-
-
-KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {f.__name__: f for f in (blur, noise, contrast, jpeg)}
+    amount = KINDS[kind][severity - 1]
+    if kind == "blur":
+        return functional.gaussian_blur(image, kernel_size=[7, 7], sigma=[amount, amount])
+    if kind == "noise":
+        return (functional.gaussian_noise(image / 255, sigma=amount) * 255).round().to(torch.uint8)
+    return functional.adjust_contrast(image, amount) if kind == "contrast" else functional.jpeg(image, int(amount))
 
 
 class Corrupted:
@@ -85,5 +74,5 @@ class Corrupted:
         pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)  # a decoder may lend its own memory
         with torch.random.fork_rng(devices=[]):  # torchvision draws noise from the global generator
             torch.manual_seed(fold(self.seed, position))
-            pixels = KINDS[self.kind_of(position)](pixels, self.severity)
+            pixels = _damaged(pixels, self.kind_of(position), self.severity)
         return pixels.permute(1, 2, 0).numpy()

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from mhprobe import measures as all_measures
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
 from mhprobe.headbench import world
 from mhprobe.headbench.canvas import gated
 from mhprobe.headbench.grow import Planted, grow, known
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.recording.measuring import measure
+from mhprobe.recording.measuring import Columns, measure
 from mhprobe.stats.agreement import auroc
 from mhprobe.stats.intervals import bootstrap
 
@@ -92,12 +93,9 @@ def _values(
     layout: HeadLayout, model: torch.nn.Module, makes: Mapping[str, Make], seed: int, images: int
 ) -> tuple[dict[str, Tensor], list[str]]:
     """(A,) or (A, A) per detector, and the names of measures that refused."""
-    made = {name: make(layout) for name, make in makes.items()}
     # others than the canvas was calibrated on, and other ones to choose on than to measure on
     look, choose = (world.draw(images, first + seed).batch() for first in (1000, 2000))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # planted duplicates are what some measures warn of
-        columns, refused = measure(model, made, lambda: [look], lambda: [choose])
+    columns, refused = measured(model, layout, makes, look, choose)
     found = {}
     for name, each in columns.items():
         found[name] = each["value"]
@@ -109,16 +107,35 @@ def _values(
     return found, list(refused)
 
 
+def measured(
+    model: torch.nn.Module, layout: HeadLayout, makes: Mapping[str, Make], look: Batch, choose: Batch
+) -> tuple[dict[str, Columns], dict[str, UserError]]:
+    """Columns by measure, of ``look``, and why others refused; ``choose``: for measures that have to choose first."""
+    made = {name: make(layout) for name, make in makes.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # heads that are alike, as planted ones, are what some measures warn of
+        return measure(model, made, lambda: [look], lambda: [choose])
+
+
 def _told(
     layout: HeadLayout, plant: Planted, planted: Iterable[Planted], values: Mapping[str, Tensor]
 ) -> Iterable[tuple[str, Told]]:
     """Return the scores of each detector; one whose numbers are of neither heads nor pairs has none."""
     alike = [each.heads for each in planted if each.name in plant.plant.like]
     for name, value in values.items():
-        if value.shape == (layout.num_heads,):
-            yield name, heads_told(value, plant.heads, [head for heads in alike for head in heads])
-        elif value.shape == (layout.num_heads,) * 2 and plant.plant.heads == 2:
-            yield name, pair_told(layout, value, plant.heads, [heads for heads in alike if len(heads) == 2])
+        if (score := told_of(layout, value, plant.heads, alike)) is not None:
+            yield name, score
+
+
+def told_of(
+    layout: HeadLayout, value: Tensor, heads: Sequence[int], left_out: Sequence[Sequence[int]] = ()
+) -> Told | None:
+    """Of numbers of heads (A,), or, of two heads, of pairs (A, A); None for other numbers."""
+    if value.shape == (layout.num_heads,):
+        return heads_told(value, heads, [head for group in left_out for head in group])
+    if value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
+        return pair_told(layout, value, heads, [group for group in left_out if len(group) == 2])
+    return None
 
 
 def heads_told(value_A: Tensor, heads: Sequence[int], left_out: Sequence[int] = ()) -> Told:

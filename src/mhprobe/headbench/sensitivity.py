@@ -14,7 +14,6 @@ Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
 
 import itertools
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -24,10 +23,9 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from mhprobe.errors import UserError
-from mhprobe.headbench.bench import Make, Told, heads_told, pair_told
+from mhprobe.headbench.bench import Make, Told, measured, told_of
 from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
-from mhprobe.recording.measuring import measure
 
 FOUND = 0.95
 DRAWS = 2  # grafts of a kind in each network
@@ -159,20 +157,14 @@ def _told(
 ) -> dict[str, Told]:
     """Return the scores of each detector for these heads, in its direction."""
     layout, splits = network.layout, digits()
-    made = {name: make(layout) for name, make in makes.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # copies of heads are what some measures warn of
-        columns, _ = measure(network.gated(), made, lambda: [splits.look.batch()], lambda: [splits.choose.batch()])
+    columns, _ = measured(network.gated(), layout, makes, splits.look.batch(), splits.choose.batch())
     found = {}
     for detector, direction in detectors.items():
         name, _, column = detector.partition(".")
         value = columns.get(name, {}).get(column or "value")
-        if value is None:  # it refused: no number
-            found[detector] = Told(0.5, False)
-        elif value.shape == (layout.num_heads,):
-            found[detector] = heads_told(direction * value, heads)
-        elif value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
-            found[detector] = pair_told(layout, direction * value, heads)
+        refused = Told(0.5, False)  # no number
+        if (score := refused if value is None else told_of(layout, direction * value, heads)) is not None:
+            found[detector] = score
     return found
 
 

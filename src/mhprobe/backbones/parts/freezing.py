@@ -5,7 +5,6 @@ what blocks hold beside their attention. Voita et al., 2019, let all parts move;
 is seen when it may not.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
@@ -13,20 +12,9 @@ from torch import nn
 
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadSite, Part, Scope
+from mhprobe.heads import Part, Scope
 
 Frozen = Scope | Sequence[Part]
-
-
-class _Network:
-    """A model and its family. Its sites are found once, when a part first asks for them."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.family = model, family_of(model)
-
-    @functools.cached_property
-    def sites(self) -> tuple[HeadSite, ...]:
-        return layout_of(self.model).sites
 
 
 def freeze(model: nn.Module, frozen: Frozen) -> None:
@@ -36,14 +24,13 @@ def freeze(model: nn.Module, frozen: Frozen) -> None:
     where the model's family cannot tell a part from the rest.
     """
     if not isinstance(frozen, str):
-        network = _Network(model)
-        held = [parameter for part in frozen for parameter in _found(network, part)]  # all of them, or an error
+        held = [parameter for part in frozen for parameter in part_of(model, part)]  # all of them, or an error
         for parameter in held:
             parameter.requires_grad_(False)
     elif frozen != "nothing":
         model.requires_grad_(False)
         if frozen == "backbone":
-            for parameter in _classifier(_Network(model)):
+            for parameter in _classifier(model):
                 parameter.requires_grad_(True)
 
 
@@ -54,38 +41,34 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     biases. embedding: what embeds patches, with the class token and embeddings of positions where these are the model's
     own. classifier: what makes logits of features. Norms, layer scales and what merges patches are in no part.
     """
-    return _found(_Network(model), part)
-
-
-def _found(network: _Network, part: Part) -> list[nn.Parameter]:
-    found = list(_PARTS[part](network))
+    found = list(_PARTS[part](model))
     if not found:
-        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](network)))
+        known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
         raise UserError(
-            f"gates.frozen: mhprobe cannot tell the {part} of this {type(network.model).__name__} "
-            f"({network.family.title}) from the rest. It can freeze {known}; frozen=weights freezes all but the gates."
+            f"gates.frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
+            f"from the rest. It can freeze {known}; frozen=weights freezes all but the gates."
         )
     return found
 
 
-def _attention(network: _Network) -> Iterator[nn.Parameter]:
-    for site in network.sites:
-        seam = network.family.seam(network.model, site)
+def _attention(model: nn.Module) -> Iterator[nn.Parameter]:
+    for site in layout_of(model).sites:
+        seam = family_of(model).seam(model, site)
         inside = {id(parameter): parameter for parameter in (*seam.attention.parameters(), *seam.output.parameters())}
         yield from inside.values()  # W_O is not always inside
 
 
-def _mlp(network: _Network) -> Iterator[nn.Parameter]:
-    attention = {id(parameter) for parameter in _attention(network)}
-    for block in network.family.blocks(network.model):
-        for module in network.model.get_submodule(block.name).modules():
+def _mlp(model: nn.Module) -> Iterator[nn.Parameter]:
+    attention = {id(parameter) for parameter in _attention(model)}
+    for block in family_of(model).blocks(model):
+        for module in model.get_submodule(block.name).modules():
             own = list(module.parameters(recurse=False))
             if any(parameter.ndim > 1 for parameter in own):
                 yield from (parameter for parameter in own if id(parameter) not in attention)
 
 
-def _embedding(network: _Network) -> Iterator[nn.Parameter]:
-    family, model = network.family, network.model
+def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
+    family = family_of(model)
     try:
         stem = family.stem(model)
     except UserError:  # nobody knows what makes tokens here
@@ -107,8 +90,8 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def _classifier(network: _Network) -> Iterator[nn.Parameter]:
-    found: Any = network.family.classifier(network.model)
+def _classifier(model: nn.Module) -> Iterator[nn.Parameter]:
+    found: Any = family_of(model).classifier(model)
     heads = found if isinstance(found, tuple | list) else (found,)  # distilled models have two
     for head in heads:
         yield from head.parameters()
