@@ -47,19 +47,25 @@ class Asked(Evidence):
 
 
 @functools.cache
-def figures(paper):
-    return runs.checked("study", "+experiment=digits_vit", "weights=random", f"+paper={paper}").paper.figures
+def checked(command, *more):
+    return runs.checked(command, "+experiment=digits_vit", "weights=random", *more)
 
 
 @pytest.mark.parametrize("name", sorted(QUOTED))
 def test_a_figure_has_what_its_claims_need(name):
     claim, evidence = QUOTED[name], Asked()
     paper, key = claim.figure.split("/")
-    figure = figures(paper)[key]
+    of_paper, evidence_of = checked("study", f"+paper={paper}").paper, checked("claims").evidence
+    figure = of_paper.figures[key]
     assert figure.elsewhere is None and set(claim.measures) <= set(figure.measure)
+    for measure in claim.measures:  # with the options that the claim is judged by elsewhere
+        assert of_paper.measure[measure] == evidence_of.measure[measure]
     if not claim.measures:
         claim.estimate(evidence)
         assert evidence.curves and evidence.curves <= set(figure.curves)
+        for curve in evidence.curves:
+            here, there = (of.masking.curves[curve] for of in (of_paper, evidence_of))
+            assert (here.units, here.order["_target_"]) == (there.units, there.order["_target_"])
 
 
 @pytest.mark.slow

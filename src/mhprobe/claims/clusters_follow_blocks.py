@@ -9,7 +9,6 @@ from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, between_bl
 @claim(
     says="Heads cluster by layer.",
     source="Clark et al. 2019, Figure 6; BERT",
-    figure="clark/figure_6_blocks",
     margin=Margin(0.2, "of the heads, beyond chance", "one head in five beyond those that are there by chance"),
 )
 def effect(of: Evidence, js_distance: Columns) -> Estimate:

@@ -8,7 +8,6 @@ from mhprobe.claims.parts import Columns, Estimate, Evidence, Margin, between_bl
 @claim(
     says="Heads of a layer attend more alike than heads of different layers.",
     source="Clark et al. 2019, Figure 6; BERT",
-    figure="clark/figure_6_blocks",
     margin=Margin(0.1, "of the divergence between blocks", "a tenth less is hardly seen in their figure"),
 )
 def effect(of: Evidence, js_distance: Columns) -> Estimate:
