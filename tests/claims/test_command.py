@@ -62,10 +62,12 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     assert (entry.kind, entry.drawn, entry.interval) == ("claims", "claims", ["low", "high"])
     (second := tmp_path / "second").mkdir()
     given = [f"evidence.runs.{name}={folder}" for name in ("wider", "pruned", "scratch")]
-    asked = "claims=[narrow_heads_are_more_alike,pruned_beats_from_scratch]"
-    command.run(settings(tmp_path, asked, "control=null", *given), second)
+    asked = "importance_agrees_between_data_sets,narrow_heads_are_more_alike,pruned_beats_from_scratch"
+    given += [f"claims=[{asked}]", "control=null", "+data@evidence.second=digits", "evidence.second.limit_test=40"]
+    command.run(settings(tmp_path, *given), second)
     rows = runs.rows(second / "tables" / "claims.csv")  # compared with itself
-    assert [float(row["effect"]) for row in rows] == pytest.approx([0, 0]) and rows[1]["over"] == "images"
+    assert [row["claim"] for row in rows] == asked.split(",")
+    assert [float(row["effect"]) for row in rows] == pytest.approx([0.5, 0, 0]) and rows[2]["over"] == "images"
 
 
 @pytest.mark.filterwarnings("ignore")
