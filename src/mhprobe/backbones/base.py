@@ -58,6 +58,7 @@ class Seam:
     output: W_O.
     weights: the module whose first input is the softmaxed attention weights (rows, H, queries, keys), as long as they
         are ``visible``; None where there are none, and then ``hidden`` says why.
+    behind: what makes the attention's output of the input of ``point``, where that is more than ``point`` itself.
     """
 
     attention: nn.Module
@@ -66,10 +67,11 @@ class Seam:
     weights: nn.Module | None = None
     hidden: str = ""
     visible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    behind: Callable[[Tensor], Any] | None = None
 
     def rest(self, heads: Tensor) -> Any:
         """Return the output of ``attention`` in eval mode, from the input of ``point`` on."""
-        return self.point(heads)
+        return (self.behind or self.point)(heads)
 
     @contextlib.contextmanager
     def watched(self, hook: Callable[..., Any]) -> Iterator[None]:

@@ -8,6 +8,7 @@ A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The t
 """
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -66,10 +67,19 @@ class HuggingFace(Family):
             attention = model.get_submodule(name)
             heads = config.num_attention_heads
             width = _parts(attention, model, name)[3].in_features // heads
-            if kind.text:
-                yield HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=True)
-            else:
-                yield _of_image(name, number, heads, width, kind, config)
+            site = HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=kind.text)
+            if not kind.text:
+                prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
+                image, patch = pair(config.image_size), pair(config.patch_size)
+                site = dataclasses.replace(
+                    site,
+                    prefix_tokens=prefix,
+                    grid=(image[0] // patch[0], image[1] // patch[1]),
+                    pixels=(float(patch[0]), float(patch[1])),
+                    class_token=prefix > 0,
+                    pooled=prefix == 0,
+                )
+            yield site
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
@@ -89,13 +99,14 @@ class HuggingFace(Family):
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         point = _parts(attention, model, site.name)[3]
-        made = _Apart if site.line else _Within
-        return made(
+        return Seam(
             attention=attention,
             point=point,
             output=point,
             weights=attention.softmaxed,
             visible=lambda: _implementation(attention.config),
+            # it gives back its weights beside that; of a text its heads: W_O is the next module's
+            behind=lambda heads: (heads if site.line else point(heads), None),
         )
 
     @classmethod
@@ -200,37 +211,6 @@ class HuggingFaceSwin(HuggingFace):
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
         return model.embeddings.patch_embeddings.projection
-
-
-class _Within(Seam):
-    """Attention that multiplies by W_O itself, and gives back its weights beside that."""
-
-    def rest(self, heads: Tensor) -> Any:
-        return self.point(heads), None
-
-
-class _Apart(Seam):
-    """Attention that gives back its heads: W_O is the next module's."""
-
-    def rest(self, heads: Tensor) -> Any:
-        return heads, None
-
-
-def _of_image(name: str, number: int, heads: int, width: int, kind: Kind, config: Any) -> HeadSite:
-    prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
-    image, patch = pair(config.image_size), pair(config.patch_size)
-    return HeadSite(
-        name=name,
-        stage=0,
-        block=number,
-        num_heads=heads,
-        head_dim=width,
-        prefix_tokens=prefix,
-        grid=(image[0] // patch[0], image[1] // patch[1]),
-        pixels=(float(patch[0]), float(patch[1])),
-        class_token=prefix > 0,
-        pooled=prefix == 0,
-    )
 
 
 def pair(side: Any) -> tuple[int, int]:

@@ -90,12 +90,6 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
 
 
-class _Opened(Seam):
-    def rest(self, heads: Tensor) -> Any:
-        attention: Any = self.attention
-        return attention.after(self.point(heads)), None
-
-
 class MultiHead(Family):
     """Families whose attention is torch's."""
 
@@ -109,12 +103,13 @@ class MultiHead(Family):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        return _Opened(
+        return Seam(
             attention=attention,
             point=attention.joined,
             output=attention.out_proj,
             weights=attention.softmaxed,
             visible=lambda: unfused([attention]),
+            behind=lambda heads: (attention.after(attention.joined(heads)), None),
         )
 
     @classmethod

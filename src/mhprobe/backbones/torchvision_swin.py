@@ -62,17 +62,6 @@ _OPEN = {ShiftedWindowAttention: OpenV1, ShiftedWindowAttentionV2: OpenV2}
 _BLOCKS = {SwinTransformerBlock: "norm2", SwinTransformerBlockV2: "mlp"}  # what the stream enters after attention
 
 
-class _Windowed(Seam):
-    site: HeadSite
-
-    def rest(self, heads: Tensor) -> Any:
-        windows = self.site.windows
-        assert windows is not None
-        rows = F.linear(self.point(heads), self.output.weight, self.output.bias)
-        tokens = rows.reshape(-1, math.prod(windows.padded), rows.shape[-1])[:, windows.rows().to(rows.device)]
-        return tokens.unflatten(1, windows.grid)
-
-
 class TorchvisionSwin(Family):
     title = "torchvision SwinTransformer (v1 and v2)"
     model = SwinTransformer
@@ -121,9 +110,14 @@ class TorchvisionSwin(Family):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        seam = _Windowed(attention, point=attention.joined, output=attention.proj, weights=attention.softmaxed)
-        object.__setattr__(seam, "site", site)
-        return seam
+        windows: Any = site.windows
+
+        def behind(heads: Tensor) -> Tensor:
+            rows = F.linear(attention.joined(heads), attention.proj.weight, attention.proj.bias)
+            tokens = rows.reshape(-1, math.prod(windows.padded), rows.shape[-1])[:, windows.rows().to(rows.device)]
+            return tokens.unflatten(1, windows.grid)
+
+        return Seam(attention, attention.joined, attention.proj, attention.softmaxed, behind=behind)
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
