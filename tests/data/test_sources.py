@@ -16,8 +16,8 @@ from data_sets import class_files, encoded, write_folder, write_tar, write_zip
 from mhprobe.data.cache import open_cache
 from mhprobe.data.cifar10 import CLASSES, Cifar10
 from mhprobe.data.digits import Digits
+from mhprobe.data.draws import stratified
 from mhprobe.data.images import ImageFolder
-from mhprobe.data.split import stratified
 from mhprobe.errors import UserError
 
 WRITERS = {

@@ -17,7 +17,7 @@ import mhprobe
 from drawn import assert_nothing_is_clipped
 from mhprobe.backbones.parts.timm_models import patch_embedding, stem_of
 from mhprobe.data.batch import Batch
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.gates.hard_concrete import HardConcrete
 from mhprobe.heads import HeadLayout, HeadSite

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, submodule
 from mhprobe.errors import UserError, short
-from mhprobe.heads import Block, HeadSite, HeadWeights, Windows
+from mhprobe.heads import Block, HeadSite, Windows
 
 IMPLEMENTATION = "mhprobe_open"
 
@@ -66,7 +66,7 @@ class HuggingFace(Family):
             name = f"{kind.layers}.{number}.{kind.attention}"
             attention = model.get_submodule(name)
             heads = config.num_attention_heads
-            width = _parts(attention, model, name)[3].in_features // heads
+            width = _output(attention, model, name).in_features // heads
             site = HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=kind.text)
             if not kind.text:
                 prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
@@ -98,7 +98,7 @@ class HuggingFace(Family):
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
-        point = _parts(attention, model, site.name)[3]
+        point = _output(attention, model, site.name)
         return Seam(
             attention=attention,
             point=point,
@@ -108,14 +108,6 @@ class HuggingFace(Family):
             # it gives back its weights beside that; of a text its heads: W_O is the next module's
             behind=lambda heads: (heads if site.line else point(heads), None),
         )
-
-    @classmethod
-    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
-        *inside, output = _parts(submodule(model, site), model, site.name)
-        query, key, value = (part.weight.detach().unflatten(0, (site.num_heads, site.head_dim)) for part in inside)
-        written = output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
-        scale = cls.layer_scale(model, site)
-        return HeadWeights(query, key, value, written if scale is None else written * scale)
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
@@ -217,13 +209,12 @@ def pair(side: Any) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
-def _parts(attention: Any, model: nn.Module, name: str) -> tuple[Any, Any, Any, Any]:
-    """The projections of queries, keys and values, and W_O."""
-    if hasattr(attention, "query"):  # BERT's W_O is in a module beside it
-        outer = model.get_submodule(name.rpartition(".")[0])
-        return attention.query, attention.key, attention.value, outer.output.dense  # type: ignore[union-attr]
-    output = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
-    return attention.q_proj, attention.k_proj, attention.v_proj, output
+def _output(attention: Any, model: nn.Module, name: str) -> Any:
+    """W_O."""
+    if hasattr(attention, "query"):  # BERT's is in a module beside it
+        outer: Any = model.get_submodule(name.rpartition(".")[0])
+        return outer.output.dense
+    return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
 @contextlib.contextmanager

@@ -24,10 +24,9 @@ import torch
 from mhprobe.data.augment import Augment, normalise, resized
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import Cache, open_cache
-from mhprobe.data.draws import fold
+from mhprobe.data.draws import evenly, fold, stratified
 from mhprobe.data.loader import EvalOrder, Images, Loader, Picks, TrainLoader, TrainOrder
 from mhprobe.data.source import Source
-from mhprobe.data.split import evenly, stratified
 from mhprobe.errors import UserError, quoted, whole_number
 
 SPLITS = ("train", "val", "test")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mhprobe.data.draws import stratified
 from mhprobe.data.source import Contents
-from mhprobe.data.split import stratified
 from mhprobe.errors import UserError, quoted
 
 

@@ -2,11 +2,12 @@
 
 An image's draw does not depend on the batch, the order, the rank or the device it is met in.
 The mixer is splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") in wrapping
-int64 arithmetic; the same bits on CPU and CUDA.
+int64 arithmetic; the same bits on CPU and CUDA. Splits are drawn by it, too.
 """
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,3 +59,26 @@ def reseed(number: int, device: torch.device | None = None) -> None:
         torch.default_generator.manual_seed(number)
     else:
         torch.manual_seed(number)
+
+
+def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Positions, ascending, of ``count`` of the (N,) labels; class shares by the largest remainder.
+
+    Images are ranked within their class by a hash of (seed, position), so no library's generator can change a split.
+    """
+    total = len(labels)
+    sizes = np.bincount(labels)
+    share, remainder = np.divmod(sizes.astype(np.int64) * count, total)
+    share[np.argsort(-remainder, kind="stable")[: count - share.sum()]] += 1
+    rank = mix(torch.arange(total) ^ fold(seed)).numpy()
+    chosen = []
+    for label, size in enumerate(share):
+        members = np.flatnonzero(labels == label)
+        chosen.append(members[np.argsort(rank[members], kind="stable")[:size]])
+    return np.sort(np.concatenate(chosen))
+
+
+def evenly(count: int, size: int) -> list[int]:
+    """Positions in the middles of ``count`` equal parts of a split: one that is sorted by class gives several."""
+    count = min(count, size)
+    return [size * (2 * part + 1) // (2 * count) for part in range(count)]

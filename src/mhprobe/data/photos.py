@@ -17,9 +17,9 @@ from torch import Tensor
 
 from mhprobe.data.archive import open_archive
 from mhprobe.data.augment import normalise
+from mhprobe.data.draws import evenly, stratified
 from mhprobe.data.images import SUFFIXES, decode_all
 from mhprobe.data.source import Contents
-from mhprobe.data.split import evenly, stratified
 from mhprobe.errors import UserError
 
 LEAST = 8  # so that half of them can be cut again

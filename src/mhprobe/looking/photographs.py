@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mhprobe.data.archive import open_archive
+from mhprobe.data.draws import evenly
 from mhprobe.data.images import SUFFIXES, decode, refuse_bombs
 from mhprobe.data.photos import is_image
-from mhprobe.data.split import evenly
 from mhprobe.errors import UserError
 
 SHOWN = 448  # pixels of a photograph's side in a page

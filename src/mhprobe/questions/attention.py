@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from mhprobe.backbones import gives_features
 from mhprobe.data.base import ImageData
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadSite
 from mhprobe.io.files import write

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from mhprobe.backbones import attach
 from mhprobe.data.augment import normalise
 from mhprobe.data.base import ImageData, InputSpec
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
 from mhprobe.recording.state import inspecting

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach, family_of, gives_features, input_spec, layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.data.batch import Batch
-from mhprobe.data.split import stratified
+from mhprobe.data.draws import stratified
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of, remove_gates
 from mhprobe.gates.fill import Fill

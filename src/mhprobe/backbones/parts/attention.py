@@ -36,7 +36,8 @@ def query_key_value(attention: Any, width: int) -> tuple[Tensor, Tensor, Tensor]
     if getattr(attention, "qkv", None) is not None:
         query, key, value = attention.qkv.weight.detach().unflatten(0, (3, -1, width))
         return query, key, value
-    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    names = ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
+    layers = (getattr(attention, name) for name in names)
     query, key, value = (getattr(part, "linear", part).weight.detach().unflatten(0, (-1, width)) for part in layers)
     if (shared := len(query) // len(key)) > 1:
         key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)

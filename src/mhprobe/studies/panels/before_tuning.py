@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import backbone_of, gives_features
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import Measure, MeasureWarning

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mhprobe import ranks
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.faithfulness import Faithfulness
 from mhprobe.maps.faithfulness import faithfulness as judge

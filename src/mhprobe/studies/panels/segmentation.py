@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
-from mhprobe.data.split import evenly
+from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.maps.base import MapKind
 from mhprobe.maps.segmentation import SCORES, overlap, scores
