@@ -37,7 +37,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.gate_importance import GateImportance
 from mhprobe.measures.svcca import SVCCA
 from mhprobe.recording.measuring import measure
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.studies.causal_gates import causal_gates
 
 RANKS = 2
@@ -92,7 +92,7 @@ class Work:
         return path.names
 
     def _evaluate(self) -> Any:
-        return evaluator(self.model, self.batches, len(self.labels), pick=self.batches)
+        return Evaluator(self.model, self.batches, len(self.labels), pick=self.batches)
 
 
 JOBS = [name for name in vars(Work) if not name.startswith("_") and name != "batches"]

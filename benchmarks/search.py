@@ -36,7 +36,7 @@ from mhprobe.masking.search.base import Choice, Search, Step
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "cifar10_vit_stem.safetensors"
 BATCH = 100
@@ -81,7 +81,7 @@ class Split:
             yield Batch(self.images[at], self.labels[at], at, torch.ones(len(at), dtype=torch.bool))
 
     def evaluator(self, model: nn.Module) -> Evaluate:
-        return evaluator(model, self.batches, len(self.labels), pick=self.batches)
+        return Evaluator(model, self.batches, len(self.labels), pick=self.batches)
 
 
 def _validation(size: Size, model: nn.Module, source: Cifar10 | Scenes, images: int) -> tuple[Tensor, Tensor]:

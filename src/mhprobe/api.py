@@ -41,7 +41,7 @@ from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values
 from mhprobe.scoring.base import Score, score_for
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import costs, head_shares
 
 NO_IMAGES = "loader: it gave no images, expected at least one; was it a generator that is used up?"
@@ -264,7 +264,7 @@ class _Walked(NamedTuple):
     of: Of
 
     def evaluator(self, model: nn.Module, **options: Any) -> Evaluate:
-        return evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
+        return Evaluator(model, self.again, self.images, score=self.score, of=self.of, **options)
 
 
 def _refuse_no_loader(where: str, loader: Any, select_loader: Any) -> None:

@@ -27,7 +27,7 @@ from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.units import constrain, make_units, target_of
 from mhprobe.masking.search.base import Step
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle
 
@@ -171,7 +171,7 @@ def evaluate_of(model, folder=None):
         return [Batch(images[i], labels[i], i, torch.ones(len(i), dtype=torch.bool)) for i in index.split(4)]
 
     cache = None if folder is None else MaskCache(folder, "key")
-    return evaluator(model, lambda: walk(torch.arange(IMAGES)), IMAGES, pick=walk, cache=cache)
+    return Evaluator(model, lambda: walk(torch.arange(IMAGES)), IMAGES, pick=walk, cache=cache)
 
 
 class Killed(Exception):

@@ -36,7 +36,7 @@ from mhprobe.run import launch
 from mhprobe.run.construct import construct
 from mhprobe.run.members import members
 from mhprobe.run.sections import options
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.studies.causal_gates import causal_gates
 from models import images_for, labels_for, tiny_swin, tiny_vit
@@ -104,7 +104,7 @@ def numbers(model: nn.Module, size: int, curves: list[CurveSpec]) -> dict[str, A
         "tally": tally(model, test.batches(), size),
         "curves": {},
     }
-    evaluate = [evaluator(model, each.batches, len(each.labels), pick=each.batches) for each in (val, test)]
+    evaluate = [Evaluator(model, each.batches, len(each.labels), pick=each.batches) for each in (val, test)]
     half = torch.arange(layout.num_heads) % 2 == 0
     found["slopes"], found["fisher"] = torch.stack(evaluate[1].slopes(half)), evaluate[1].fisher(half)
     for spec in curves:

@@ -15,7 +15,7 @@ from mhprobe.data.batch import Batch
 from mhprobe.io.code import code_digests, stands_on
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import Entropy
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, tiny_vit
 
 MEASURE = """
@@ -74,7 +74,7 @@ def test_an_order_by_an_edited_measure_is_found_anew(written, tmp_path):
     nothing = torch.zeros(6, dtype=torch.bool)
 
     def scores(measure):
-        return evaluator(model, lambda: batches, 4, cache=MaskCache(tmp_path, "key")).measure(measure, nothing).tolist()
+        return Evaluator(model, lambda: batches, 4, cache=MaskCache(tmp_path, "key")).measure(measure, nothing).tolist()
 
     assert scores(written()) == [0, 1, 2, 3, 4, 5]
     assert scores(written(helper="FACTOR = -1")) == [0, -1, -2, -3, -4, -5]

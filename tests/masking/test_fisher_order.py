@@ -17,7 +17,7 @@ from mhprobe.masking.base import Evaluate
 from mhprobe.masking.fisher import Fisher, rearrange
 from mhprobe.masking.parts.limits import Limits, Target
 from mhprobe.masking.parts.units import constrain, make_units
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import BUILDERS, images_for, labels_for
 from oracles import surgery as oracle
 
@@ -70,7 +70,7 @@ def test_fisher_is_the_mean_outer_product_of_each_images_slopes(name, gate):
         Batch(images[:3], labels[:3], torch.arange(3), torch.ones(3, dtype=torch.bool)),
         Batch(images[index], labels[index], index, valid),
     ]
-    evaluate = evaluator(halved, lambda: batches, 5)
+    evaluate = Evaluator(halved, lambda: batches, 5)
     nothing = torch.zeros(layout.num_heads, dtype=torch.bool)
     found = evaluate.fisher(nothing)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-18)

@@ -47,13 +47,13 @@ def test_each_job_writes_its_step_of_the_whole_curve(command, whole, tmp_path, m
 
 def test_orders_are_searched_once_and_then_read(command, tmp_path, monkeypatch):
     made = []
-    make = mhprobe.questions.masking.evaluator
+    make = mhprobe.questions.masking.Evaluator
 
     def remembering(*args, **kwargs):
         made.append((kwargs["label"], make(*args, **kwargs)))
         return made[-1][1]
 
-    monkeypatch.setattr(mhprobe.questions.masking, "evaluator", remembering)
+    monkeypatch.setattr(mhprobe.questions.masking, "Evaluator", remembering)
 
     def computed(step: int, cache: str) -> int:
         """Image-forwards on validation, where orders are chosen, of all searched curves together."""

@@ -17,7 +17,7 @@ from mhprobe.masking.parts.curve import known_orders
 from mhprobe.recording import fills
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.replay import Replay, masked_logits
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import BUILDERS, images_for, labels_for, make_loud, tiny_vit
 from oracles import fill as oracle
 
@@ -171,7 +171,7 @@ def test_slopes_are_along_the_way_from_a_head_to_what_stands_there(model, name, 
     batch = Batch(images, labels, torch.arange(N), torch.ones(N, dtype=torch.bool))
     fill = find_fill(model, name, lambda: [batch])
     mask = gates.layout.mask([2])
-    evaluate = evaluator(model, lambda: [batch], N, fill=fill)
+    evaluate = Evaluator(model, lambda: [batch], N, fill=fill)
     mean, square = evaluate.slopes(mask)
     present = gates.effective().detach().double()
 

@@ -19,7 +19,7 @@ from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
 from mhprobe.recording.fills import find_fill
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 MODELS = {"vit": tiny_vit, "swin": tiny_swin}
@@ -46,7 +46,7 @@ def found(family: str, size: int) -> dict[str, Any]:
         except UserError as error:
             said[name] = str(error)
             continue
-        losses = evaluator(model, walk, size, fill=fill)(torch.eye(layout.num_heads, dtype=torch.bool)).losses
+        losses = Evaluator(model, walk, size, fill=fill)(torch.eye(layout.num_heads, dtype=torch.bool)).losses
         said[name] = [losses, *(fill.sites if fill is not None else ())]
     return said
 

@@ -15,7 +15,7 @@ from mhprobe.errors import UserError
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.measures import GateImportance
 from mhprobe.scoring.base import known_scores
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_vit
 
 N = 23
@@ -49,7 +49,7 @@ def walk(images: Tensor, chosen: Tensor | None = None, size: int = 5):
 
 
 def make(model: nn.Module, images: Tensor, **options):
-    return evaluator(model, lambda: walk(images), N, **options)
+    return Evaluator(model, lambda: walk(images), N, **options)
 
 
 def expected(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,10 +89,10 @@ def test_some_images_in_the_order_they_are_asked_for(model, images, picks):
 
 
 def test_an_image_that_is_missed_gives_no_number(model, images):
-    evaluate = evaluator(model, lambda: list(walk(images))[:-1], N)
+    evaluate = Evaluator(model, lambda: list(walk(images))[:-1], N)
     with pytest.raises(RuntimeError, match="saw 20 of 23 images"):
         evaluate(MASKS)
-    evaluate = evaluator(model, lambda: [*walk(images), *walk(images, torch.tensor([3]))], N)
+    evaluate = Evaluator(model, lambda: [*walk(images), *walk(images, torch.tensor([3]))], N)
     with pytest.raises(RuntimeError, match="1 of them more than once"):
         evaluate(MASKS)
 
@@ -192,7 +192,7 @@ def test_float64_losses_keep_their_digits(tmp_path, model, images):
     wide = tiny_vit().double()
     mhprobe.attach(wide)
     batches = [batch._replace(images=batch.images.double()) for batch in walk(images)]
-    scores = [evaluator(wide, lambda: batches, N, cache=MaskCache(tmp_path, "key"))(MASKS) for _ in range(2)]
+    scores = [Evaluator(wide, lambda: batches, N, cache=MaskCache(tmp_path, "key"))(MASKS) for _ in range(2)]
     assert torch.equal(scores[0].losses, scores[1].losses)
     assert not torch.equal(scores[0].losses, scores[0].losses.float().double())
 
@@ -221,7 +221,7 @@ def test_a_question_is_told_from_every_other():
     def nameless(layout):
         raise AssertionError
 
-    named = [GateImportance, functools.partial(GateImportance, a=1), functools.partial(GateImportance, a=2), evaluator]
+    named = [GateImportance, functools.partial(GateImportance, a=1), functools.partial(GateImportance, a=2), Evaluator]
     assert len({cache_key(measure=describe(thing)) for thing in named}) == len(named)
     for thing in (nameless, lambda layout: None):
         with pytest.raises(ValueError, match="no name of its own"):

@@ -20,7 +20,7 @@ from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
 from mhprobe.run.cli import CONF
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath, removed_after
@@ -36,7 +36,7 @@ def model():
 def evaluate_of(model):
     mhprobe.attach(model)
     batch = Batch(images_for(model, 24), labels_for(24), torch.arange(24), torch.ones(24, dtype=torch.bool))
-    return evaluator(model, lambda: [batch], 24)
+    return Evaluator(model, lambda: [batch], 24)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
 from mhprobe.report.report import Report
 from mhprobe.run.pruning import MINE, lines, run_pruning, source_of
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune
@@ -139,7 +139,7 @@ def test_heads_are_chosen_on_one_split_and_reported_on_another(model, select_on,
 def test_what_is_left_of_a_rescaled_curve_is_rescaled(model, tmp_path):
     """The masked, rescaled model of the curve, and not the one without the factors."""
     images = images_of(model)
-    evaluate = evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
+    evaluate = Evaluator(model, lambda: images.data.batches("val", "cpu"), 14, rescale=True)
     spec = CurveSpec("c", "head", Fisher(), min_heads_per_layer=1, rescale=True)
     curves = masking_curve(layout_of(model), spec, evaluate, evaluate, steps=3)  # one layer loses two heads
     table = tables.write_csv(tmp_path / "masking_curves.csv", tables.curves(curves))

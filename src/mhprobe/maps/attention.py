@@ -6,12 +6,13 @@ Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w toke
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, chosen_heads, head_name, layout_of, reads_class_token
+from mhprobe.maps.base import MapKind, chosen_heads, head_name, layout_of, reads_class_token
+from mhprobe.recording.looks import looked_at, who_looks
 from mhprobe.recording.record import record
 
 
@@ -22,29 +23,26 @@ class Attention(MapKind):
     images; then ``blocks`` is not looked at. UserError for a block or a head that is not there.
     """
 
+    kind: ClassVar[str] = "attention"
+
     def __init__(self, blocks: Sequence[int] = (-1,), heads: Sequence[str] | None = None) -> None:
         self.blocks, self.heads = list(blocks), heads
         self.per_head = heads is None
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
-        chosen = chosen_heads(layout, self.blocks, self.heads, "attention")
-        attn = record(model, images, needs={"attn"}).need("attn", "attention")
-        seen = {
-            number: as_grid(received(attn[number], layout.sites[number]), layout.sites[number]) for number, _ in chosen
-        }
+        chosen = chosen_heads(layout, self.blocks, self.heads, self.kind)
+        sites = {number: layout.sites[number] for number, _ in chosen}
+        shares = {number: self.who_looks(site) for number, site in sites.items()}
+        attn = record(model, images, needs={"attn"}).need("attn", self.kind)
+        seen = {number: looked_at(attn[number], site, shares[number]) for number, site in sites.items()}
         return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
 
+    def who_looks(self, site: HeadSite) -> Tensor:
+        """(T,) weight of each token as a query; sums to 1."""
+        return readers(site)
 
-def received(attn: Tensor, site: HeadSite) -> Tensor:
-    """(B, W, H, K, K) -> (B, H, T) weight on each token, from the queries of ``maps.base.readout``."""
-    places = site.places().to(attn.device)
-    if reads_class_token(site):
-        return attn[:, 0, :, 0]
-    tokens = int(places.max()) + 1
-    asking = (places >= site.prefix_tokens).to(attn.dtype)  # registers and padding do not ask
-    share_BWHK = torch.einsum("bwhqk,wq->bwhk", attn, asking) / asking.sum()
-    total = attn.new_zeros(len(attn), site.num_heads, tokens + 1)  # one more for padding, dropped
-    where = torch.where(places >= 0, places, tokens).flatten()
-    total.index_add_(2, where, share_BWHK.transpose(1, 2).flatten(2))
-    return total[..., :tokens]
+
+def readers(site: HeadSite) -> Tensor:
+    """(T,) the weights of the queries of ``maps.base.readout``."""
+    return who_looks(site, "class" if reads_class_token(site) else "mean")

@@ -5,22 +5,25 @@ Windowed sites: a token sees its own window only; outside it the map is 0.
 Shapes: B images, W windows, H heads, K places of a window, T tokens, h x w token grid.
 """
 
+import math
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadSite
-from mhprobe.maps.base import MapKind, as_grid, chosen_heads, head_name, layout_of
-from mhprobe.recording.record import record
+from mhprobe.maps.attention import Attention
 
 
-class AttentionPatch(MapKind):
+class AttentionPatch(Attention):
     """Maps "block <b> head <h>" of one query's attention weights, on the block's own token grid.
 
     blocks, heads: as in ``Attention``. query: "center" (the patch in the middle), (row, column) of the grid, "class" or
     "register" (the first). UserError where the model has no such token, block or head.
     """
+
+    kind = "attention_patch"
 
     def __init__(
         self,
@@ -28,19 +31,14 @@ class AttentionPatch(MapKind):
         query: str | Sequence[int] = "center",
         heads: Sequence[str] | None = None,
     ) -> None:
-        self.blocks, self.query, self.heads = list(blocks), query, heads
-        self.per_head = heads is None
+        super().__init__(blocks, heads)
+        self.query = query
 
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = layout_of(model)
-        chosen = chosen_heads(layout, self.blocks, self.heads, "attention_patch")
-        tokens = {number: token_of(self.query, layout.sites[number]) for number, _ in chosen}
-        attn = record(model, images, needs={"attn"}).need("attn", "attention_patch")
-        seen = {
-            number: as_grid(of_query(attn[number], layout.sites[number], token), layout.sites[number])
-            for number, token in tokens.items()
-        }
-        return {head_name(layout, number, head): seen[number][:, head] for number, head in chosen}
+    def who_looks(self, site: HeadSite) -> Tensor:
+        """(T,) 1 for the token that asks."""
+        share = torch.zeros(site.prefix_tokens + math.prod(site.token_grid))
+        share[token_of(self.query, site)] = 1
+        return share
 
     def asking(self, grid: tuple[int, int]) -> tuple[int, int] | None:
         at = patch_of(self.query, grid)
@@ -67,13 +65,3 @@ def token_of(query: str | Sequence[int], site: HeadSite) -> int:
 def patch_of(query: str | Sequence[int], grid: tuple[int, int]) -> str | Sequence[int]:
     """The (row, column) of the query, or the name of a token that is no patch."""
     return (grid[0] // 2, grid[1] // 2) if query == "center" else query
-
-
-def of_query(attn: Tensor, site: HeadSite, token: int) -> Tensor:
-    """(B, W, H, K, K) -> (B, H, T) the weights of one query; in windows 0 outside its own."""
-    places = site.places().to(attn.device)
-    window, asking = (places == token).nonzero()[0].tolist()
-    there = places[window] >= 0
-    seen = attn.new_zeros(len(attn), site.num_heads, int(places.max()) + 1)
-    seen[:, :, places[window][there]] = attn[:, window, :, asking][:, :, there]
-    return seen

@@ -100,19 +100,18 @@ class ObjectAttention(Measure):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
             seen = attn if batch.valid.all() else attn[batch.valid]
-            self._site(number, site, seen, shown_BT, batch.derive(_half))
+            self._site(number, seen, shown_BT, batch.derive(_half))
         self.dealt += torch.bincount(batch.derive(_half), minlength=2)
         self.images += len(objects)
 
-    def _site(self, number: int, site: HeadSite, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
+    def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
         """Add one site's counts."""
+        site, span = self.layout.sites[number], self.layout.span(number)
         places = places_of(site, attn_BWHQK.device)
-        places_WK, grid_WK, pairs_WQK = places.token, places.patch, places.patch_pairs
-        shown_BWK = shown_BT[:, (places_WK - site.prefix_tokens).clamp(min=0)]
-        span = self.layout.span(number)
-        self._overall(span, site, attn_BWHQK, shown_BWK, grid_WK, pairs_WQK, half_B)
-
-        offsets_WQK = _offsets(places_WK - site.prefix_tokens, site.token_grid)
+        tokens_WK, pairs_WQK = places.token - site.prefix_tokens, places.patch_pairs
+        shown_BWK = shown_BT[:, tokens_WK.clamp(min=0)]
+        self._overall(span, site, attn_BWHQK, shown_BWK, half_B)
+        offsets_WQK = _offsets(tokens_WK, site.token_grid)
         others_WQK = pairs_WQK & ~torch.eye(pairs_WQK.shape[-1], dtype=torch.bool, device=pairs_WQK.device)
         step = max(1, _CHUNK // (others_WQK.numel() * attn_BWHQK.shape[2]))
         chunks = list(zip(attn_BWHQK.split(step), shown_BWK.split(step), half_B.split(step), strict=True))
@@ -134,16 +133,9 @@ class ObjectAttention(Measure):
                 for each in range(2):
                     counts[each, r].index_add_(0, offsets_WQK.flatten(), true_BWQK[half == each].sum(0).flatten())
 
-    def _overall(
-        self,
-        span: slice,
-        site: HeadSite,
-        attn_BWHQK: Tensor,
-        shown_BWK: Tensor,
-        grid_WK: Tensor,
-        pairs_WQK: Tensor,
-        half_B: Tensor,
-    ) -> None:
+    def _overall(self, span: slice, site: HeadSite, attn_BWHQK: Tensor, shown_BWK: Tensor, half_B: Tensor) -> None:
+        places = places_of(site, attn_BWHQK.device)
+        grid_WK, pairs_WQK = places.patch, places.patch_pairs
         on_BWK = (shown_BWK > 0) & grid_WK
         best_BWHQ = attn_BWHQK.masked_fill(~pairs_WQK[None, :, None], -1).argmax(-1)
         hit_BWHQ = on_BWK.gather(2, best_BWHQ.flatten(2)).view_as(best_BWHQ) & grid_WK[:, None]
@@ -190,12 +182,8 @@ class ObjectAttention(Measure):
     def _chosen(self) -> dict[str, Tensor]:
         """``held_out`` of the head that is best on the first half; NaN for all where a half has no images."""
         score = mean_of(self.share, self.dealt.double()[:, None].expand_as(self.share))
-        error = Z95 * standard_error(self.share[1], self.square[1], self.dealt[1])
-        return {
-            "held_out": _of_best(score[0], score[1]),
-            "held_out_low": _of_best(score[0], score[1] - error),
-            "held_out_high": _of_best(score[0], score[1] + error),
-        }
+        error = standard_error(self.share[1], self.square[1], self.dealt[1])
+        return _held_out(("held_out", "held_out_low", "held_out_high"), score, error)
 
     def _chosen_by_relation(self, site_of_head: Tensor) -> dict[str, Tensor]:
         """The same for relations. Queries of one image are no independent draws: the interval is over images.
@@ -206,12 +194,8 @@ class ObjectAttention(Measure):
         score = mean_of(self.followed, possible)
         left = self.followed_square[1] - 2 * score[1] * self.followed_possible[1] + score[1].square() * square
         images = self.dealt[1].double()
-        error = Z95 * (left.clamp(min=0) * images / (images - 1)).sqrt() / possible[1]
-        return {
-            "relations_held_out": _of_best(score[0], score[1]),
-            "relations_low": _of_best(score[0], score[1] - error),
-            "relations_high": _of_best(score[0], score[1] + error),
-        }
+        error = (left.clamp(min=0) * images / (images - 1)).sqrt() / possible[1]
+        return _held_out(("relations_held_out", "relations_low", "relations_high"), score, error)
 
     def _best_offsets(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Per site and relation: how often the best offset is right, the first half's on the second; its steps."""
@@ -225,11 +209,15 @@ class ObjectAttention(Measure):
         return found
 
 
-def _of_best(chosen_by: Tensor, values: Tensor) -> Tensor:
-    """(A, ...) ``values`` where ``chosen_by`` is largest along A, NaN elsewhere and where nothing could be chosen."""
-    best = chosen_by.nan_to_num(nan=-1.0).argmax(0, keepdim=True)
-    there = torch.zeros_like(values, dtype=torch.bool).scatter(0, best, True)
-    return values.masked_fill(~there | chosen_by.isnan(), torch.nan)
+def _held_out(names: tuple[str, str, str], score: Tensor, error: Tensor) -> dict[str, Tensor]:
+    """The second half's score (2, A, ...) and its 95 % interval, of the head that is best on the first; NaN elsewhere.
+
+    Also where nothing could be chosen.
+    """
+    best = score[0].nan_to_num(nan=-1.0).argmax(0, keepdim=True)
+    there = torch.zeros_like(score[1], dtype=torch.bool).scatter(0, best, True) & ~score[0].isnan()
+    ends = (score[1], score[1] - Z95 * error, score[1] + Z95 * error)
+    return {name: each.masked_fill(~there, torch.nan) for name, each in zip(names, ends, strict=True)}
 
 
 def _half(batch: HeadBatch) -> Tensor:

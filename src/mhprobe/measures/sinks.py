@@ -21,6 +21,7 @@ from mhprobe.heads import HeadBatch, HeadLayout, wide
 from mhprobe.measures.base import counts, mean_of, sums
 from mhprobe.measures.parts.image_sums import MeanOverImages
 from mhprobe.measures.parts.places import OfAttention, Piece, shares, where_site, words_of
+from mhprobe.measures.write_norm import written
 from mhprobe.stats.intervals import SHARE
 
 GIVES, QUIET = 0.5, 0.25  # of a query's attention; of the median head's write
@@ -85,8 +86,8 @@ class Sinks(OfAttention, MeanOverImages):
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD = self.layout.span(number), wide(z[batch.valid]).double()
-            gram_HDD = wide(weights.output).double() @ wide(weights.output).double().mT
-            length_BTH = _length(z_BTHD, gram_HDD)
+            output_HDC = wide(weights.output).double()
+            length_BTH = written(z_BTHD, output_HDC)
             stream_BT = wide(streams[site.block].before[batch.valid]).double().norm(dim=-1)
             real_BT = torch.ones_like(stream_BT)
             if site.line:
@@ -94,7 +95,7 @@ class Sinks(OfAttention, MeanOverImages):
             self.ratio[span] += (length_BTH / stream_BT[..., None] * real_BT[..., None]).sum((0, 1))
             self.tokens[span] += real_BT.sum().long()
             share_BT = real_BT / real_BT.sum(1, keepdim=True)
-            mean_BH = _length((z_BTHD * share_BT[..., None, None]).sum(1, keepdim=True), gram_HDD)[:, 0]
+            mean_BH = written((z_BTHD * share_BT[..., None, None]).sum(1), output_HDC)
             usual_BH = (length_BTH * share_BT[..., None]).sum(1)
             self.shared[span] += (mean_BH / usual_BH.clamp(min=torch.finfo(torch.float64).tiny)).sum(0)
 
@@ -118,8 +119,3 @@ def _large(piece: Piece) -> Tensor:
     places = piece.places
     size_W = places.patch.sum(1) if piece.site.line else places.pairs.shape[1]
     return places.pairs.sum(1) * 2 > torch.as_tensor(size_W, device=places.token.device).view(-1, 1)
-
-
-def _length(z: Tensor, gram_HDD: Tensor) -> Tensor:
-    """(..., H) ||z W_O||, from z (..., H, D) and W_O W_O^T."""
-    return (torch.einsum("...hd,hde->...he", z, gram_HDD) * z).sum(-1).clamp(min=0).sqrt()

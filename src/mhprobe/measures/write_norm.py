@@ -8,6 +8,7 @@ Shapes: B images, T tokens, H heads of one site, D head width, C channels of the
 """
 
 import torch
+from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadBatch
 from mhprobe.measures.base import sums
@@ -33,21 +34,25 @@ class WriteNorm(MeanOverImages):
     label = "write norm / stream norm"
     larger = "the head writes more"
 
-    length: torch.Tensor = sums("A")  # over images and tokens of the norm
+    length: Tensor = sums("A")  # over images and tokens of the norm
 
     def update(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD, output_HDC = self.layout.span(number), z[batch.valid].double(), weights.output.double()
-            # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (B, T, H, C) write
-            gram_HDD = output_HDC @ output_HDC.mT
-            square_BTH = (torch.einsum("bthd,hde->bthe", z_BTHD, gram_HDD) * z_BTHD).sum(-1)
-            norm_BTH = square_BTH.clamp(min=0).sqrt()
+            norm_BTH = written(z_BTHD, output_HDC)
             stream = streams[site.block].before if site.kind == "head" else streams[site.block].middle
             stream_BT = stream[batch.valid].double().norm(dim=-1)
             self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
             self.length[span] += norm_BTH.sum((0, 1))
         self.images += batch.valid.sum()
 
-    def finish(self) -> dict[str, torch.Tensor]:
+    def finish(self) -> dict[str, Tensor]:
         return {**self.over_images(), "norm": self.length / self.image_sums[1]}
+
+
+def written(z: Tensor, output_HDC: Tensor) -> Tensor:
+    """(..., H) ||z W_O|| of (..., H, D) outputs."""
+    # ||z W||^2 = z (W W^T) z^T: D x D numbers per head, and no (..., H, C) write
+    gram_HDD = output_HDC @ output_HDC.mT
+    return (torch.einsum("...hd,hde->...he", z, gram_HDD) * z).sum(-1).clamp(min=0).sqrt()

@@ -32,7 +32,7 @@ from mhprobe.recording.measuring import measure
 from mhprobe.report.runs.run import measured_on
 from mhprobe.scoring.base import Score, looked, score_for
 from mhprobe.scoring.labels import Labels
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Masking:
             return []
         walk, select = (subject.walk(split=split) for split in (SPLITS[self.select_on], "val"))
         makers = self.join.measures(subject.layout)
-        columns, refused = measure(subject.model, makers, walk, select, subject.data.class_names)
+        columns, refused = measure(subject.model, makers, walk, select, class_names=subject.data.class_names)
         if subject.first:
             for name, error in refused.items():
                 log.warning("maskable_heads without %s: %s", name, error)
@@ -117,7 +117,7 @@ class Masking:
         if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
             beside["score"] = [score.scored.name, describe(type(score))]
         name, batches = SPLITS[split], _walk(subject, split)
-        return evaluator(
+        return Evaluator(
             model,
             batches,
             subject.data.sizes[name],

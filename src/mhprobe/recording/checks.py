@@ -52,11 +52,26 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
 
     line: the model takes a line of tokens: (B, tokens) whole numbers, or (B, tokens, width).
     """
-    if line and isinstance(images, Tensor) and images.dim() in (2, 3):
-        _check_device(model, images)
-        _check_dtype(model, images)
-        _check_labels_of(images, labels)
+    if not (line and isinstance(images, Tensor) and images.dim() in (2, 3)):
+        _check_pictures(images)
+    device, weights = next(model.parameters()).device, next(model.parameters()).dtype
+    if images.device != device:
+        raise UserError(f"record: images are on {images.device}, the model is on {device}; give images.to('{device}').")
+    apart = images.is_floating_point() and images.dtype != weights
+    if apart and not torch.is_autocast_enabled(images.device.type):  # which reconciles them
+        ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))
+        raise UserError(
+            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or call it inside "
+            f"torch.autocast."
+        )
+    if labels is None:
         return
+    if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+        got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
+
+
+def _check_pictures(images: Any) -> None:
     if not isinstance(images, Tensor) or images.dim() != 4:
         got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"record: images: expected a tensor (B, 3, height, width), got {got}.")
@@ -71,35 +86,6 @@ def check_batch(model: nn.Module, images: Any, labels: Any, line: bool = False) 
         raise UserError(
             f"record: images: expected normalised floating-point numbers, got {images.dtype}; apply the model's "
             f"transform, e.g. timm.data.create_transform(**timm.data.resolve_model_data_config(model))."
-        )
-    _check_device(model, images)
-    _check_dtype(model, images)
-    _check_labels_of(images, labels)
-
-
-def _check_labels_of(images: Tensor, labels: Any) -> None:
-    if labels is None:
-        return
-    if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-        got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise UserError(f"record: labels: expected ({len(images)},) int64, one class per image, got {got}.")
-
-
-def _check_device(model: nn.Module, images: Tensor) -> None:
-    device = next(model.parameters()).device
-    if images.device != device:
-        raise UserError(f"record: images are on {images.device}, the model is on {device}; give images.to('{device}').")
-
-
-def _check_dtype(model: nn.Module, images: Tensor) -> None:
-    """UserError for images of another floating type than the weights, outside autocast, which reconciles them."""
-    weights = next(model.parameters()).dtype
-    apart = images.is_floating_point() and images.dtype != weights
-    if apart and not torch.is_autocast_enabled(images.device.type):
-        ours, theirs = (str(kind).removeprefix("torch.") for kind in (images.dtype, weights))
-        raise UserError(
-            f"record: images are {ours}, the model is {theirs}; give images.to(torch.{theirs}), or call it inside "
-            f"torch.autocast."
         )
 
 

@@ -29,7 +29,7 @@ from mhprobe.errors import UserError, one_of
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
 from mhprobe.heads import FillName, HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.hashing import image_numbers, mixed
+from mhprobe.measures.parts.hashing import Pool, image_numbers, mixed
 from mhprobe.measures.parts.losses import outcomes
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import in_raster_order
@@ -197,25 +197,17 @@ def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
 
 def _some(batches: Walk, count: int) -> _Some:
     """Choose ``count`` images of all ranks' together, each once: the lowest numbers after mixing."""
-    found: dict[int, tuple[int, Tensor, Tensor | None]] = {}
+    pool, labelled = Pool(count), True
     for batch in batches():
-        images = batch.images[batch.valid]
-        labels = [None] * len(images) if batch.labels is None else list(batch.labels[batch.valid])
+        images, labelled = batch.images[batch.valid], labelled and batch.labels is not None
         numbers = image_numbers(images)
-        for key, *each in zip(mixed(numbers ^ 1).tolist(), numbers.tolist(), images, labels, strict=True):
-            found.setdefault(key, tuple(each))
-        found = dict(sorted(found.items(), key=lambda pair: pair[0])[:count])
-    everyone = ranks.gather(sorted(found))
+        pool.add(mixed(numbers ^ 1), [images, numbers, batch.labels[batch.valid] if labelled else numbers])
+    everyone = ranks.gather(pool.number.tolist())
     before = {key for part in everyone[: ranks.rank()] for key in part}
-    lowest = sorted({key for part in everyone for key in part})[:count]
-    mine = {key: found[key] for key in lowest if key in found and key not in before}
-    shown, told = [image for _, image, _ in mine.values()], [label for _, _, label in mine.values()]
-    return _Some(
-        torch.stack(shown) if shown else torch.empty(0),
-        None if any(label is None for label in told) else torch.tensor([int(label) for label in told]),  # type: ignore[arg-type]
-        [number for number, _, _ in mine.values()],
-        list(mine),
-    )
+    lowest = set(sorted({key for part in everyone for key in part})[:count]) - before
+    mine = [place for place, key in enumerate(pool.number.tolist()) if key in lowest]
+    images, numbers, labels = (part[mine] for part in pool.parts or [torch.empty(0, dtype=torch.long)] * 3)
+    return _Some(images, labels.cpu() if labelled else None, numbers.tolist(), pool.number[mine].tolist())
 
 
 def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:

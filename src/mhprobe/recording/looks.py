@@ -13,10 +13,10 @@ Query = str | tuple[int, int]
 
 
 def who_looks(site: HeadSite, query: Query) -> Tensor:
-    """(T,) the share of each token in who looks."""
+    """(T,) weight of each token as a query; sums to 1. UserError for a query that the site has not."""
     height, width = site.token_grid
     prefix, tokens = site.prefix_tokens, site.prefix_tokens + height * width
-    asking, word = torch.zeros(tokens), query if isinstance(query, str) else ""
+    asking, word = torch.zeros(tokens, dtype=torch.float64), query if isinstance(query, str) else ""
     patch = query if isinstance(query, tuple) and [type(at) for at in query] == [int, int] else (-1, -1)
     if word == "mean":
         asking[prefix:] = 1

@@ -29,32 +29,13 @@ Walk = Callable[[], Iterable[Batch]]  # starts a new walk over a split; under se
 
 
 def measure(
-    model: nn.Module,
-    measures: Mapping[str, Measure],
-    batches: Walk,
-    select: Walk | None = None,
-    class_names: Sequence[str] = (),
-    done: Callable[[Batch], None] = lambda batch: None,
-    at_gates: bool = False,
-    of: Of = "loss",
-    beside: frozenset[Need] = frozenset(),
+    model: nn.Module, measures: Mapping[str, Measure], batches: Walk, select: Walk | None = None, **options: Any
 ) -> tuple[dict[str, Columns], dict[str, UserError]]:
-    """Return the columns of measures of ``model`` on these images, and the errors of measures that refused.
+    """Return the columns of measures of ``model`` on these images, on the CPU, and the errors of those that refused.
 
-    model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
-    batches: starts a walk over the images. select: over those that measures choose on which have to choose something
-    first (e.g. Interaction its pairs), and on which is found what stands in a head's place (``recording.fills``);
-    without it that is done on ``batches``, which flatters.
-    class_names: passed on to measures. done: called after each batch, also of ``select``.
-    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
-    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``. beside: what is
-    recorded besides, so that numbers are to the last digit those of a pass that needs it.
-
-    Returns the columns of each measure, on the CPU, and a UserError for each that refused: one that does is fed no
-    further, and does not hold up the others; one that needs what ``record`` refuses counts as such. What ``record``
-    refuses for all of them is raised. A collective: every rank gets the same.
+    Arguments as of ``feed``. A collective: every rank gets the same.
     """
-    refused = feed(model, measures, batches, select, class_names, done, at_gates, of, beside)
+    refused = feed(model, measures, batches, select, **options)
     found: dict[str, Columns] = {}
     for key, each in measures.items():
         if key in refused:
@@ -79,9 +60,19 @@ def feed(
     of: Of = "loss",
     beside: frozenset[Need] = frozenset(),
 ) -> dict[str, UserError]:
-    """Show the images to the measures, and ask none of them for its columns; why some of them looked at nothing.
+    """Show the images to the measures, and ask none of them for its columns; return a UserError for each that refused.
 
-    Arguments, and what is raised, are those of ``measure``. A collective.
+    model: carries gates. measures: by the key they get in the result; what they have seen before is forgotten.
+    batches: starts a walk over the images. select: over those that measures choose on which have to choose something
+    first (e.g. Interaction its pairs), and on which is found what stands in a head's place (``recording.fills``);
+    without it that is done on ``batches``, which flatters.
+    class_names: passed on to measures. done: called after each batch, also of ``select``.
+    at_gates: slopes are along the share of a head that its gate lets through, as a removal sees them: 0 for a closed
+    head. Otherwise they are along the gate itself. of: what slopes are taken of, as for ``record``. beside: what is
+    recorded besides, so that numbers are to the last digit those of a pass that needs it.
+
+    A measure that refuses is fed no further, and does not hold up the others; one that needs what ``record`` refuses
+    counts as such. What ``record`` refuses for all of them is raised. A collective: every rank gets the same.
     """
     device, layout = next(model.parameters()).device, gates_of(model).layout
     if of_heads := [key for key, each in measures.items() if each.layout.kinds < layout.kinds]:

@@ -8,6 +8,7 @@ Shapes: B images, T tokens, H heads of one site, D head width, C classes.
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from mhprobe.heads import (
     HeadSite,
     HeadWeights,
     Need,
-    Patched,
     Patching,
     Relevance,
 )
@@ -81,7 +81,7 @@ def record(
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
     count, z = len(images), _per_head(layout, taps.heads, len(images))
-    explained, relevance, skipped = _relevances(model, layout, images, labels, needs)
+    clean = Run(images, taps.heads, logits.detach())
     return HeadBatch(
         z=z,
         grad=None if grad is None else _per_head(layout, grad, count),
@@ -91,10 +91,8 @@ def record(
         weights=_weights(taps.backbone, layout) if "weights" in named else None,
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
-        patched=_patched(model, Run(images, taps.heads, logits.detach()), labels, objects, needs),
-        relevance=relevance,
-        explained=explained,
-        skipped=skipped,
+        patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
+        **_relevances(model, layout, images, labels, needs),
         logits=logits.detach(),
         labels=labels,
         valid=torch.ones(count, dtype=torch.bool, device=logits.device) if valid is None else valid,
@@ -103,15 +101,21 @@ def record(
     )
 
 
-def _patched(
-    model: nn.Module, clean: Run, labels: Tensor | None, objects: Tensor | None, needs: Collection[Need]
-) -> dict[Patching, Patched]:
-    return {need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)}
-
-
 def _weights(backbone: nn.Module, layout: HeadLayout) -> tuple[HeadWeights, ...]:
     family = family_of(backbone)
     return tuple(family.head_weights(backbone, site) for site in layout.sites)
+
+
+def _relevances(
+    model: nn.Module, layout: HeadLayout, images: Tensor, labels: Tensor | None, needs: Collection[Need]
+) -> dict[str, dict[Relevance, Any]]:
+    """By Relevance: each head's relevance, the explained logit, and what went past the blocks' heads."""
+    found = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
+    return {
+        "relevance": {need: _per_head(layout, each.heads, len(images)) for need, each in found.items()},
+        "explained": {need: each.explained for need, each in found.items()},
+        "skipped": {need: each.skipped for need, each in found.items()},
+    }
 
 
 def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
@@ -126,18 +130,6 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
         )
-
-
-def _relevances(
-    model: nn.Module, layout: HeadLayout, images: Tensor, labels: Tensor | None, needs: Collection[Need]
-) -> tuple[dict[Relevance, Tensor], dict[Relevance, tuple[Tensor, ...]], dict[Relevance, Tensor]]:
-    """By Relevance: the explained logit, each head's relevance, and what went past the blocks' heads."""
-    found = {need: relevances(model, images, labels, need) for need in needs if isinstance(need, Relevance)}
-    return (
-        {need: each.explained for need, each in found.items()},
-        {need: _per_head(layout, each.heads, len(images)) for need, each in found.items()},
-        {need: each.skipped for need, each in found.items()},
-    )
 
 
 def _listed(needs: object) -> Collection[Need]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.significance import holm, mcnemar, paired_difference
 
 
@@ -25,7 +25,7 @@ def right(model: GatedClassifier, data: ImageData, keep: tuple[int | None, float
     kept = gates.effective().float() if keep is None else gates.kept(*keep).float()
     walk = functools.partial(data.batches, "test", model.device)
     with gates.fixed(kept):
-        score = evaluator(model, walk, data.sizes["test"])
+        score = Evaluator(model, walk, data.sizes["test"])
         return score(torch.zeros(1, gates.layout.num_heads, dtype=torch.bool)).right[0].cpu()
 
 

@@ -21,7 +21,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.masking import of_settling
 from mhprobe.report.report import Report, counted
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.lowest import lowest
 
@@ -57,7 +57,7 @@ class Settling(L.Callback):
         if trainer.sanity_checking or (epoch + 1) % self.every_n_epochs or epoch in self.scores:
             return
         data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-        evaluate = evaluator(
+        evaluate = Evaluator(
             pl_module,
             functools.partial(data.batches, "val", pl_module.device),
             data.sizes["val"],

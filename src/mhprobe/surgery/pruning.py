@@ -32,7 +32,7 @@ from mhprobe.recording.objective import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
 from mhprobe.scoring.base import Score, looked, score_for
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
 from mhprobe.surgery.costs import count_flops, count_parameters
@@ -192,7 +192,7 @@ class Images:
 
     def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that choose."""
-        return evaluator(
+        return Evaluator(
             model,
             self.selection,
             len(self.chosen),
@@ -205,10 +205,10 @@ class Images:
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that were set aside."""
         about = self._calibration, self.data.sizes["calibration"], "what can be promised", True
-        return evaluator(model, *about, **self._how("calibration", model, rescale, fill))
+        return Evaluator(model, *about, **self._how("calibration", model, rescale, fill))
 
     def _how(self, shown: str, model: nn.Module, rescale: bool, fill: Fill | None) -> dict[str, Any]:
-        """Options of ``evaluator``, with the answers that are known of this network and these images."""
+        """Options of ``Evaluator``, with the answers that are known of this network and these images."""
         score, cache = self.scores.get(shown), None
         if self.cache is not None:
             weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})

@@ -31,22 +31,10 @@ from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
 from mhprobe.scoring.base import Score
 from mhprobe.scoring.labels import Labels
+from mhprobe.scoring.parts.tally import refuse_missed
 
 
-def evaluator(
-    model: nn.Module,
-    batches: Callable[[], Iterable[Batch]],
-    num_images: int,
-    label: str = "",
-    show: bool = False,
-    *,
-    pick: Callable[[Tensor], Iterable[Batch]] | None = None,
-    rescale: bool = False,
-    cache: MaskCache | None = None,
-    score: Score | None = None,
-    of: Of = "loss",
-    fill: Fill | None = None,
-) -> Evaluate:
+class Evaluator(Evaluate):
     """A function from masks (M, A) bool, True = off, to their Scores on the split.
 
     batches: starts a new walk over the split's transformed batches; under DDP each rank walks its share.
@@ -59,25 +47,24 @@ def evaluator(
     of: what slopes are taken of, as for ``record``: the loss, or the norm of features.
     fill: what stands in the place of masked heads (``recording.fills``); None for nothing. The cache's key has to know.
     """
-    return _Evaluator(model, batches, num_images, label, show, pick, rescale, cache, score or Labels(), of, fill)
 
-
-class _Evaluator(Evaluate):
     def __init__(
         self,
         model: nn.Module,
         batches: Callable[[], Iterable[Batch]],
         num_images: int,
-        label: str,
-        show: bool,
-        pick: Callable[[Tensor], Iterable[Batch]] | None,
-        rescale: bool,
-        cache: MaskCache | None,
-        score: Score,
-        of: Of,
-        fill: Fill | None,
+        label: str = "",
+        show: bool = False,
+        *,
+        pick: Callable[[Tensor], Iterable[Batch]] | None = None,
+        rescale: bool = False,
+        cache: MaskCache | None = None,
+        score: Score | None = None,
+        of: Of = "loss",
+        fill: Fill | None = None,
     ) -> None:
-        self.score, self.scored, self.of, self.fill = score, score.scored, of, fill
+        self.score, self.of, self.fill = score or Labels(), of, fill
+        self.scored = self.score.scored
         self.model, self.gates = model, gates_of(model)
         self.batches, self.pick, self.images = batches, pick, num_images
         self.label, self.show, self.rescale, self.cache = label, show, rescale, cache
@@ -123,42 +110,31 @@ class _Evaluator(Evaluate):
                 self._done(len(masks) * len(at))
         for part in (right_Mn, losses_Mn, seen_n, broken_n):
             ranks.total(part)
-        self._refuse_broken(broken_n > 0, chosen)
-        if not bool((seen_n == 1).all()):
-            raise RuntimeError(
-                f"evaluation saw {int((seen_n > 0).sum())} of {len(chosen)} images, {int((seen_n > 1).sum())} of them "
-                f"more than once: the numbers would be wrong. The sampler does not cover the split exactly."
-            )
+        broken_N = torch.zeros(self.images, dtype=torch.bool)
+        broken_N[chosen.cpu()] = broken_n.cpu() > 0
+        refuse_broken(broken_N, "evaluation: the output of the masked model")
+        refuse_missed(seen_n)
         self.computed += len(masks) * len(chosen)
         self.saved += (len(masks) - forwards(self.gates.layout, gate_values(self.gates, masks))) * len(chosen)
         return Scores(right_Mn.bool().cpu(), losses_Mn.cpu())
 
-    def _refuse_broken(self, broken_n: Tensor, chosen: Tensor) -> None:
-        """UserError on every rank alike, once all images were seen. chosen: (n,) their positions in the split."""
-        broken_N = torch.zeros(self.images, dtype=torch.bool)
-        broken_N[chosen.cpu()] = broken_n.cpu()
-        refuse_broken(broken_N, "evaluation: the output of the masked model")
-
     def slopes(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        self.spent += 2 * self.images
-        mean, square = self._remembered(lambda: self._slopes(mask), "slopes", mask).view(2, -1)
+        sums = self._mean("slopes", mask, lambda share_BA: torch.stack([share_BA.sum(0), share_BA.square().sum(0)]))
+        mean, square = sums.view(2, -1)
         return mean, square
 
     def fisher(self, mask: Tensor) -> Tensor:
+        return self._mean("fisher", mask, lambda share_BA: share_BA.mT @ share_BA).view(len(mask), len(mask))
+
+    def _mean(self, name: str, mask: Tensor, summed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Mean over images of what ``summed`` makes of a batch's slopes (B, A)."""
         self.spent += 2 * self.images
-        return self._remembered(lambda: self._fisher(mask), "fisher", mask).view(len(mask), len(mask))
 
-    def _slopes(self, mask: Tensor) -> Tensor:
-        sums = torch.zeros(2, len(mask), dtype=torch.float64, device=self.gates.values.device)
-        for share_BA in self._shares(mask):
-            sums += torch.stack([share_BA.sum(0), share_BA.square().sum(0)])
-        return ranks.total(sums).cpu() / self.images
+        def find() -> Tensor:
+            total: Any = sum(summed(share_BA) for share_BA in self._shares(mask))
+            return ranks.total(total).cpu() / self.images
 
-    def _fisher(self, mask: Tensor) -> Tensor:
-        total_AA = torch.zeros(len(mask), len(mask), dtype=torch.float64, device=self.gates.values.device)
-        for share_BA in self._shares(mask):
-            total_AA += share_BA.mT @ share_BA
-        return ranks.total(total_AA).cpu() / self.images
+        return self._remembered(find, name, mask)
 
     def _shares(self, mask: Tensor) -> Iterator[Tensor]:
         """(B, A) float64 per batch: the slope of each valid image's loss along the share of a head let through."""

@@ -54,12 +54,8 @@ class Tally(Metric):
 
         UserError where outputs were NaN or infinite.
         """
-        if self.check_images and not bool((self.seen == 1).all()):
-            missed, repeated = int((self.seen == 0).sum()), int((self.seen > 1).sum())
-            raise RuntimeError(
-                f"evaluation saw {len(self.seen) - missed} of {len(self.seen)} images, {repeated} of them more than "
-                f"once: the numbers would be wrong. The sampler does not cover the split exactly."
-            )
+        if self.check_images:
+            refuse_missed(self.seen)
         refuse_broken(self.broken > 0, "evaluation: the output of the model")
         images, correct = self.seen.sum(), self.right.sum()
         return {
@@ -69,6 +65,15 @@ class Tally(Metric):
             "images": images,
             "right": self.right > 0,
         }
+
+
+def refuse_missed(seen_N: Tensor) -> None:
+    """RuntimeError unless each image was seen exactly once."""
+    if not bool((seen_N == 1).all()):
+        raise RuntimeError(
+            f"evaluation saw {int((seen_N > 0).sum())} of {len(seen_N)} images, {int((seen_N > 1).sum())} of them more "
+            f"than once: the numbers would be wrong. The sampler does not cover the split exactly."
+        )
 
 
 @torch.inference_mode()

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mhprobe.errors import one_of
-from mhprobe.maps.attention import received
-from mhprobe.maps.base import as_grid
+from mhprobe.maps.attention import readers
 from mhprobe.questions.material import Material
+from mhprobe.recording.looks import looked_at
 from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import maps as figure
@@ -35,7 +35,7 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
     attn = record(material.model, batch.images, needs={"attn"}).need("attn", "attention_masks")
     masks: list[Tensor] = []  # per site (B, h, w), 1 for even attention
     for weights, site in zip(attn, layout.sites, strict=True):
-        of_heads = as_grid(received(weights, site), site).double().cpu()
+        of_heads = looked_at(weights, site, readers(site)).double().cpu()
         even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
         masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
     positions, labels = batch.index.tolist(), [data.class_names[label] for label in batch.labels.tolist()]

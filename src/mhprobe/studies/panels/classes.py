@@ -16,7 +16,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import classes as figure
 from mhprobe.report.result import Result
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.significance import holm, mcnemar
 from mhprobe.studies.panels.masked import reported
 
@@ -33,7 +33,7 @@ def classes_at_steps(material: Material) -> dict[str, Result]:
     """A result per curve of one path. Table: curve, step, heads_masked, class, accuracy, drop, p, p_holm, images."""
     model, data = material.model, material.data
     walk = functools.partial(data.batches, "test", model.device)
-    score = evaluator(model, walk, data.sizes["test"], label="classes along curves", show=material.first)
+    score = Evaluator(model, walk, data.sizes["test"], label="classes along curves", show=material.first)
     labels = torch.from_numpy(data.splits["test"].labels)
     images = labels.bincount(minlength=data.num_classes)
     results = {}

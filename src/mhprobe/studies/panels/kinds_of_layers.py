@@ -19,7 +19,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import masking as figure
 from mhprobe.report.result import Result
-from mhprobe.scoring.parts.evaluate import evaluator
+from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.lowest import lowest
 from mhprobe.stats.significance import wilson
 
@@ -33,7 +33,7 @@ def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dic
     """
     model, data = material.model, material.data
     select, test = (
-        evaluator(
+        Evaluator(
             model,
             functools.partial(data.batches, split, model.device),
             data.sizes[split],
