@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from mhprobe.claims.parts.judge import judge
 from mhprobe.claims.parts.measured import Measured
 from mhprobe.claims.parts.quoted import quoted
 from mhprobe.errors import UserError
+from mhprobe.questions.masking import Masking
 from mhprobe.questions.plan import Question
+from mhprobe.report.result import Result
 from mhprobe.report.runs.run import read_run
 
 QUOTED = {name: claim for name, claim in known().items() if claim.figure}
@@ -91,6 +95,15 @@ def test_a_figure_without_claims_is_left_as_it_is():
     question = Question("figure_1", lambda material: {})
     assert quoted(question, "byun_kim") is question
     assert quoted(dataclasses.replace(question, name="table_1"), "byun_kim").made_from != question.made_from
+
+
+@pytest.mark.parametrize(("select_on", "steps"), [("test", None), ("validation", 2)])
+def test_curves_that_are_not_what_the_claim_is_about_are_not_searched_again(select_on, steps):
+    masking = Masking({}, Path("nowhere"), select_on=select_on, steps=steps)
+    data = SimpleNamespace(sizes={"val": 2, "test": 2})
+    material = SimpleNamespace(masking=masking, data=data, layout=None, twin=None)
+    results = {"figure_8_curves": Result(caption="Curves.")}
+    assert quoted(Question("figure_8", lambda material: results), "byun_kim").ask(material) == results
 
 
 def test_claims_that_are_not_here_count_in_the_correction():

@@ -236,12 +236,10 @@ def mean_of(
     for all. minus: (A,) bool, heads whose mean is subtracted. absent: the UserError where nothing is known.
     """
     above = values if chance is None else values - chance
-    over = in_blocks(layout) & above.isfinite() if above.dim() == 2 else torch.diag(above.isfinite())
+    known, of_pairs = above.isfinite(), above.dim() == 2
+    over, table = (in_blocks(layout) & known, above) if of_pairs else (torch.diag(known), torch.diag(above))
     if not over.any():
         raise UserError(absent)
-    table, expected = (
-        each if each.dim() == 2 else torch.diag(each) for each in (above, above if chance is None else chance)
-    )
     groups = [over if heads is None else over & heads[:, None]]
     groups += [] if minus is None else [over & minus[:, None]]
 
@@ -250,7 +248,7 @@ def mean_of(
         means = [float(inner[group[kept][:, kept]].mean()) for group in groups]
         return means[0] - sum(means[1:])
 
-    by_chance = math.nan if chance is None or minus is not None else float(expected[groups[0]].mean())
+    by_chance = math.nan if chance is None or minus is not None else float(chance[over if of_pairs else known].mean())
     return over_heads(layout, mean, torch.stack(groups).any(0).any(1), chance=by_chance)
 
 

@@ -32,14 +32,6 @@ from mhprobe.studies.panels.heat import hottest
 from mhprobe.studies.panels.relations import best_of_each
 from mhprobe.studies.panels.two_sets import second_set
 
-# of a test image, by what walks over them: how concentrated its rollout is, and whether it is classified rightly; how
-# often a head and an offset know a relation; how far off the place is that tokens tell
-NUMBERS = {
-    "_heat": ("heat", "right"),
-    "_answers": ("best_head", "best_offset"),
-    "_places": ("high_norm_error", "other_error"),
-}
-
 
 class Measured(Evidence):
     """Evidence of a trained network.
@@ -89,13 +81,10 @@ class Measured(Evidence):
 
     def of_images(self, name: str) -> Tensor:
         """(n,) the area under deletion by a kind of map, or "random"; or a number of one of the other walks."""
-        walks = (self._heat, self._answers, self._places, self._areas)
-        walk = next((walk for walk in walks if name in NUMBERS.get(walk.__name__, ())), self._areas)
-        about = {
-            "numbers": walk.__name__,
-            "maps": {kind: vars(of) for kind, of in self.maps.items()},
-            "of": self.of_maps,
-        }
+        other = {"heat": self._heat, "right": self._heat, "best_head": self._answers, "best_offset": self._answers}
+        other |= {"high_norm_error": self._places, "other_error": self._places}
+        walk = other.get(name, self._areas)
+        about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
         return self.material.kept(about, lambda: ranks.together(walk))[name]
 
     def run(self, name: str) -> Run:
@@ -146,10 +135,11 @@ class Measured(Evidence):
         if not ways:
             raise UserError("the images ask about no relation between patches.")
         values = [torch.stack([of[way][1] for of in ways]).nanmean(0) for way in ("best head", "best fixed offset")]
-        return dict(zip(NUMBERS["_answers"], values, strict=True))
+        return dict(zip(("best_head", "best_offset"), values, strict=True))
 
     def _places(self) -> dict[str, Tensor]:
-        return dict(zip(NUMBERS["_places"], place_errors(self.material, self.of_maps), strict=True))
+        loud, other = place_errors(self.material, self.of_maps)
+        return {"high_norm_error": loud, "other_error": other}
 
     def _heat(self) -> dict[str, Tensor]:
         backbone: Any = self.material.model.backbone
@@ -160,7 +150,7 @@ class Measured(Evidence):
                 right, _ = outcomes(backbone(batch.images), batch.labels)
             return torch.stack([hottest(maps), right.double()], 1)
 
-        return self._walked("rollouts of test images", self.material.data.sizes["test"], NUMBERS["_heat"], of_batch)
+        return self._walked("rollouts of test images", self.material.data.sizes["test"], ["heat", "right"], of_batch)
 
     def _walked(
         self, label: str, images: int, names: Sequence[str], of_batch: Callable[[Batch], Tensor]
