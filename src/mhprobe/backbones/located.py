@@ -19,7 +19,6 @@ from mhprobe.backbones.parts.located import (
     Kind,
     Located,
     Parts,
-    Reshaped,
     Trial,
     apart,
     by_head,
@@ -252,6 +251,17 @@ class MaxxVit(Located):  # windows of neighbours, then of distant tokens; or all
     )
 
 
+class Seen(nn.Module):
+    """A dropout on attention weights (B * H, Q, K), which are seen as (B, H, Q, K) by ``seen``."""
+
+    def __init__(self, dropout: nn.Module, heads: int) -> None:
+        super().__init__()
+        self.dropout, self.seen, self.heads = dropout, nn.Identity(), heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.seen(x.unflatten(0, (-1, self.heads))).flatten(0, 1))
+
+
 class Sam(Located):  # windows, and in some blocks all tokens
     title = "timm VisionTransformerSAM (SAM)"
     model = "timm.models.vision_transformer_sam.VisionTransformerSAM"
@@ -264,8 +274,8 @@ class Sam(Located):  # windows, and in some blocks all tokens
     @classmethod
     def prepare(cls, model: Any) -> None:
         for module in model.modules():
-            if cls.kind(module) is not None and not isinstance(module.attn_drop, Reshaped):
-                module.attn_drop = Reshaped(module.attn_drop, module.num_heads, "rows")
+            if cls.kind(module) is not None and not isinstance(module.attn_drop, Seen):
+                module.attn_drop = Seen(module.attn_drop, module.num_heads)
 
 
 class SwinV2Cr(Located):  # cosine attention, norms behind the parts of a block

@@ -193,13 +193,6 @@ def _turn(image: PillowImage) -> Transpose | None:
         orientation = image.getexif().get(ORIENTATION)
     except (SyntaxError, ValueError, TypeError, KeyError, struct.error):  # damaged, where the pixels may be whole
         return None
-    by_number = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
+    names = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
+    by_number = {number: Transpose[name] for number, name in enumerate(names, 2)}
     return by_number.get(orientation) if isinstance(orientation, int) else None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import attach
 from mhprobe.backbones.parts.opened import Blank
 from mhprobe.headbench import world
-from mhprobe.headbench.world import CLASSES, FEATURES, GRID, NOISE, PATCH, World
+from mhprobe.headbench.world import CLASSES, FEATURES, GRID, NOISE, PATCH
 from mhprobe.measures.parts.losses import outcomes
 
 NAMES = (
@@ -72,14 +72,7 @@ class Canvas(Blank):
         key = self.rows(site, names).sum(0, keepdim=True)
         amount = (self.normalised(site) @ key[0]).flatten()
         scale = sharpness / float(amount.quantile(0.99) - amount.median()) * self.site(site).head_dim ** 0.5
-        self.write(
-            site,
-            head,
-            query=key * 0,
-            query_bias=torch.ones(1),
-            key=key * scale,
-            key_bias=torch.zeros(1),
-        )
+        self.write(site, head, query=key * 0, query_bias=torch.ones(1), key=key * scale, key_bias=torch.zeros(1))
 
     def look_at_offset(self, site: int, head: int, down: int, across: int, sharpness: float) -> None:
         """Every query looks at the token so many rows and columns away, where there is one."""
@@ -93,14 +86,8 @@ class Canvas(Blank):
         key = self.rows(site, (*ROWS, *COLUMNS))
         # query channel i reads row i - down: it meets keys of row i
         query = torch.cat([self.rows(site, ROWS).roll(down, 0), self.rows(site, COLUMNS).roll(across, 0)])
-        if down > 0:
-            query[:down] = 0
-        if down < 0:
-            query[GRID + down : GRID] = 0
-        if across > 0:
-            query[GRID : GRID + across] = 0
-        if across < 0:
-            query[2 * GRID + across :] = 0
+        for part, by in ((query[:GRID], down), (query[GRID:], across)):
+            part[slice(by) if by >= 0 else slice(by, None)] = 0  # what was rolled round the edge
         amount = (self.normalised(site) @ self.rows(site, ROWS).T).amax(-1).median()
         scale = (sharpness * self.site(site).head_dim ** 0.5) ** 0.5 / float(amount)
         self.write(site, head, query=query * scale, key=key * scale, query_bias=torch.zeros(1), key_bias=torch.zeros(1))
@@ -132,9 +119,9 @@ class Canvas(Blank):
     def normalised(self, site: int) -> Tensor:
         return self.stream(site)[1]
 
-    def writes(self, site: int, head: int, before: Tensor | None = None) -> Tensor:
-        """(B, T, C) what this head alone adds to the stream, in raster order. before: (B, T, C) instead of the real."""
-        return self.write_of(site, head, self.stream(site)[0] if before is None else before)
+    def writes(self, site: int, head: int) -> Tensor:
+        """(B, T, C) what this head alone adds to the stream, in raster order."""
+        return self.write_of(site, head, self.stream(site)[0])
 
     def entering_mlp(self, site: int, without: Sequence[int] = ()) -> Tensor:
         """(B, T, C) what the block's MLP is given, with some heads of the site silent."""
@@ -146,15 +133,13 @@ class Canvas(Blank):
             self.write(site, head, **parts)
         return found
 
-    def margin(self, without: Sequence[tuple[int, int]] = (), seen: World | None = None) -> Tensor:
+    def margin(self, without: Sequence[tuple[int, int]] = ()) -> Tensor:
         """() mean of the label's logit above the mean logit."""
-        seen = self.seen if seen is None else seen
-        logits = self.logits(seen.images, without)
-        return (logits.gather(1, seen.labels[:, None])[:, 0] - logits.mean(1)).mean()
+        logits = self.logits(self.seen.images, without)
+        return (logits.gather(1, self.seen.labels[:, None])[:, 0] - logits.mean(1)).mean()
 
-    def loss(self, without: Sequence[tuple[int, int]] = (), seen: World | None = None) -> float:
-        seen = self.seen if seen is None else seen
-        return float(outcomes(self.logits(seen.images, without), seen.labels)[1].mean())
+    def loss(self, without: Sequence[tuple[int, int]] = ()) -> float:
+        return float(outcomes(self.logits(self.seen.images, without), self.seen.labels)[1].mean())
 
     # making
 

@@ -82,17 +82,12 @@ def filler(canvas: Canvas, site: int, head: int) -> None:
     canvas.scale_write(site, head, 10 ** canvas.uniform(-1.7, -0.7))
 
 
-def carry(canvas: Canvas, site: int, head: int, share: float | None = None) -> None:
+def carry(canvas: Canvas, site: int, head: int) -> None:
     """Values and writes of a filler, under attention that was written before."""
     width, some = canvas.site(site).head_dim, (*NOISES, *TEXTURES)
-    canvas.write(
-        site,
-        head,
-        value=canvas.mixed(site, some, width),
-        value_bias=torch.zeros(width),
-        output=canvas.mixed(site, NOISES, width),
-    )
-    canvas.scale_write(site, head, canvas.uniform(0.05, 0.15) if share is None else share)
+    value, output = canvas.mixed(site, some, width), canvas.mixed(site, NOISES, width)
+    canvas.write(site, head, value=value, value_bias=torch.zeros(width), output=output)
+    canvas.scale_write(site, head, canvas.uniform(0.05, 0.15))
 
 
 def reads_from(canvas: Canvas, site: int, head: int) -> Tensor:

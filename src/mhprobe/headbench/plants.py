@@ -200,13 +200,8 @@ class Object(Plant):
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
         canvas.look_for(site, heads[0], self.reads, 8.0)
-        canvas.write(
-            site,
-            heads[0],
-            value=canvas.rows(site, self.reads),
-            value_bias=torch.zeros(1),
-            output=canvas.rows(site, EVIDENCE) * canvas.normalised(site).new_tensor(0.5),
-        )
+        value, output = canvas.rows(site, self.reads), 0.5 * canvas.rows(site, EVIDENCE)
+        canvas.write(site, heads[0], value=value, value_bias=torch.zeros(1), output=output)
         canvas.scale_evidence(site, heads[0], 1.5)
 
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
@@ -269,15 +264,10 @@ class Together(Plant):
     first = True
 
     def plant(self, canvas: Canvas, site: int, heads: Sequence[int]) -> None:
+        value, output = canvas.rows(site, TEXTURES), canvas.rows(site, SCRATCH)
         for head in heads:
             canvas.look_for(site, head, TEXTURES, 8.0)
-            canvas.write(
-                site,
-                head,
-                value=canvas.rows(site, TEXTURES),
-                value_bias=torch.zeros(1),
-                output=canvas.rows(site, SCRATCH),
-            )
+            canvas.write(site, head, value=value, value_bias=torch.zeros(1), output=output)
             canvas.scale_write(site, head, 0.25)
         self._clip(canvas, site, heads)
 

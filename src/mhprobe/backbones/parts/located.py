@@ -123,23 +123,6 @@ class ChannelsFirst(nn.Conv2d):
         return super().forward(self.joined(x.flatten(2).mT).mT.reshape(x.shape))
 
 
-class Reshaped(nn.Module):
-    """A dropout on attention weights of another form, which are seen as (rows, H, queries, keys) by ``seen``.
-
-    form: where the heads are: "rows" (B * H, Q, K), "first" (B, H, windows, Q, K).
-    """
-
-    def __init__(self, dropout: nn.Module, heads: int, form: str) -> None:
-        super().__init__()
-        self.dropout, self.seen, self.heads, self.form = dropout, nn.Identity(), heads, form
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.form == "rows":
-            return self.dropout(self.seen(x.unflatten(0, (-1, self.heads))).flatten(0, 1))
-        found = self.seen(x.transpose(1, 2).flatten(0, 1))
-        return self.dropout(found.unflatten(0, (len(x), -1)).transpose(1, 2))
-
-
 class Located(Family):
     """A family that is written as a table of names.
 

@@ -25,11 +25,9 @@ def build(
 ) -> nn.Module:
     """``timm.create_model`` with clear errors.
 
-    fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
-        bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
+    fused_attn, kwargs: as for ``mhprobe.backbones.build``.
     conv_stem: channels of convolutions that take the place of the patch projection, see ``stem_of``.
     attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None: embed_dim / num_heads.
-    kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads.
     """
     import timm
 
