@@ -14,7 +14,7 @@ import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.run import cells
-from mhprobe.surgery import bench, peer
+from mhprobe.surgery import bench, export, peer
 from mhprobe.surgery.bench import Cell, ranking
 from models import images_for, make_loud, tiny_vit
 from pruned import logits
@@ -142,3 +142,21 @@ def test_torch_pruning_runs_in_the_same_table_at_the_same_flops(trained, tmp_pat
         assert 0.45 < float(row["flops"]) <= 0.6 and float(row["speedup_64"]) > 0
         assert float(row["difference"]) == pytest.approx(float(row["tuned"]) - float(row["dense"]))
     assert json.loads((tmp_path / "run" / "results.json").read_text())["results"]["prunebench_ranking"]["figure"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the exporter and the quantiser, about their own parts
+def test_onnx_runtime_and_int8_are_timed_on_the_networks_that_are_compared():
+    model = tiny_vit().eval()
+    small = mhprobe.prune_heads(model, [0, 1, 3]).eval()
+    images = images_for(model, 4)
+    sessions = export.onnx_sessions(small, images)
+    exact, rough = (torch.from_numpy(sessions[name].run(["logits"], {"images": images.numpy()})[0])
+                    for name in ("onnx", "int8"))  # fmt: skip
+    torch.testing.assert_close(exact, logits(small, images), rtol=1e-4, atol=1e-4)
+    assert (
+        0 < (rough - exact).abs().max() < 0.2 * exact.abs().max()
+    )  # eight bits: not the same, and not another network
+    row = bench._in_onnx(model, small, rounds=1)
+    assert set(row) == {f"{name}_{batch}" for name in ("onnx", "int8") for batch in bench.BATCHES}
+    assert all(value > 0 for value in row.values())
