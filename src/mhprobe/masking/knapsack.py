@@ -67,7 +67,7 @@ class Knapsack(ByScore):
         saving_A = savings(units.limits, layout)
         price_G = self._prices(sets, layout, score_A, saving_A)
         ascending = sorted(range(len(sets)), key=price_G.__getitem__)
-        order = until(sets, ascending, layout, saving_A, units.limits, steps)
+        order = until(sets, ascending, layout, units.limits, steps)
         path = bundled([sets[number] for number in order], layout) if mixed else units.path(order)
         return [dataclasses.replace(path, scores=plain_A)]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
-from mhprobe.masking.parts.budget import bundled, savings, shares_below, until
+from mhprobe.masking.parts.budget import bundled, shares_below, until
 from mhprobe.masking.parts.limits import Limits
 
 
@@ -72,7 +72,7 @@ class Random(Order):
         drawn = torch.rand(len(sets), generator=torch.Generator().manual_seed(seed)).tolist()
         shares = shares_below(sets, drawn, layout, "group")
         ascending = sorted(range(len(sets)), key=shares.__getitem__)
-        order = until(sets, ascending, layout, savings(units.limits, layout), units.limits)
+        order = until(sets, ascending, layout, units.limits)
         return bundled([sets[number] for number in order], layout, seed)
 
     def _heads(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:

@@ -196,7 +196,7 @@ def source_of(settings: Prune, order: Order | None, seed: int = 0) -> Given | On
     if guarantee is not None and not settings.elastic:
         options = settings.model_dump(include={*LIMITS, "units"})
         return Promised(order, guarantee, **options, chosen_on=settings.select_on, seed=seed)
-    return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target"}))
+    return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target", "latency_table"}))
 
 
 def run_pruning(

@@ -186,6 +186,7 @@ class Prune(_Section):
     order: dict[str, Any] | None = None  # prune=order
     guarantee: PromiseAsked | None = None
     target: dict[str, float] | None = None
+    latency_table: str | None = None
     units: str = "head"
     exclude_layers: list[int] = []
     min_heads_per_layer: Annotated[int, Field(ge=0)] = 0

@@ -71,18 +71,31 @@ def head_latency(model: nn.Module, layout: HeadLayout, images: Tensor, repeats: 
     asked of it at once.
     """
     half = torch.cat([torch.arange(site.num_heads) >= max(1, site.num_heads // 2) for site in layout.sites])
-    dense, halved = (prune_heads(model, mask).eval() for mask in (half & False, half))
+    whole, times = layer_times(model, layout, [half & False, half], images, repeats)
+    saved = []
+    for site, (before, after) in zip(layout.sites, times, strict=True):
+        removed = site.num_heads - max(1, site.num_heads // 2)
+        saved += [max(0.0, before - after) / removed if removed else before] * site.num_heads
+    return torch.tensor(saved, dtype=torch.float64) / whole
+
+
+def layer_times(
+    model: nn.Module, layout: HeadLayout, masks: Sequence[Tensor], images: Tensor, repeats: int = 15
+) -> tuple[float, list[list[float]]]:
+    """Seconds of the whole forward pass, and of each site without the units of each of ``masks``.
+
+    masks: (A,) bool each, of which the first removes nothing. What enters a layer is what enters the dense one.
+    """
+    pruned = [prune_heads(model, mask, units=layout.kinds).eval() for mask in masks]
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
-        inputs = _inputs(dense, [site.name for site in layout.sites], images)
-        (whole,) = _medians([functools.partial(dense, images)], repeats, images.device)
-        saved = []
+        inputs = _inputs(pruned[0], [site.name for site in layout.sites], images)
+        (whole,) = _medians([functools.partial(pruned[0], images)], repeats, images.device)
+        times = []
         for site in layout.sites:
             args, kwargs = inputs[site.name]
-            runs = [functools.partial(part.get_submodule(site.name), *args, **kwargs) for part in (dense, halved)]
-            before, after = _medians(runs, repeats, images.device)
-            removed = site.num_heads - max(1, site.num_heads // 2)
-            saved += [max(0.0, before - after) / removed if removed else before] * site.num_heads
-    return torch.tensor(saved, dtype=torch.float64) / whole
+            runs = [functools.partial(part.get_submodule(site.name), *args, **kwargs) for part in pruned]
+            times.append(_medians(runs, repeats, images.device))
+    return whole, times
 
 
 def head_shares(model: nn.Module, layout: HeadLayout, images: Tensor, units: Collection[str]) -> dict[str, Tensor]:

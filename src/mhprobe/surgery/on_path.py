@@ -6,7 +6,7 @@ Shapes: A heads of all sites of the present network.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from mhprobe.masking.parts.limits import Cost, Limits
 from mhprobe.masking.parts.units import check_reached, constrain, make_units, refuse_neurons, target_of
 from mhprobe.surgery.costs import costs, head_shares
 from mhprobe.surgery.given import Choice
+from mhprobe.surgery.latency import latency_cost
 
 WHERE = "prune"  # the options, for messages
 
@@ -34,6 +35,8 @@ class OnPath:
         three, with an order of neurons (knapsack).
     exclude_layers: never touched. min_heads_per_layer: of every layer so many stay. rescale: the heads that a layer
         keeps are multiplied by H / kept, while the path is searched and in what is left.
+    latency_table: the file of a table of times by width (surgery/latency.py), made if it is missing; None to take two
+        points of each layer now.
     """
 
     order: Order
@@ -43,6 +46,7 @@ class OnPath:
     exclude_layers: Sequence[int] = ()
     min_heads_per_layer: int = 0
     rescale: bool = False
+    latency_table: str | None = None
 
     def __post_init__(self) -> None:
         if (self.remove is None) == (self.target is None):
@@ -53,6 +57,8 @@ class OnPath:
 
     def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
+        if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
+            raise UserError("prune.latency_table: prices prune.target={latency: <share left>} in one round.")
         if "neuron" in layout.kinds:
             if not self.order.of_neurons or self.units != "head":
                 refuse_neurons(layout, "prune.order" if self.units == "head" else "prune.units")
@@ -93,7 +99,7 @@ class OnPath:
             goal = {"heads": min(float(loaded.num_heads - round(part * remove)), layout.num_heads)}
         else:
             assert self.target is not None
-            costs_left = costs(head_shares(model, layout, images(), self.target))
+            costs_left = self._costs(model, layout, images(), self.target)
             # the round before may have gone farther than it had to: a unit goes whole or not at all
             goal = {unit: min(max(1.0, share), (1 - part * (1 - share)) / left) for unit, share in self.target.items()}
         units = self._units(layout, loaded, goal, costs_left)
@@ -106,6 +112,11 @@ class OnPath:
         return Choice(mask, self.rescale, scores=path.scores), left * units.limits.target.left(
             mask
         ) if costs_left else left
+
+    def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, target: Collection[str]) -> dict[str, Cost]:
+        if self.latency_table is not None and "latency" in target:
+            return {"latency": latency_cost(self.latency_table, model, layout, images)}
+        return costs(head_shares(model, layout, images, target))
 
     def _in_all(self, num_heads: int) -> int | None:
         """Return the number of heads to remove, where the options name a number."""

@@ -81,7 +81,7 @@ def speed_table(
             row: Row = {
                 "removed": name,
                 "heads": layout_of(model).num_heads,
-                "device": _device_name(first.device),
+                "device": device_name(first.device),
                 "batch": batch,
             }
             for kind, key in (("dense", ("dense", "")), ("masked", ("masked", "")), ("pruned", ("pruned", name))):
@@ -179,7 +179,8 @@ class _Alive(TorchDispatchMode):
         self.now -= size
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """Name of the GPU, or how many threads the CPU may use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()

@@ -18,15 +18,13 @@ STEPS = 32  # of a path through thousands of neurons
 
 
 def savings(limits: Limits | None, layout: HeadLayout) -> Tensor:
-    """(A,) float64, what each unit saves of the target's cost; 1 where there is none. All of a site save the same."""
+    """(A,) float64, what a unit saves of the target's cost on the way to its site's end; 1 where there is no target."""
     target = None if limits is None else limits.target
     if target is None:
         return torch.ones(layout.num_heads, dtype=torch.float64)
-    one_of_each = torch.zeros(len(layout.sites) + 1, layout.num_heads, dtype=torch.bool)
-    one_of_each[torch.arange(len(layout.sites)), torch.tensor(layout.offsets[:-1])] = True
-    left = target.cost(one_of_each)
-    saved = left[-1] - left[:-1]
-    return saved[[number for number, _, _ in layout]]
+    site_of = torch.tensor([number for number, _, _ in layout])
+    left = target.cost(site_of == torch.arange(-1, len(layout.sites))[:, None])
+    return ((left[0] - left[1:]) / site_of.bincount())[site_of]
 
 
 def shares_below(
@@ -46,17 +44,16 @@ def shares_below(
 
 
 def until(
-    sets: Sequence[Tensor], ascending: Sequence[int], layout: HeadLayout, saving_A: Tensor, limits: Limits | None,
+    sets: Sequence[Tensor], ascending: Sequence[int], layout: HeadLayout, limits: Limits | None,
     steps: int | None = None,
 ) -> list[int]:  # fmt: skip
     """The sets that go, in their order, until the target is met, without those that then need not have gone."""
     number_of, floor = [number for number, _, _ in layout], 0 if limits is None else limits.min_heads_per_layer
     left_of_site = [site.num_heads for site in layout.sites]
     target = None if limits is None else limits.target
-    left = 1.0 if target is None else target.left(torch.zeros(layout.num_heads, dtype=torch.bool))
     wanted = -1.0 if target is None else target.value + ROUNDING
-    saved_G = {number: float(saving_A[sets[number]].sum()) for number in ascending}
-    gone: list[int] = []
+    off, gone = torch.zeros(layout.num_heads, dtype=torch.bool), list[int]()
+    left = 1.0 if target is None else target.left(off)
     for number in ascending:
         if left <= wanted or len(gone) == steps:
             break
@@ -65,14 +62,17 @@ def until(
             continue
         for site in sites:
             left_of_site[site] -= 1
-        left -= 0.0 if target is None else saved_G[number]
+        off[sets[number]] = True
+        left = 1.0 if target is None else target.left(off)
         gone.append(number)
     if target is None or left > wanted:
         return gone
     for number in reversed(gone[:-1]):
-        if left + saved_G[number] <= wanted:
-            left += saved_G[number]
+        off[sets[number]] = False
+        if target.left(off) <= wanted:
             gone.remove(number)
+        else:
+            off[sets[number]] = True
     return gone
 
 

@@ -1,0 +1,87 @@
+"""A table of latency: measured once on a machine, monotone, and what a knapsack is priced by."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS
+from mhprobe.masking.knapsack import Knapsack
+from mhprobe.surgery import latency
+from mhprobe.surgery.elastic import _Known
+from mhprobe.surgery.latency import latency_cost
+from mhprobe.surgery.on_path import OnPath
+from models import images_for, tiny_vit
+
+
+def written(folder, model, seconds, whole=1.0):
+    """A table of this machine with known times by width, per site."""
+    layout, images = layout_of(model, KINDS), images_for(model, 2)
+    about = {"machine": f"CPU, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}, torch "
+             f"{torch.__version__}", "images": 2, "layout": layout.digest}  # fmt: skip
+    widths = [[site.num_heads, site.num_heads // 2, 1] for site in layout.sites]
+    times = [seconds(site) for site in layout.sites]
+    file = folder / "table.json"
+    file.write_text(json.dumps({**about, "whole": whole, "widths": widths, "seconds": times}))
+    return file, layout, images
+
+
+def test_a_table_is_measured_once_and_another_machine_is_refused(tmp_path, monkeypatch):
+    model = tiny_vit()
+    layout, images, file = layout_of(model, KINDS), images_for(model, 2), tmp_path / "made" / "table.json"
+    left = latency_cost(file, model, layout, images, repeats=3)
+    table = json.loads(file.read_text())
+    assert [row[0] for row in table["widths"]] == [site.num_heads for site in layout.sites]
+    assert all(seconds > 0 for row in table["seconds"] for seconds in row)
+    assert left(torch.zeros(1, layout.num_heads, dtype=torch.bool)).item() == 1
+    monkeypatch.setattr(latency, "layer_times", None)  # nobody measures again
+    latency_cost(file, model, layout, images)
+    for key, value in (("machine", "another"), ("images", 64), ("layout", "another")):
+        file.write_text(json.dumps({**table, key: value}))
+        with pytest.raises(mhprobe.UserError, match=rf"prune.latency_table: .* has {key} .*, expected"):
+            latency_cost(file, model, layout, images)
+    file.write_text("{}")
+    with pytest.raises(mhprobe.UserError, match="is no table of latency"):
+        latency_cost(file, model, layout, images)
+
+
+def test_times_never_fall_with_the_width_and_are_lines_between_what_was_measured(tmp_path):
+    model = tiny_vit()
+    # 96 neurons take .4, 48 of them .5 (noise), one .1: the nearest times that do not fall are .45, .45 and .1
+    file, layout, images = written(tmp_path, model, lambda site: [0.4, 0.5, 0.1], whole=2.0)
+    left = latency_cost(file, model, layout, images)
+    neurons = layout.span(len(layout.sites) - 1)
+    for gone, seconds in ((0, 0.45), (10, 0.45), (48, 0.45), (72, 0.1 + 0.35 * 23 / 47), (95, 0.1), (96, 0.1)):
+        mask = torch.zeros(1, layout.num_heads, dtype=torch.bool)
+        mask[0, neurons.start : neurons.start + gone] = True
+        assert left(mask).item() == pytest.approx(1 - (0.45 - seconds) / 2.0)
+
+
+def test_a_knapsack_is_priced_by_the_table_and_not_by_flops(tmp_path):
+    """Equal scores: what saves the most time goes. Against the smallest number of units of all mixes that will do."""
+    model = tiny_vit(mlp_ratio=0.25)  # 6 neurons a block
+    mhprobe.attach(model, units=KINDS)
+    times = {"head": [0.2, 0.1, 0.02], "neuron": [0.06, 0.03, 0.01]}
+    file, layout, images = written(tmp_path, model, lambda site: times[site.kind])
+    known = _Known(torch.ones(layout.num_heads, dtype=torch.float64))
+    order = Knapsack(measure=lambda layout: None)
+    source = OnPath(order, target={"latency": 0.75}, latency_table=str(file))
+    mask = source.choose(model, known, lambda: images, layout, 1.0, 1.0)[0].mask
+    left = latency_cost(file, model, layout, images)
+    assert left(mask[None]).item() <= 0.75 + 1e-9
+    heads = layout.of("head").num_heads
+    assert mask[:heads].sum() > 0 and mask[heads:].sum() == 0  # a head saves .07 s or so, a neuron .01
+    sizes = [range(site.num_heads + 1) for site in layout.sites]
+    enough = []
+    for gone in itertools.product(*sizes):
+        trial = torch.cat([torch.arange(site.num_heads) < n for site, n in zip(layout.sites, gone, strict=True)])
+        if left(trial[None]).item() <= 0.75 + 1e-9:
+            enough.append(sum(gone))
+    assert int(mask.sum()) == min(enough)
+    with pytest.raises(mhprobe.UserError, match=r"prices prune\.target"):
+        OnPath(order, target={"flops": 0.7}, latency_table=str(file)).check(layout, 1)
