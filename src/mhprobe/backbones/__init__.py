@@ -71,7 +71,10 @@ def family_of(model: nn.Module) -> type[Family]:
             f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
         )
     if type(model).__module__.startswith("transformers."):
-        raise UserError(f"{type(model).__name__}: of transformers, {_huggingface()} have their heads found.")
+        from mhprobe.backbones.huggingface import KINDS as OF_TRANSFORMERS
+
+        known = ", ".join([*OF_TRANSFORMERS, "SwinModel"])
+        raise UserError(f"{type(model).__name__}: of transformers, {known} have their heads found.")
     for module in model.modules():
         if (reason := _NO_MATRIX.get(type(module).__name__)) is not None:
             raise UserError(f"{type(model).__module__}.{type(model).__name__}: {reason}")
@@ -86,12 +89,6 @@ _NO_MATRIX = {  # attention that no head of ours can be, by its class, and why
     "HydraAttention": "Hydra attention has a head per channel and adds up keys times values before any query is seen, "
     "so it never forms attention between patches to measure, map or roll out; take a ViT or a Swin.",
 }
-
-
-def _huggingface() -> str:
-    from mhprobe.backbones.huggingface import KINDS
-
-    return ", ".join([*KINDS, "SwinModel"])
 
 
 def gives_features(model: nn.Module) -> bool:

@@ -169,9 +169,9 @@ class Family(ABC):
             query = key = value[:, :0]
         else:
             query, key, value = cls.query_key_value(attention, site)
-        output = cls.seam(model, site).output.weight.detach().mT.unflatten(0, (site.num_heads, site.head_dim))
-        scale = cls.layer_scale(model, site)
-        return HeadWeights(query, key, value, output if scale is None else output * scale)
+        written = cls.seam(model, site).output.weight.detach().flatten(1)  # of a convolution of single pixels, too
+        output, scale = written.mT.unflatten(0, (site.num_heads, site.head_dim)), cls.layer_scale(model, site)
+        return HeadWeights(query, key, value, output if scale is None else output * scale.flatten())
 
     @classmethod
     def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,6 @@ from mhprobe.backbones.parts.located import (
     Trial,
     apart,
     by_head,
-    never,
     packed,
     path_of,
     weight_of,
@@ -105,7 +104,7 @@ class ConViT(Located):  # attention gated between content and position, then a V
 class MViTv2(Located):  # queries, keys and values are pooled
     title = "timm MultiScaleVit (MViTv2)"
     model = "timm.models.mvitv2.MultiScaleVit"
-    kinds: ClassVar = {"timm.models.mvitv2.MultiScaleAttention": Kind(weights=never, hidden=COARSER)}
+    kinds: ClassVar = {"timm.models.mvitv2.MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
@@ -127,7 +126,7 @@ FACTORISED = "it is factorised: keys meet values first, and no weights come to b
 
 class CoaT(Located):  # factorised attention beside a convolution of each head's values
     model = "timm.models.coat.CoaT"
-    kinds: ClassVar = {"timm.models.coat.FactorAttnConvRelPosEnc": Kind(weights=never, hidden=FACTORISED)}
+    kinds: ClassVar = {"timm.models.coat.FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
@@ -139,7 +138,7 @@ class Xcit(Located):
 
     title = "timm Xcit (XCiT)"
     model = "timm.models.xcit.Xcit"
-    kinds: ClassVar = {"timm.models.xcit.XCA": Kind(weights=never, hidden=CHANNELS)}
+    kinds: ClassVar = {"timm.models.xcit.XCA": Kind(weights=None, hidden=CHANNELS)}
     aside = ("timm.models.cait.ClassAttn",)
 
 
@@ -157,7 +156,7 @@ class Volo(Located):
 
     model = "timm.models.volo.VOLO"
     kinds: ClassVar = {
-        "timm.models.volo.OutlookAttention": Kind(parts=_outlook, weights=never, hidden=OUTLOOK),
+        "timm.models.volo.OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK),
         "timm.models.volo.Attention": Kind(),
     }
     aside = ("timm.models.volo.ClassAttention",)
@@ -188,8 +187,8 @@ class DaViT(Located):  # windows of tokens, then attention between channels
         "timm.models.davit.WindowAttention": Kind(
             windows=_behind_channels, weights=lambda attention: attention.softmax[1]
         ),
-        "timm.models.davit.ChannelAttention": Kind(parts=_turned, weights=never, hidden=CHANNELS),
-        "timm.models.davit.ChannelAttentionV2": Kind(weights=never, hidden=CHANNELS, heads="groups"),
+        "timm.models.davit.ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
+        "timm.models.davit.ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
     }
 
     @classmethod
@@ -225,7 +224,7 @@ def _pooled(trial: Trial) -> Windows | None:
 class HieraDet(Located):  # pooled queries where a stage begins
     title = "timm HieraDet (SAM 2)"
     model = "timm.models.hieradet_sam2.HieraDet"
-    kinds: ClassVar = {"timm.models.hieradet_sam2.MultiScaleAttention": Kind(windows=_pooled, weights=never)}
+    kinds: ClassVar = {"timm.models.hieradet_sam2.MultiScaleAttention": Kind(windows=_pooled, weights=None)}
 
 
 def _by_head_or_packed(attention: Any, heads: int) -> Parts:
@@ -286,7 +285,7 @@ class SwinV2Cr(Located):  # cosine attention, norms behind the parts of a block
 
 class TinyViT(Located):
     model = "timm.models.tiny_vit.TinyVit"
-    kinds: ClassVar = {"timm.models.tiny_vit.Attention": Kind(parts=by_head, windows=_as_said, weights=never)}
+    kinds: ClassVar = {"timm.models.tiny_vit.Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
 
 
 def _patches(trial: Trial) -> Windows | None:
@@ -326,7 +325,7 @@ class Twins(Located):
     model = "timm.models.twins.Twins"
     kinds: ClassVar = {
         "timm.models.twins.LocallyGroupedAttn": Kind(
-            weights=never, hidden="it cuts its windows, and puts them together again, inside itself"
+            weights=None, hidden="it cuts its windows, and puts them together again, inside itself"
         ),
         "timm.models.twins.GlobalSubSampleAttn": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER),
     }
@@ -339,12 +338,12 @@ class CSATv2(Located):  # convolutions over frequencies; its last stages attend
 
 class EdgeNeXt(Located):  # cross-covariance attention in some blocks
     model = "timm.models.edgenext.EdgeNeXt"
-    kinds: ClassVar = {"timm.models.edgenext.CrossCovarianceAttn": Kind(weights=never, hidden=CHANNELS)}
+    kinds: ClassVar = {"timm.models.edgenext.CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
 
 
 class EfficientFormer(Located):  # its last blocks attend
     model = "timm.models.efficientformer.EfficientFormer"
-    kinds: ClassVar = {"timm.models.efficientformer.Attention": Kind(parts=by_head, weights=never)}
+    kinds: ClassVar = {"timm.models.efficientformer.Attention": Kind(parts=by_head, weights=None)}
 
 
 class FastVit(Located):  # the larger ones attend in their last stage
@@ -377,7 +376,7 @@ def _three_by_head(attention: Any, heads: int) -> Parts:
 
 class LowFormer(Located):  # attention on a coarser grid, brought back to size by a convolution
     model = "timm.models.lowformer.LowFormer"
-    kinds: ClassVar = {"timm.models.lowformer.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=never)}
+    kinds: ClassVar = {"timm.models.lowformer.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
 
     @classmethod
     def refuse(cls, model: Any, trial: Trial) -> None:
@@ -390,7 +389,7 @@ class LowFormer(Located):  # attention on a coarser grid, brought back to size b
 
 class CPUBone(LowFormer):
     model = "timm.models.cpubone.CPUBone"
-    kinds: ClassVar = {"timm.models.cpubone.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=never)}
+    kinds: ClassVar = {"timm.models.cpubone.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
 
 
 def _shared(attention: Any, heads: int) -> Parts:
@@ -458,7 +457,7 @@ def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = _bare) -> P
     return of(attention.q.ln).unflatten(0, (heads, -1)), key, value
 
 
-_LEVIT = Kind(point="proj.ln.linear", parts=_levit, weights=never)
+_LEVIT = Kind(point="proj.ln.linear", parts=_levit, weights=None)
 
 
 class Levit(Located):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mhprobe.backbones.base import Family, Seam, submodule
 from mhprobe.backbones.parts.attention import unfused
 from mhprobe.errors import UserError
-from mhprobe.heads import Block, HeadSite, HeadWeights, Windows
+from mhprobe.heads import Block, HeadSite, Windows
 
 Parts = tuple[Tensor, Tensor, Tensor]
 
@@ -104,14 +104,10 @@ class Kind:
     point: str = "proj"
     output: str = ""
     parts: Callable[[Any, int], Parts] = packed
-    weights: Callable[[Any], nn.Module | None] = lambda attention: attention.attn_drop
+    weights: Callable[[Any], nn.Module | None] | None = lambda attention: attention.attn_drop
     hidden: str = NO_MODULE
     windows: Callable[[Trial], Windows | None] | None = None
     heads: str = "num_heads"
-
-
-def never(attention: Any) -> None:
-    """``Kind.weights`` of a class that shows none."""
 
 
 class ChannelsFirst(nn.Conv2d):
@@ -224,19 +220,15 @@ class Located(Family):
             attention=attention,
             point=output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point),
             output=output,
-            weights=kind.weights(attention),
+            weights=kind.weights(attention) if kind.weights else None,
             hidden=f"{site.name} ({type(attention).__name__}): no attention weights to look at, {kind.hidden}.",
             visible=lambda: unfused([attention]),
         )
 
     @classmethod
-    def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
-        attention: Any = submodule(model, site)
-        kind = cls.kind(attention)
-        written = weight_of(_output(kind, attention)).mT.unflatten(0, (site.num_heads, site.head_dim))
-        scale = cls.layer_scale(model, site)
-        query, key, value = kind.parts(attention, site.num_heads)
-        return HeadWeights(query, key, value, written if scale is None else written * scale.flatten())
+    def query_key_value(cls, attention: Any, site: HeadSite) -> Parts:
+        parts: Parts = cls.kind(attention).parts(attention, site.num_heads)
+        return parts
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
