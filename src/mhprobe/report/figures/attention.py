@@ -17,13 +17,20 @@ from mhprobe.report.figures.style import (
     Axes,
     Figure,
     Names,
+    bare,
+    block_bar,
+    block_shades,
+    block_ticks,
     canvas,
     colour,
     colour_bar,
     even_groups,
+    grid_size,
     inches,
-    panel_grid,
+    legend_beside,
+    panels,
     place,
+    rows_of,
     site_title,
     ticks,
 )
@@ -85,8 +92,7 @@ def offset_maps(
             axes.set_yticks(
                 [(r + 0.5) * size[0] - 1 for r in range(len(sites))], [str(layout.sites[s].block) for s in sites]
             )
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
+            bare(axes)
             axes.set_ylabel("block")
             if len(groups) > 1:
                 axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
@@ -133,15 +139,10 @@ def _mosaic(maps: list[Tensor], steps: tuple[int, int]) -> tuple[Tensor, tuple[i
 def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
-    count = len(layout.sites)
-    deep, per_row = panel_grid(count)
-    wide, tall, gap, left, bottom = 1.25, 1.15, 0.4, 0.6, 0.5
-    # at the top a line for the legend
-    with canvas((max(4.0, left + per_row * (wide + gap)), bottom + deep * tall + (deep - 1) * 0.62 + 0.55)) as figure:
-        for number in range(count):
-            row, column = divmod(number, per_row)
-            y = bottom + (deep - 1 - row) * (tall + 0.62)
-            axes = place(figure, left + column * (wide + gap), y, wide, tall)
+    count, size, gap, left, bottom = len(layout.sites), (1.25, 1.15), (0.4, 0.62), 0.6, 0.5
+    wide, tall = grid_size(count, size, gap)
+    with canvas((max(4.0, left + wide + gap[0]), bottom + tall + 0.55)) as figure:  # at the top a line for the legend
+        for number, (axes, beside, below) in enumerate(panels(figure, count, (left, bottom), size, gap)):
             span = layout.span(number)
             known = columns["distances"][span][0].isfinite()
             radius = columns["distances"][span][0][known].tolist()
@@ -151,12 +152,9 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
             for share in (0.5, 0.9):
                 axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
             axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))
-            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if column == 0 else [])
+            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if beside else [])
             axes.set_title(site_title(layout, number), pad=3)
-            if number + per_row >= count:
-                axes.set_xlabel("radius (input pixels)")
-            if column == 0:
-                axes.set_ylabel("mass within")
+            axes.set(xlabel="radius (input pixels)" if below else "", ylabel="mass within" if beside else "")
             if number == 0:
                 head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
         figure.legend(
@@ -206,8 +204,7 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
                 shown.append((middle, str(site.block)))
                 last = middle
         axes.set_xticks([middle for middle, _ in shown], [name for _, name in shown])
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
+        bare(axes)
         axes.set_xlabel("block (a column per head)")
         bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
         bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
@@ -237,14 +234,12 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     kinds = [n.removeprefix("uniform_") for n in columns if n.startswith("uniform_")]
     kinds = [kind for kind in kinds if columns[kind].isfinite().any() and columns[f"uniform_{kind}"].sum() > 0]
     blocks = [site.block for site in layout.sites]
-    per_row = min(4, len(kinds))
-    deep = -(-len(kinds) // per_row)
-    wide, tall, gap, down, left, bottom = 1.35, 0.95, 0.42, 0.42, 0.6, 0.75
-    top = bottom + deep * tall + (deep - 1) * down + 0.25
-    with canvas((max(3.2, left + per_row * (wide + gap)), top)) as figure:
-        for number, kind in enumerate(kinds):
-            row, column = divmod(number, per_row)
-            axes = place(figure, left + column * (wide + gap), top - 0.25 - tall - row * (tall + down), wide, tall)
+    size, gap, left, bottom = (1.35, 0.95), (0.42, 0.42), 0.6, 0.75
+    wide, tall = grid_size(len(kinds), size, gap)
+    with canvas((max(3.2, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
+        for (axes, beside, below), kind in zip(
+            panels(figure, len(kinds), (left, bottom), size, gap), kinds, strict=True
+        ):
             share, even = 100 * columns[kind].double(), 100 * columns[f"uniform_{kind}"].double()
             spans = [layout.span(site) for site in range(len(layout.sites))]
             (dots,) = axes.plot(
@@ -253,10 +248,9 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
             (mean,) = axes.plot(blocks, [share[span].mean().item() for span in spans], color=COLOURS[0])
             (level,) = axes.plot(blocks, [even[span].mean().item() for span in spans], "--", color=COLOURS[1])
             axes.set_ylim(bottom=0)
-            axes.set_xticks([blocks[i] for i in ticks(len(blocks), wide / len(blocks))])
+            block_ticks(axes, layout, size[0] / len(blocks))
             axes.set_title(kind.replace("cls", "class token").replace("_", " "), pad=3)
-            axes.set_xlabel("block" if number + per_row >= len(kinds) else "")
-            axes.set_ylabel("attention (%)" if column == 0 else "")
+            axes.set(xlabel="block" if below else "", ylabel="attention (%)" if beside else "")
         lines = [dots, mean, level]
         figure.legend(lines, ["a head", "mean", "even attention"], loc="lower center", ncols=3, borderaxespad=0.3)
     return figure
@@ -292,9 +286,9 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
             dashes = "-" if number < 7 else "--"
             axes.plot(blocks, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds_of])
         axes.set_yscale("log")
-        axes.set_xticks([blocks[i] for i in ticks(len(blocks), wide / len(blocks))])
-        axes.set(xlabel="block", ylabel="|dL/dA|, mean over heads (nats)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        block_ticks(axes, layout, wide / len(blocks))
+        axes.set_ylabel("|dL/dA|, mean over heads (nats)")
+        legend_beside(axes)
     return figure
 
 
@@ -322,17 +316,11 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
 
     A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
     """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    depth = [site.block for _, _, site in layout]
+    depth, shades = [site.block for _, _, site in layout], block_shades(layout)
     attention, ratio = columns["attention"].double(), columns["value"].double()
     with canvas((4.6, 3.0)) as figure:
         axes = place(figure, 0.65, 0.5, 2.9, 2.3)
-        cmap, norm = colormaps["viridis"], Normalize(min(depth), max(depth) if max(depth) > min(depth) else 1)
-        axes.scatter(attention.tolist(), ratio.tolist(), c=depth, cmap=cmap, norm=norm, s=14, linewidths=0)
+        axes.scatter(attention.tolist(), ratio.tolist(), c=depth, norm=shades.norm, s=14, linewidths=0)
         axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         even = columns["uniform_attention"].double().mean().item()
         axes.axvline(even, color=COLOURS[1], linewidth=0.9, linestyle="--", zorder=0)
@@ -340,8 +328,7 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
         axes.locator_params(axis="x", nbins=5)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="share of attention on special keys (dashed: even attention)", ylabel=label)
-        bar = colour_bar(figure, ScalarMappable(norm, cmap), 3.75, 0.5, 2.3, "block")
-        bar.locator = MaxNLocator(integer=True)
+        block_bar(figure, shades, 3.75, 0.5, 2.3)
     return figure
 
 
@@ -426,10 +413,10 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
                               color=shade, annotation_clip=False)  # fmt: skip
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
-        axes.set(xlim=(0, 102), ylim=(len(relations) - 0.5, -0.5))
-        axes.set_yticks(range(len(relations)), relations)
+        axes.set_xlim(0, 102)
+        rows_of(axes, relations)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("queries answered rightly (%), 95 % interval over images")
         beside = 1.4 if named else 1.03
-        axes.legend(loc="center left", bbox_to_anchor=(beside, 0.5), borderaxespad=0)
+        legend_beside(axes, beside)
     return figure

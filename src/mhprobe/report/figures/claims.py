@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, Figure, canvas, place
+from mhprobe.report.figures.style import COLOURS, Figure, bare, canvas, place, rows_of
 
 WORDS = {
     "holds": COLOURS[2],
@@ -55,8 +55,8 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
         axes.set_xlim(-FARTHEST - 0.15, FARTHEST + 0.15)
+        rows_of(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_ylim(len(order) - 0.4, -0.6)
-        axes.set_yticks(range(len(order)), [row["claim"].replace("_", " ") for row in order])
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
@@ -91,11 +91,9 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
         for word in list(WORDS)[:3]:
             axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
         axes.set_xlim(-0.5, len(networks) - 0.5)
-        axes.set_ylim(len(order) - 0.5, -0.5)
-        axes.set_yticks(range(len(order)), [row["claim"].replace("_", " ") for row in order])
+        rows_of(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
+        bare(axes)
         axes.legend(loc="lower right", bbox_to_anchor=((page - 0.1 - left) / wide, 1), ncols=3, borderaxespad=0.2)
     return figure
 

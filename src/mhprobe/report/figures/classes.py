@@ -11,6 +11,7 @@ from mhprobe.report.figures.style import (
     NAMELESS,
     Figure,
     Names,
+    bare,
     canvas,
     cells,
     colour_bar,
@@ -52,8 +53,7 @@ def class_matrix(
         panel.set_ylabel("heads, 0 on top in each block")
         shown = range(0, count, max(1, round(0.13 / column)))
         panel.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
-        panel.tick_params(length=0)
-        panel.spines[:].set_visible(False)
+        bare(panel)
         for line, words in enumerate(below):
             figure.text(0.1 / inches(figure)[0], (0.1 + 0.16 * line) / inches(figure)[1], words, fontsize=7)
         colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)

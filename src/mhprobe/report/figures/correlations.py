@@ -20,7 +20,10 @@ from mhprobe.report.figures.style import (
     colour,
     inches,
     layer_panels,
+    legend_beside,
     place,
+    shade_at,
+    whole_ticks,
 )
 
 Pairs = Sequence[Sequence[int]]
@@ -69,8 +72,6 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
 
     titles: of the N that pairs are among. UserError, in the name of ``asker``, for a pair that was not compared.
     """
-    from matplotlib.ticker import MaxNLocator
-
     with canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
         axes = place(figure, 0.55, 0.5, 2.6, inches(figure)[1] - 0.7)
         for number, pair in enumerate(pairs):
@@ -83,8 +84,8 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
             pair_lines(axes, columns, pair, shade, label=" and\n".join(titles[each] for each in pair))
         axes.plot([], [], ":", color="0.4", label="chance, of the same pair")
         axes.set(ylim=(0, 1.02), yticks=[0, 0.5, 1], xlabel="coefficient", ylabel="correlation")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
+        whole_ticks(axes.xaxis)
+        legend_beside(axes, 1.03)
     return figure
 
 
@@ -168,7 +169,7 @@ def block_coefficients(
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
                 axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
             axes.plot([], [], ":", color="0.4", label="chance")
-            axes.legend(loc="center left", bbox_to_anchor=(1.05, 0.5), borderaxespad=0)
+            legend_beside(axes, 1.05)
     return figure
 
 
@@ -179,9 +180,7 @@ def _stage_panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], 
 
 
 def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
-    from matplotlib import colormaps
-
-    return colormaps["viridis_r"](0.3 + 0.7 * (steps - 1) / max(1, furthest - 1))
+    return shade_at(0.3 + 0.7 * (steps - 1) / max(1, furthest - 1), "viridis_r")
 
 
 @captioned(

@@ -17,8 +17,12 @@ from mhprobe.report.figures.style import (
     Names,
     canvas,
     colour,
-    panel_grid,
+    grid_size,
+    legend_beside,
+    log_ticks,
+    panels,
     place,
+    shade_at,
     site_title,
 )
 
@@ -35,44 +39,31 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
     columns: "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out. Dotted: white noise.
     """
-    from matplotlib import colormaps
-
     (frequencies,) = columns["frequencies"].tolist()
     spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
     shown = torch.cat([spectra.flatten(), stream.flatten()])
     shown = shown[shown.isfinite()]
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
     limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
-    deep, per_row = panel_grid(len(layout.sites))
-    side, gap, left, bottom, top = 1.05, 0.3, 0.55, 0.45, 0.3
-    tall = max(deep * side + (deep - 1) * gap, 1.9)
-    heads_at = left + 1.9 + 0.9
-    with canvas((heads_at + per_row * side + (per_row - 1) * 0.12 + 0.15, bottom + tall + top)) as figure:
+    size, gap, left, bottom, top = (1.05, 1.05), (0.12, 0.3), 0.55, 0.45, 0.3
+    wide, deep = grid_size(len(layout.sites), size, gap)
+    tall, heads_at = max(deep, 1.9), left + 1.9 + 0.9
+    with canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
         axes = place(figure, left, bottom, 1.9, tall)
-        shade = colormaps["viridis_r"]
         for block, row in enumerate(stream):
-            _spectrum_line(
-                axes, frequencies, row, color=shade(0.1 + 0.9 * block / max(1, len(stream) - 1)), linewidth=1.3
-            )
+            shade = shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r")
+            _spectrum_line(axes, frequencies, row, color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
-        for number in range(len(layout.sites)):
-            row, column = divmod(number, per_row)
-            at = heads_at + column * (side + 0.12), bottom + tall - side - row * (side + gap)
-            axes = place(figure, *at, side, side)
+        corner = heads_at, bottom + tall - deep
+        for number, (axes, beside, below) in enumerate(panels(figure, len(layout.sites), corner, size, gap)):
             for spectrum in spectra[layout.span(number)]:
                 _spectrum_line(axes, frequencies, spectrum, color="#0072B2", linewidth=0.8, alpha=0.7)
             _frequency_frame(axes, limits)
             axes.set_title(site_title(layout, number), pad=3)
-            if column:
-                axes.tick_params(labelleft=False)
-            else:
-                axes.set_ylabel("heads: Δ ln")
-            if number + per_row < len(layout.sites):
-                axes.tick_params(labelbottom=False)
-            else:
-                axes.set_xlabel("frequency (π)")
+            axes.tick_params(labelleft=beside, labelbottom=below)
+            axes.set(xlabel="frequency (π)" if below else "", ylabel="heads: Δ ln" if beside else "")
     return figure
 
 
@@ -98,8 +89,6 @@ def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
 
     columns: "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: merging patches changes the grid.
     """
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
     variance, stream = columns["variance"].double(), columns["stream"].double()
     # the highest frequency that a block's grid has: the last that is there
     there = stream[:, 0].isfinite()
@@ -112,11 +101,9 @@ def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
             _steps(axes, layout, values)
             axes.set_ylabel(name)
         panels[0].set_yscale("log")
-        panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panels[0].yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        panels[0].yaxis.set_minor_formatter(NullFormatter())
+        log_ticks(panels[0].yaxis)
         panels[1].axhline(math.log(2) / 2, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
-        panels[1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(panels[1])
     return figure
 
 
@@ -154,7 +141,7 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
+        legend_beside(axes, 1.03)
     return figure
 
 
@@ -194,5 +181,5 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure

@@ -14,6 +14,7 @@ from mhprobe.report.figures.style import (
     Axes,
     Figure,
     Names,
+    bare,
     canvas,
     colour,
     colour_bar,
@@ -21,6 +22,7 @@ from mhprobe.report.figures.style import (
     inches,
     matrix_height,
     place,
+    whole_ticks,
 )
 
 BINS = 20
@@ -87,30 +89,25 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
 
     steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it a head counts as open.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
     heads = layout.num_heads
     row = max(0.035, min(0.11, 4.5 / heads))  # inches
     left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15
     tall = max(row * heads + gap * (len(layout.sites) - 1), 1.4)  # the colour bar's label needs so much
     edges = _edges(steps)
     with canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
-        norm = Normalize(0, max(1.0, float(amounts.max())))
+        most = max(1.0, float(amounts.max()))
         y = bottom + low + between + tall
         for number, site in enumerate(layout.sites):
             y -= row * site.num_heads
             axes = place(figure, left, y, wide, row * site.num_heads)
             image = axes.pcolormesh(
                 edges, list(range(site.num_heads + 1)), amounts[:, layout.span(number)].T.numpy(),
-                cmap=colormaps["viridis"], norm=norm, rasterized=True,
+                vmin=0, vmax=most, rasterized=True,
             )  # fmt: skip
             axes.invert_yaxis()
             axes.set_xticks([])
             axes.set_yticks([site.num_heads / 2], [f"block {site.block}" if row * site.num_heads > 0.1 else ""])
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
+            bare(axes)
             y -= gap
         bar_tall = min(tall, 2.0)
         top_at = bottom + low + between + tall
@@ -122,7 +119,7 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
         other, _ = colour(1)
         axes.plot(steps, (amounts > threshold).sum(1).tolist(), color=other, ls="--", label=f"above {threshold:g}")
         axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        whole_ticks(axes.yaxis, 5)
         axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
         axes.legend(loc="lower left")
     return figure

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas, colour_bar, place, readable
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, bare, canvas, colour_bar, place, readable
 
 SHORT = 0.95  # from here on a measure can be believed
 ACROSS = 3
@@ -52,8 +52,7 @@ def headbench(rows: Sequence[Any]) -> Figure:
             readable(axes)
             axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
             axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
+            bare(axes)
             axes.set_title(family, loc="left", pad=4)
         bar_at = left + len(families) * (wide + between) - between + 0.12
         colour_bar(figure, image, bar_at, bottom, min(tall, 3), "AUROC")

@@ -22,11 +22,13 @@ from mhprobe.report.figures.style import (
     even_groups,
     head_matrix,
     inches,
+    legend_beside,
     matrix_height,
     place,
     readable,
     scale,
     ticks,
+    whole_ticks,
     wrapped,
 )
 
@@ -192,8 +194,7 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
             axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)
             axes.set_ylabel("block" if number == 0 else "")
             axes.set_title(label, pad=4)
-            bar = figure.colorbar(image, cax=place(figure, at + wide + 0.08, 0.45, 0.08, tall))
-            bar.outline.set_visible(False)
+            colour_bar(figure, image, at + wide + 0.08, 0.45, tall)
     return figure
 
 
@@ -230,9 +231,7 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
         axes.set_yticks(range(deep), [str(site.block) for site in layout.sites])
         axes.set(xlabel="head", ylabel="block")
         axes.spines[:].set_visible(False)
-        axes.legend(
-            handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="function (heads)"
-        )
+        legend_beside(axes, handles=handles, title="function (heads)")
     return figure
 
 
@@ -283,7 +282,7 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])
         axes.set_xlabel("block")
         axes.set_ylabel(label)
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, handlelength=1.4)
+        legend_beside(axes, handlelength=1.4)
     return figure
 
 
@@ -294,8 +293,6 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 )
 def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Heads over "drop" in points of accuracy, in bins of equal width around 0; those with "p_holm" < 0.05 dark."""
-    from matplotlib.ticker import MaxNLocator
-
     drop = 100 * columns["drop"].double()
     sure = columns["p_holm"] < 0.05
     width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
@@ -312,7 +309,7 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
         )
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
         axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.yaxis)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     return figure
 
@@ -350,7 +347,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         stride = max(1, round(0.2 / step))
         axes.set_xticks(list(sites)[::stride], [str(layout.sites[site].block) for site in sites][::stride])
         axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure
 
 
@@ -380,12 +377,10 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
 
 def _exact_and_estimated(axes: Axes, x: Tensor, y: Tensor, block: Tensor, marker: str) -> None:
-    from matplotlib import colormaps
-
     both = torch.cat([x, y]).double()
     ends = [float(both.min()), float(both.max())]
     axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
-    axes.scatter(x, y, c=block, cmap=colormaps["viridis"], s=9, marker=marker, linewidths=0.7 if marker == "x" else 0)
+    axes.scatter(x, y, c=block, s=9, marker=marker, linewidths=0.7 if marker == "x" else 0)
     axes.locator_params(nbins=4)
 
 
@@ -442,5 +437,5 @@ def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mappi
             axes.set_xlim(blocks[0] - 0.55, blocks[-1] + 0.55)
         rows[-1].set_xlabel("block (heads side by side)")
         for axes in rows[:2]:
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), borderaxespad=0)
+            legend_beside(axes, 1.01)
     return figure

@@ -11,7 +11,19 @@ from torch.nn.functional import interpolate
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, place, scale, ticks
+from mhprobe.report.figures.style import (
+    COLOURS,
+    Axes,
+    Figure,
+    block_ticks,
+    canvas,
+    colour,
+    legend_beside,
+    place,
+    rows_of,
+    scale,
+    show_picture,
+)
 
 Asking = Mapping[str, tuple[int, int]]
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
@@ -58,7 +70,7 @@ def maps(
         for row in range(rows):
             bottom = tall - (row + 1) * (_SIDE + _BELOW) + _BELOW + 0.15
             axes = place(figure, _GAP, bottom, _SIDE, _SIDE)
-            _picture(axes, pictures[row])
+            show_picture(axes, pictures[row])
             axes.text(0, -0.05, titles[row], transform=axes.transAxes, va="top", fontsize=7)
             for column, (name, judged) in enumerate(columns.items(), 1):
                 axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row, smooth)
@@ -77,7 +89,7 @@ def draw_heads(
     tall = deep * (_SIDE + _BELOW + _TITLE)
     with canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
         axes = place(figure, _GAP, tall - _SIDE - _TITLE + 0.1, _SIDE, _SIDE)
-        _picture(axes, picture)
+        show_picture(axes, picture)
         axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
         for place_in_grid, (name, judged) in enumerate(heads.items()):
             row, column = divmod(place_in_grid, per_row)
@@ -86,11 +98,6 @@ def draw_heads(
             frame(axes, asking.get(name), judged.maps.shape[-2:], picture.shape[-2:])
             axes.set_title(name, pad=3)
     return figure
-
-
-def _picture(axes: Axes, picture: Tensor) -> None:
-    axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-    axes.set_axis_off()
 
 
 def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
@@ -157,8 +164,7 @@ def attention_masks(
         for row, picture in enumerate(pictures):
             bottom = (len(pictures) - 1 - row) * tall + below
             axes = place(figure, gap, bottom + side + gap, side, side)
-            axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-            axes.set_axis_off()
+            show_picture(axes, picture)
             axes.text(0, -0.06, titles[row].replace(": ", ":\n"), transform=axes.transAxes, va="top", fontsize=7)
             for column, number in enumerate(chosen, 1):
                 left, mask = gap + column * (side + gap), masks[number][row].float()
@@ -199,8 +205,7 @@ def fft_images(
     left = first + side + 1.2
     with canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
         axes = place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
-        axes.imshow(picture.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-        axes.set_axis_off()
+        show_picture(axes, picture)
         axes.set_title("image", pad=3)
         for column, number in enumerate(chosen):
             before, after = relative[column]
@@ -317,8 +322,7 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
                 axes.plot(row["value"], y, "o", color=shade, markersize=4)
                 if name == blind[0]:
                     axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
-            axes.set_ylim(len(maps) - 0.5, -0.5)
-            axes.set_yticks(range(len(maps)), maps if number == 0 else [""] * len(maps))
+            rows_of(axes, maps, number == 0)
             axes.margins(x=0.08)
             axes.set_title(score, loc="left", pad=4)
     return figure
@@ -365,10 +369,10 @@ def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
             at = [site.block + 0.7 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
             axes.plot(at, found[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
         axes.set_ylim(0, 1.03)
-        axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)])
+        block_ticks(axes, layout, step)
         axes.set_xlabel("block (heads side by side)")
         axes.set_ylabel("alignment (CKA) across views")
         title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
         axes.set_title(title, loc="left", pad=5)
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure

@@ -11,7 +11,19 @@ from mhprobe.heads import HeadLayout
 from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas, colour, place, wrapped
+from mhprobe.report.figures.style import (
+    COLOURS,
+    MARKERS,
+    Axes,
+    Figure,
+    canvas,
+    colour,
+    legend_beside,
+    log_ticks,
+    place,
+    whole_ticks,
+    wrapped,
+)
 
 CROWD = 6  # curves: of more the bands are paler, and the thin lines of the images that chose are left out
 Over = Literal["heads", "steps"]  # what the x axis counts
@@ -37,8 +49,6 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
     chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
     Over steps the legend says how many heads a step takes, where all steps of the curve take as many.
     """
-    from matplotlib.ticker import MaxNLocator
-
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
     looks = {name: (*colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
@@ -60,12 +70,12 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
         if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
         axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
         axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
-        axes.legend([handles[n] for n in order], order, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes, handles=[handles[n] for n in order], labels=order)
     return figure
 
 
@@ -162,8 +172,6 @@ def _range(curves: Sequence[Curve], num_heads: int, over: Over) -> tuple[float, 
 )
 def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
     """The mean loss of each curve's score over the number of heads masked, with its 95 % band; the split to report."""
-    from matplotlib.ticker import MaxNLocator
-
     split = curves[-1].split
     shown = [curve for curve in curves if curve.split == split]
     most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
@@ -179,10 +187,10 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
             axes.plot(heads, points.loss.tolist(), color=shade, marker=marker, ms=3, markevery=every, label=curve.name)
             axes.fill_between(heads, low, high, color=shade, alpha=0.15, linewidth=0)
         axes.set_xlim(-0.02 * most, 1.02 * most)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})")
         axes.set_ylabel(wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure
 
 
@@ -270,8 +278,6 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     to identity (1), by the named similarity; filled where the head is redundant, over all similarities. The
     dotted line is 0 of the measure itself where it has no chance level.
     """
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
     curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
     for head in heads:
         like = head.likeness[similarity]
@@ -287,7 +293,7 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     above = ", above chance" if known else ""
     top_of_all = min(1.03, 1.15 * max([0.4, *(like.standing for points in curves.values() for _, like in points)]))
     lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
-    ticks = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
+    digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
     with canvas(size) as figure:
         for number, (name, points) in enumerate(curves.items()):
             down, across = divmod(number, per_row)
@@ -310,9 +316,7 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
             axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
             axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=ticks))
-            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axes.xaxis.set_minor_locator(NullLocator())
+            log_ticks(axes.xaxis, digits)
             axes.set(xlim=(lowest, highest), ylim=(-0.06, top_of_all))
             axes.set_title(name, pad=3)
             if number + per_row >= len(curves):

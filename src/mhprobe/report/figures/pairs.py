@@ -18,16 +18,22 @@ from mhprobe.report.figures.style import (
     Axes,
     Figure,
     Names,
+    block_bar,
+    block_shades,
+    block_ticks,
     canvas,
     cells,
     colour,
     colour_bar,
     control_of,
+    grid_size,
     inches,
+    legend_beside,
     mark_chance,
     mark_control,
-    panel_grid,
+    panels,
     place,
+    rows_of,
     scale,
     site_title,
     ticks,
@@ -63,14 +69,14 @@ def pairwise(
     value.fill_diagonal_(torch.nan)
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
         return few_heads(layout, columns, label, names)
-    panels, titles = _matrices(layout, value)
-    across = panels[0] is value
+    matrices, titles = _matrices(layout, value)
+    across = matrices[0] is value
     side = 5.0 if across else 1.35
-    deep, per_row = panel_grid(len(panels))
     left, bottom, top, space = 0.55, 0.5, 0.35, 0.42
     if limits == "each":  # titles of two lines
         top, space = top + 0.12, space + 0.12
-    wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * space
+    size, gap = (side, side), (space, space)
+    wide, tall = grid_size(len(matrices), size, gap)
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
     chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
     control = control_of(columns)
@@ -81,22 +87,21 @@ def pairwise(
     label = wrapped(f"{label}{typical_width(columns)}", bar_tall)
     with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
         cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
-        for number, (panel, title) in enumerate(zip(panels, titles, strict=True)):
-            row, column = divmod(number, per_row)
-            y = bottom + tall - side - row * (side + space)
-            axes = place(figure, left + column * (side + space), y, side, side)
-            image = axes.imshow(panel.numpy(), cmap=cmap, norm=scale(panel)[1] if own else norm)
-            axes.set_title(_with_limits(title, panel) if own else title, pad=3)
-            _mark_blocks(axes, layout) if across else _mark_heads(axes, len(panel), side)
-            noun, below, beside = "block" if across else "head", number + per_row >= len(panels), column == 0
+        noun = "block" if across else "head"
+        places = panels(figure, len(matrices), (left, bottom), size, gap)
+        for (axes, beside, below), matrix, title in zip(places, matrices, titles, strict=True):
+            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=scale(matrix)[1] if own else norm)
+            axes.set_title(_with_limits(title, matrix) if own else title, pad=3)
+            _mark_blocks(axes, layout) if across else _mark_heads(axes, len(matrix), side)
             axes.set(xlabel=noun if below else "", ylabel=noun if beside else "")
-            if len({len(panel) for panel in panels}) == 1:  # all have the same heads
+            if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
                 axes.tick_params(labelbottom=below, labelleft=beside)
         bar = colour_bar(figure, image, bar_at, bottom + (tall - bar_tall) / 2, bar_tall, label)
         if own:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:
-            _mark_bar(bar.ax, chance, control)
+            mark_chance(bar.ax, chance)
+            mark_control(bar.ax, control, chance)
     return figure
 
 
@@ -106,12 +111,6 @@ def _matrices(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str
     if value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks):
         return [value], [""]
     return blocks, [site_title(layout, i) for i in range(len(layout.sites))]
-
-
-def _mark_bar(axes: Axes, chance: Tensor, control: Tensor) -> None:
-    if len(chance):
-        mark_chance(axes, chance)
-    mark_control(axes, control, chance)
 
 
 def _mark_heads(axes: Axes, heads: int, side: float) -> None:
@@ -240,8 +239,7 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
         axes.set_yticks(shown, blocks_shown)
         axes.set(xlabel="block", ylabel="block")
         bar = colour_bar(figure, image, bar_at, bottom, side, label)
-        if len(chance):
-            mark_chance(bar.ax, chance)
+        mark_chance(bar.ax, chance)
         mark_control(bar.ax, control, chance)
     return figure
 
@@ -273,9 +271,8 @@ def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
                 axes.plot(site.block, level, "_", color="black", markersize=9, label=text)
         for edge in (b for a, b in zip(layout.sites, layout.sites[1:], strict=False) if a.stage != b.stage):
             axes.axvline(edge.block - 0.5, color="0.8", linewidth=0.8, zorder=0)
-        axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)])
+        block_ticks(axes, layout, step)
         axes.set_xlim(blocks[0] - 0.6, blocks[-1] + 0.6)
-        axes.set_xlabel("block")
         axes.set_ylabel(label)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     return figure
@@ -315,7 +312,7 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
             axes.set_xlabel("block")
             axes.set_ylabel(wrapped(labels[name], tall))
         axes.vlines([], [], [], color="0.3", alpha=0.4, lw=2, label="least to greatest pair")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure
 
 
@@ -343,9 +340,8 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.text(
                     1.0, y - 0.12, f"{row['pairs']} ", fontsize=6, ha="right", transform=axes.get_yaxis_transform()
                 )
-            axes.set_ylim(len(kinds) - 0.5, -0.6)
-            names = [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds]
-            axes.set_yticks(range(len(kinds)), names if number == 0 else [""] * len(kinds))
+            rows_of(axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], number == 0)
+            axes.set_ylim(top=-0.6)
             axes.axvline(0, color="0.6", linewidth=0.6, zorder=0)
             axes.margins(x=0.25)
             axes.set_xlabel("similarity above the layers' mean\n(grey: chance; right: pairs)")
@@ -362,29 +358,22 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
 
     Markers are clusters. In panels of one layer, numbers are heads.
     """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
     groups = _compared(layout, columns["value"])
     together = len(groups) < len(layout.sites)
     points, cluster = columns["embedding"].double(), columns["cluster"].long()
     reach = 1.15 * max(points.abs().max().item(), 1e-6)
     side = 3.4 if len(groups) == 1 else 1.5
-    deep, per_row = panel_grid(len(groups))
-    left, bottom, gap = 0.65, 0.5, 0.3
-    wide, tall = per_row * side + (per_row - 1) * gap, deep * side + (deep - 1) * gap
+    left, bottom, size, gap = 0.65, 0.5, (side, side), (0.3, 0.3)
+    wide, tall = grid_size(len(groups), size, gap)
     with canvas((max(5.0, left + wide + (0.9 if together else 0.15)), bottom + tall + 0.3)) as figure:  # room for words
-        blocks = [site.block for site in layout.sites]
-        cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
-        for number, sites in enumerate(groups):
-            row, column = divmod(number, per_row)
-            axes = place(figure, left + column * (side + gap), bottom + (deep - 1 - row) * (side + gap), side, side)
+        shades = block_shades(layout)
+        places = panels(figure, len(groups), (left, bottom), size, gap)
+        for number, ((axes, beside, below), sites) in enumerate(zip(places, groups, strict=True)):
             for s in sites:
                 for head, flat in enumerate(range(*layout.span(s).indices(layout.num_heads))):
                     x, y = points[flat].tolist()
                     kind = int(cluster[flat])
-                    shade = cmap(norm(layout.sites[s].block)) if together else COLOURS[kind % len(COLOURS)]
+                    shade = shades.to_rgba(layout.sites[s].block) if together else COLOURS[kind % len(COLOURS)]
                     axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=shade, ms=5 if together else 4, mew=0)
                     if not together:
                         axes.annotate(str(head), (x, y), xytext=(2.5, 2.5), textcoords="offset points", fontsize=6)
@@ -392,14 +381,9 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             axes.locator_params(nbins=4)
             if len(groups) > 1:
                 axes.set_title(site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}", pad=3)
-            if number + per_row < len(groups):
-                axes.set_xticklabels([])
-            if column:
-                axes.set_yticklabels([])
+            axes.tick_params(labelbottom=below, labelleft=beside)
         if together:
-            colour_bar(
-                figure, ScalarMappable(norm, cmap), left + wide + 0.15, bottom, side, "block (markers: clusters)"
-            )
+            block_bar(figure, shades, left + wide + 0.15, bottom, side, "block (markers: clusters)")
         figure.text(
             0.5, 0.06 / inches(figure)[1],
             f"embedding of {label}" + ("" if together else " (colours and markers: clusters, numbers: heads)"),
@@ -436,15 +420,11 @@ class Group(NamedTuple):
 )
 def behaviours(groups: Sequence[Group]) -> Figure:
     """A panel per group, each with its own scale."""
-    side, gap, left, bottom = (3.2 if len(groups) == 1 else 1.9), 0.45, 0.5, 0.35
-    deep, per_row = panel_grid(len(groups))
-    wide, tall = per_row * side + (per_row - 1) * gap, deep * side + (deep - 1) * (gap + 0.35)
+    side = 3.2 if len(groups) == 1 else 1.9
+    left, bottom, size, gap = 0.5, 0.35, (side, side), (0.45, 0.8)
+    wide, tall = grid_size(len(groups), size, gap)
     with canvas((left + wide + 1.25, bottom + tall + 0.55)) as figure:
-        for number, group in enumerate(groups):
-            row, column = divmod(number, per_row)
-            axes = place(
-                figure, left + column * (side + gap), bottom + (deep - 1 - row) * (side + gap + 0.35), side, side
-            )
+        for (axes, _, _), group in zip(panels(figure, len(groups), (left, bottom), size, gap), groups, strict=True):
             for (x, y), label, kind in zip(group.points.tolist(), group.labels, group.cluster.tolist(), strict=True):
                 axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4)
             reach = 1.15 * max(group.points.abs().max().item(), 1e-6)
@@ -456,5 +436,5 @@ def behaviours(groups: Sequence[Group]) -> Figure:
             axes.plot([], [], "o", color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4, label=label)
         for kind in range(1 + max(int(group.cluster.max()) for group in groups)):
             axes.plot([], [], MARKERS[kind % len(MARKERS)], color="white", ms=5, mec="0.3", label=f"cluster {kind + 1}")
-        axes.legend(loc="center left", bbox_to_anchor=(1.04, 0.5), borderaxespad=0)
+        legend_beside(axes, 1.04)
     return figure

@@ -8,7 +8,19 @@ from typing import Any
 import torch
 
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, canvas, colour, place
+from mhprobe.report.figures.style import (
+    COLOURS,
+    MARKERS,
+    Axes,
+    Figure,
+    canvas,
+    colour,
+    legend_beside,
+    log_ticks,
+    place,
+    shade_at,
+    whole_ticks,
+)
 from mhprobe.stats.significance import wilson
 from mhprobe.stats.survival import LABELS, Survivors
 
@@ -35,8 +47,6 @@ def retained(
     images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance, where a run
     comes near it.
     """
-    from matplotlib.ticker import MaxNLocator
-
     kept = [point[0] for point in points]
     with canvas((5.6, 3.2)) as figure:
         axes = place(figure, 0.55, 0.5, 3.4, 2.5)
@@ -56,9 +66,9 @@ def retained(
             axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, zorder=1, label="chance")
         axes.set_xlim(-0.02 * heads, 1.02 * heads)
         axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes)
     return figure
 
 
@@ -95,7 +105,7 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
         handles = sorted(
             axes.get_legend_handles_labels()[0], key=lambda each: str(each.get_label()).startswith("the two")
         )
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0)
+        legend_beside(axes, handles=handles)
     return figure
 
 
@@ -143,8 +153,6 @@ def _all_heads(rows: Sequence[Survivors]) -> int:
 
 
 def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> None:
-    from matplotlib import colormaps
-
     groups = list(dict.fromkeys(row.group for row in rows))
     if by == "label":
         groups = [label for label in LABELS if label in groups]
@@ -152,7 +160,7 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     for number, group in enumerate(groups):
         # groups that have an order get shades that have one, up to a yellow that can still be seen
-        shade = LABEL_SHADES[group] if by == "label" else colormaps["viridis"](0.9 * number / max(1, len(groups) - 1))
+        shade = LABEL_SHADES[group] if by == "label" else shade_at(0.9 * number / max(1, len(groups) - 1))
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
             shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
@@ -168,8 +176,7 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.set_xlabel("heads kept")
     axes.set_ylabel("heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), borderaxespad=0.3, handlelength=1.0,
-                ncols=1 + (len(groups) > ONE_COLUMN))  # fmt: skip
+    legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
 
 
 @captioned(
@@ -181,8 +188,6 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
     rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second.
     """
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
     with canvas((8.3, 3.1)) as figure:
@@ -215,20 +220,13 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
         gain.axhline(1, color="0.3", linewidth=0.8, zorder=0)
         gain.set_ylabel("times as fast as dense")
         rate.set(ylabel="images per second", yscale="log")
-        rate.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        rate.yaxis.set_major_formatter("{x:g}")
-        rate.yaxis.set_minor_formatter(NullFormatter())
+        log_ticks(rate.yaxis)
         for axes in (gain, rate):
             axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
             axes.set_xlabel("batch size")
         gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
-        handles = [part for axes in (gain, rate) for part in zip(*axes.get_legend_handles_labels(), strict=True)]
-        rate.legend(
-            [handle for handle, _ in handles],
-            [label for _, label in handles],
-            loc="center left",
-            bbox_to_anchor=(1.03, 0.5),
-            borderaxespad=0,
+        legend_beside(
+            rate, 1.03, handles=[part for axes in (gain, rate) for part in axes.get_legend_handles_labels()[0]]
         )
     return figure
 
@@ -266,5 +264,5 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                 axes.fill_between(x, low, high, color=shade, alpha=0.15, lw=0)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
             axes.set(xlabel=label, xlim=(0, 1.05), ylabel=f"test accuracy, {stage} (%)" if not side else "")
-        axes.legend(loc="center left", bbox_to_anchor=(1.03, 0.5), borderaxespad=0)
+        legend_beside(axes, 1.03)
     return figure

@@ -11,7 +11,22 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour, colour_bar, panel_grid, place, readable
+from mhprobe.report.figures.style import (
+    COLOURS,
+    Axes,
+    Figure,
+    bare,
+    block_bar,
+    block_shades,
+    canvas,
+    colour,
+    colour_bar,
+    grid_size,
+    panels,
+    place,
+    readable,
+    rows_of,
+)
 from mhprobe.report.tables import Table
 from mhprobe.stats.agreement import Agreement, Pearson
 
@@ -78,15 +93,13 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     curves = list(dict.fromkeys(row["curve"] for row in shown))
     groups = list(dict.fromkeys(row["group"] for row in shown))
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
-    deep, per_row = panel_grid(len(curves))
     axis = textwrap.wrap(f"{shown[0]['split']} {scored} (%)", 30)
-    side, gap, left, bottom = 1.6, 0.28, 0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups)
-    top = bottom + deep * side + (deep - 1) * (gap + 0.35) + 0.25
-    with canvas((max(3.6, left + per_row * (side + gap)), top)) as figure:
-        for number, curve in enumerate(curves):
-            row_at, column = divmod(number, per_row)
-            y = top - 0.25 - side - row_at * (side + gap + 0.35)
-            axes = place(figure, left + column * (side + gap), y, side, side)
+    size, gap, left, bottom = (1.6, 1.6), (0.28, 0.63), 0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups)
+    wide, tall = grid_size(len(curves), size, gap)
+    with canvas((max(3.6, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
+        for (axes, beside, _), curve in zip(
+            panels(figure, len(curves), (left, bottom), size, gap), curves, strict=True
+        ):
             for index, group in enumerate(groups):
                 own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
                 shade, marker = colour(index)
@@ -97,8 +110,8 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
             axes.set_title(curve, pad=3)
             axes.set_ylim(-2, 102)
-            axes.set_yticks([0, 50, 100], None if column == 0 else [""] * 3)
-            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if column == 0 else "")
+            axes.set_yticks([0, 50, 100], None if beside else [""] * 3)
+            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if beside else "")
         names = [_legend_of(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
         figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
     return figure
@@ -132,8 +145,8 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
             found = [row["spearman"] for row in rows if row["measure"] == measure]
             axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        axes.set(xlim=(-1.04, 1.04), ylim=(len(measures) - 0.5, -0.5))
-        axes.set_yticks(range(len(measures)), [name.replace("_", " ") for name in measures])
+        axes.set_xlim(-1.04, 1.04)
+        rows_of(axes, [name.replace("_", " ") for name in measures])
         axes.set_xlabel("Spearman's correlation over heads, every two runs")
     return figure
 
@@ -143,49 +156,32 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
     "measure told about the images, not about the head."
 )
 def scatter(
-    layout: HeadLayout, panels: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
+    layout: HeadLayout, measures: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
 ) -> Figure:
     """The same measures on two data sets: every head a point, one panel per measure.
 
-    panels: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
+    measures: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
     """
-    from matplotlib import colormaps
-    from matplotlib.ticker import MaxNLocator
-
-    deep, per_row = panel_grid(len(panels))
-    side, space = 1.45, 0.66
-    left, bottom, top = 0.62, 0.5, 0.5
-    apart = 0.8  # down the page: two lines of title
-    wide, tall = per_row * side + (per_row - 1) * space, deep * side + (deep - 1) * apart
-    block = torch.tensor([site.block for _, _, site in layout])
+    left, bottom, top, size, gap = 0.62, 0.5, 0.5, (1.45, 1.45), (0.66, 0.8)  # two lines of title
+    wide, tall = grid_size(len(measures), size, gap)
+    block, shades = torch.tensor([site.block for _, _, site in layout]), block_shades(layout)
     with canvas((left + wide + 0.8, bottom + tall + top)) as figure:
-        for number, (name, x, y, r) in enumerate(panels):
-            row, column = divmod(number, per_row)
-            axes = place(
-                figure, left + column * (side + space), bottom + tall - side - row * (side + apart), side, side
-            )
+        places = panels(figure, len(measures), (left, bottom), size, gap)
+        for (axes, beside, below), (name, x, y, r) in zip(places, measures, strict=True):
             known = x.isfinite() & y.isfinite()
             x, y = x[known].double(), y[known].double()
             if len(x):
                 ends = [float(torch.cat([x, y]).min()), float(torch.cat([x, y]).max())]
                 axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)  # equal on both
-            points = axes.scatter(
-                x, y, c=block[known], cmap=colormaps["viridis"], vmin=int(block.min()),
-                vmax=max(int(block.max()), int(block.min()) + 1), s=7, linewidths=0
-            )  # fmt: skip
+            axes.scatter(x, y, c=block[known], norm=shades.norm, s=7, linewidths=0)
             spread = "" if math.isnan(r.low) else f" [{r.low:.2f}, {r.high:.2f}]"
             axes.set_title(f"{name}\nr = {r.r:.2f}{spread}", fontsize=7, loc="left", pad=3)
             axes.locator_params(nbins=4)
             axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
             axes.xaxis.get_offset_text().set_fontsize(6)
             axes.yaxis.get_offset_text().set_fontsize(6)
-            if number + per_row >= len(panels):
-                axes.set_xlabel(f"on {first}")
-            if column == 0:
-                axes.set_ylabel(f"on {second}")
-        bar = colour_bar(figure, points, left + wide + 0.15, bottom, min(tall, 3.0), "block")
-        bar.locator = MaxNLocator(integer=True, nbins=6)
-        bar.update_ticks()
+            axes.set(xlabel=f"on {first}" if below else "", ylabel=f"on {second}" if beside else "")
+        block_bar(figure, shades, left + wide + 0.15, bottom, min(tall, 3.0))
     return figure
 
 
@@ -199,9 +195,6 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
 
     Of each symmetric matrix the lower half is shown. The overlap of random rankings is marked on its colour bar.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import Normalize
-
     rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
     count = len(found.names)
     side = max(2.1, 0.3 * count)
@@ -213,33 +206,23 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
     with canvas((wide, tall)) as figure:
         for row, (result, which) in enumerate(rows):
             y = bottom + (len(rows) - 1 - row) * (side + between)
-            panels = (
-                ("rank correlation" + which, result.spearman, "RdBu_r", Normalize(-1, 1), "Spearman's rho over heads"),
-                (
-                    f"top {result.k} heads" + which,
-                    result.overlap,
-                    "viridis",
-                    Normalize(0, 1),
-                    f"share in common{_overlap_by_chance(result)}",
-                ),
+            shared = f"share in common{_overlap_by_chance(result)}"
+            matrices = (
+                ("rank correlation" + which, result.spearman, "RdBu_r", -1, "Spearman's rho over heads"),
+                (f"top {result.k} heads" + which, result.overlap, "viridis", 0, shared),
             )
-            for column, (title, matrix, colours, norm, label) in enumerate(panels):
+            for column, (title, matrix, colours, least, label) in enumerate(matrices):
                 axes = place(figure, left + column * (side + bar_wide), y, side, side)
                 lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
-                cmap = colormaps[colours].with_extremes(bad="white")
-                image = axes.imshow(lower.numpy(), cmap=cmap, norm=norm)
+                image = axes.imshow(lower.numpy(), cmap=colours, vmin=least, vmax=1)
                 _numbers(axes, lower)
                 readable(axes)
                 axes.set_title(title, loc="left", pad=4)
                 last = row == len(rows) - 1
                 axes.set_xticks(range(count), result.names if last else [], rotation=90)
                 axes.set_yticks(range(count), result.names if column == 0 else [])
-                axes.tick_params(length=0)
-                axes.spines[:].set_visible(False)
-                beside = place(figure, left + column * (side + bar_wide) + side + 0.1, y, 0.09, side)
-                bar = figure.colorbar(image, cax=beside)
-                bar.outline.set_visible(False)
-                bar.set_label(label)
+                bare(axes)
+                bar = colour_bar(figure, image, left + column * (side + bar_wide) + side + 0.1, y, side, label)
                 chance = result.chance[result.chance.isfinite()]
                 if column == 1 and len(chance):
                     bar.ax.axhline(chance.mean().item(), color="white", linewidth=1.6)

@@ -47,6 +47,7 @@ STYLE: Any = {
     "lines.linewidth": 1.3,
     "pdf.fonttype": 42,  # text stays text
 }
+Pair = tuple[float, float]
 Names = Mapping[str, Sequence[str]]
 """Of columns with one more axis behind the heads or pairs: the names along it."""
 NAMELESS: Names = MappingProxyType({})
@@ -165,6 +166,73 @@ def colour_bar(figure: Figure, image: Any, left: float, bottom: float, tall: flo
     return bar
 
 
+def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
+    """The legend right of the axes, halfway up. at: where it begins, in widths of the axes."""
+    axes.legend(loc="center left", bbox_to_anchor=(at, 0.5), **{"borderaxespad": 0, **options})
+
+
+def bare(axes: Axes) -> None:
+    """No frame and no strokes at the ticks."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def show_picture(axes: Axes, image_3hw: Tensor) -> None:
+    """An image in [0, 1] and nothing around it."""
+    axes.imshow(image_3hw.permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
+    axes.set_axis_off()
+
+
+def whole_ticks(axis: Any, most: int = 10) -> None:
+    """Ticks at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, integer=True))
+
+
+def log_ticks(axis: Any, digits: Sequence[int] = (1, 2, 5), written: str = "{x:g}") -> None:
+    """Ticks of a logarithmic axis at these digits, as numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter(written)
+    axis.set_minor_locator(NullLocator())
+
+
+def shade_at(at: float, name: str = "viridis") -> tuple[float, float, float, float]:
+    """The colour at a place from 0 to 1 of a map of colours."""
+    from matplotlib import colormaps
+
+    return colormaps[name](at)
+
+
+def block_shades(layout: HeadLayout) -> Any:
+    """Colours by block, from dark to light: for ``colour_bar``, and ``to_rgba(block)``."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    blocks = [site.block for site in layout.sites]
+    return ScalarMappable(Normalize(min(blocks), max(max(blocks), min(blocks) + 1)), "viridis")
+
+
+def block_bar(figure: Figure, shades: Any, left: float, bottom: float, tall: float, label: str = "block") -> None:
+    """A colour bar with whole numbers."""
+    bar = colour_bar(figure, shades, left, bottom, tall, label)
+    whole_ticks(bar.ax.yaxis, 6)
+
+
+def block_ticks(axes: Axes, layout: HeadLayout, cell: float) -> None:
+    """Numbers of blocks below the axes, as many as have room where each has ``cell`` inches."""
+    axes.set_xticks([layout.sites[i].block for i in ticks(len(layout.sites), cell)])
+    axes.set_xlabel("block")
+
+
+def rows_of(axes: Axes, names: Sequence[str], written: bool = True) -> None:
+    """Names down the axis, the first on top. written: False for panels whose neighbour has them."""
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), names if written else [""] * len(names))
+
+
 def panel_grid(count: int) -> tuple[int, int]:
     """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled.
 
@@ -174,32 +242,43 @@ def panel_grid(count: int) -> tuple[int, int]:
     return rows, math.ceil(count / rows)
 
 
+def grid_size(count: int, size: Pair, gap: Pair) -> Pair:
+    """Width and height of ``panels``, inches."""
+    deep, per_row = panel_grid(count)
+    return per_row * size[0] + (per_row - 1) * gap[0], deep * size[1] + (deep - 1) * gap[1]
+
+
+def panels(figure: Figure, count: int, corner: Pair, size: Pair, gap: Pair) -> Iterator[tuple[Axes, bool, bool]]:
+    """Axes in rows from the top, each with whether it is the first of its row and whether there is none below it.
+
+    corner: the lower left one of all; size: (width, height) of a panel; gap: (across, down) between two; inches.
+    """
+    deep, per_row = panel_grid(count)
+    for number in range(count):
+        row, column = divmod(number, per_row)
+        left, bottom = corner[0] + column * (size[0] + gap[0]), corner[1] + (deep - 1 - row) * (size[1] + gap[1])
+        yield place(figure, left, bottom, *size), column == 0, number + per_row >= count
+
+
 @contextlib.contextmanager
 def layer_panels(
-    layout: HeadLayout, size: tuple[float, float], edge: tuple[float, float], labels: tuple[str, str], least: float
+    layout: HeadLayout, size: Pair, edge: Pair, labels: tuple[str, str], least: float
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """A figure with a panel per layer; on it is drawn as on a ``canvas``. All share their axes.
 
     size: (width, height) of a panel, inches. edge: (left, bottom) of all. labels: of both axes, written at the edges
     only. least: width of the figure.
     """
-    (wide, tall), (left, bottom) = size, edge
-    across, down, top = 0.12, 0.32, 0.25
-    count = len(layout.sites)
-    deep, per_row = panel_grid(count)
-    height = bottom + deep * tall + (deep - 1) * down + top
-    with canvas((max(left + per_row * wide + (per_row - 1) * across + 0.15, least), height)) as figure:
-        panels = []
-        for number in range(count):
-            row, column = divmod(number, per_row)
-            at = left + column * (wide + across), height - top - tall - row * (tall + down)
-            axes = place(figure, *at, wide, tall)
+    gap, count = (0.12, 0.32), len(layout.sites)
+    wide, tall = grid_size(count, size, gap)
+    with canvas((max(edge[0] + wide + 0.15, least), edge[1] + tall + 0.25)) as figure:
+        made = []
+        for number, (axes, first, last) in enumerate(panels(figure, count, edge, size, gap)):
             axes.set_title(site_title(layout, number), pad=3)
-            at_left, at_bottom = column == 0, number + per_row >= count
-            axes.set(xlabel=labels[0] if at_bottom else "", ylabel=labels[1] if at_left else "")
-            axes.tick_params(labelleft=at_left, labelbottom=at_bottom)
-            panels.append(axes)
-        yield figure, panels
+            axes.set(xlabel=labels[0] if last else "", ylabel=labels[1] if first else "")
+            axes.tick_params(labelleft=first, labelbottom=last)
+            made.append(axes)
+        yield figure, made
 
 
 def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:
@@ -327,6 +406,8 @@ def mark_chance(axes: Axes, chance: Tensor) -> None:
 
     The bar's axis grows to reach it; where that would shrink the colours too much, it is written beyond the end.
     """
+    if not len(chance):
+        return
     low, mean, high = chance.min().item(), chance.mean().item(), chance.max().item()
     if not _reaches(axes, mean):
         _beyond(axes, f"chance\n{rounded(mean)}", mean)

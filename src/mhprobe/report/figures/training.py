@@ -9,7 +9,24 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, Axes, Figure, canvas, colour_bar, inches, place, scale, ticks
+from mhprobe.report.figures.style import (
+    COLOURS,
+    Axes,
+    Figure,
+    block_bar,
+    block_shades,
+    canvas,
+    colour_bar,
+    inches,
+    legend_beside,
+    log_ticks,
+    place,
+    rows_of,
+    scale,
+    shade_at,
+    ticks,
+    whole_ticks,
+)
 from mhprobe.stats.significance import wilson
 
 
@@ -22,30 +39,21 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
 
     steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
     """
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    blocks = [site.block for site in layout.sites]
-    cmap, norm = colormaps["viridis"], Normalize(min(blocks), max(max(blocks), min(blocks) + 1))
+    shades = block_shades(layout)
     with canvas((5.2, 3.0)) as figure:
         axes = place(figure, 0.65, 0.5, 3.6, 2.35)
-        for site, block in enumerate(blocks):
-            own = values[:, layout.span(site)].double()
-            shade = cmap(norm(block))
+        for number, site in enumerate(layout.sites):
+            own, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
             axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
             mean = own.nanmean(1)
             if bool(mean.isfinite().any()):
                 axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
         if bool((values < 0).any()) and bool((values > 0).any()):
             axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         axes.set_xlabel("optimizer step (thick: mean of the block)")
         axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
-        bar = colour_bar(figure, ScalarMappable(norm, cmap), 4.4, 0.5, 2.35, "block")
-        bar.locator = MaxNLocator(integer=True, nbins=6)
-        bar.update_ticks()
+        block_bar(figure, shades, 4.4, 0.5, 2.35)
     return figure
 
 
@@ -63,9 +71,6 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
     images: that accuracies are of; an epoch whose whole model is not sure to be above chance is grey.
     """
-    from matplotlib import colormaps
-    from matplotlib.ticker import MaxNLocator
-
     epochs = sorted({row["epoch"] for row in rows})
     shares = sorted({row["share"] for row in rows})
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
@@ -73,16 +78,15 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
     with canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
         axes = place(figure, left, bottom, side, side)
-        shade = colormaps["viridis_r"]
         for share in shares:
-            colour = "black" if share == 0 else shade(share)
+            colour = "black" if share == 0 else shade_at(share, "viridis_r")
             values = [100 * accuracy[epoch, share] for epoch in epochs]
             axes.plot(epochs, values, color=colour, marker=".", markersize=4, linewidth=1, label=f"{100 * share:.0f} %")
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
         axes.set_ylim(-2, 102)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(axes.xaxis)
         axes.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
-        axes.legend(title="removed", title_fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=6.5)
+        legend_beside(axes, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
 
         removed = [share for share in shares if share > 0]
         left_over = torch.tensor(
@@ -116,11 +120,8 @@ def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: f
     cmap, norm = scale(values if low is None else torch.tensor([low, 1.0]))
     image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
     axes.spines[:].set_visible(False)
-    wide, _ = inches(figure)
-    box = axes.get_position()
-    bar = figure.colorbar(image, cax=figure.add_axes((box.x1 + 0.08 / wide, box.y0, 0.1 / wide, box.height)))
-    bar.outline.set_visible(False)
-    bar.set_label(label)
+    (wide, tall), box = inches(figure), axes.get_position()
+    colour_bar(figure, image, box.x1 * wide + 0.08, box.y0 * tall, box.height * tall, label)
 
 
 def _epoch_names(epochs: Sequence[int], side: float) -> tuple[list[int], list[str]]:
@@ -141,7 +142,6 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import LogLocator, NullLocator
 
     every = torch.stack(list(losses)).clamp(min=1e-6)
     every = torch.where(every.isfinite(), every, every[every.isfinite()].max())
@@ -163,9 +163,7 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
                 axes.set_yticklabels([])
             axes.set_title(f"draw {number + 1}", loc="left", pad=3)
         bar = colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
-        bar.ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        bar.ax.yaxis.set_major_formatter("{x:.4g}")
-        bar.ax.yaxis.set_minor_locator(NullLocator())
+        log_ticks(bar.ax.yaxis, written="{x:.4g}")
         bar.ax.tick_params(which="both", labelsize=6.5)
         bar.set_label("mean loss (nats)")
     return figure
@@ -189,7 +187,6 @@ def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
             y, first = parts.index(row["part"]), row["rank"] == 1
             axes.plot(row["eigenvalue"], y, "o", color=COLOURS[0 if first else 4], markersize=5 if first else 3)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        axes.set_ylim(len(parts) - 0.5, -0.5)
-        axes.set_yticks(range(len(parts)), parts)
+        rows_of(axes, parts)
         axes.set_xlabel("largest eigenvalues of the Hessian (nats)")
     return figure
