@@ -14,7 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.report.figures import kinds
 from mhprobe.report.ledger import Entry, Ledger
-from mhprobe.report.report import Report, Result, Sample, counted
+from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.tables import Table
 from mhprobe.run.members import members
 from results import add_measure
@@ -45,7 +45,7 @@ def test_every_measure_says_what_a_larger_value_means_and_its_unit(name):
 
 def test_an_entry_says_all_that_a_reader_needs(tmp_path):
     report = Report(tmp_path, LAYOUT)
-    report.images = counted(200)
+    report.images = Sample(200, "test")
     value = torch.arange(6.0)
     columns = {"value": value, "low": value - 1, "high": value + 1, "null": value * 0}
     about = {"unit": "nats", "larger": "it matters more", "masks": True, "about": "What it measures."}
@@ -67,7 +67,7 @@ def test_an_entry_says_all_that_a_reader_needs(tmp_path):
 
 def test_a_result_of_no_images_says_so_and_metrics_are_named(tmp_path):
     report = Report(tmp_path, LAYOUT)
-    report.images = counted(200)
+    report.images = Sample(200, "test")
     report.add("gates", Result(Table(["a"], [[1]]), metrics={"gates/kept": 3}, of=Sample()))
     entry = report.results.results["gates"]
     assert (entry.images, entry.split, entry.metrics) == (None, "", ["gates/kept"])

@@ -16,7 +16,7 @@ from mhprobe.report.figures import attention, masking, pruned, runs
 from mhprobe.report.figures.heads import per_head
 from mhprobe.report.figures.style import canvas, save
 from mhprobe.report.paper import LEAST, ONE, TWO, fit
-from mhprobe.report.report import Report, Result, counted
+from mhprobe.report.report import Report, Result, Sample
 from results import add_measure
 
 
@@ -29,7 +29,7 @@ def ranked(layout):
 def test_files_are_one_column_or_two_wide_with_300_dots_per_inch(tmp_path):
     layout = LAYOUTS["one head"]
     report = Report(tmp_path, layout, style="paper")
-    report.network, report.data, report.images = "vit_tiny", "digits", counted(360)
+    report.network, report.data, report.images = "vit_tiny", "digits", Sample(360, "test")
     add_measure(report, "narrow", "per_head", {"value": torch.ones(1)})
     layout = LAYOUTS["vit_base"]
     report.add("wide", Result(figure=per_head(layout, ranked(layout), "importance")))

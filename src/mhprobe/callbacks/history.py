@@ -14,7 +14,7 @@ from mhprobe.recording.objective import Of
 from mhprobe.report.comparisons import Point, history
 from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report
-from mhprobe.report.result import counted
+from mhprobe.report.result import Sample
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class History(L.Callback):
                 if trainer.is_global_zero:  # rewritten each time: what a run that dies has seen is there
                     self._write_history(trainer, name, drawn=False)
             elif trainer.is_global_zero:
-                about, of = self.measures[name], counted(data.sizes["val"], "validation")
+                about, of = self.measures[name], Sample(data.sizes["val"], "validation")
                 label = label_of(about, self.target)
                 results = of_measure(name, about, about.layout, columns, None, label, suffix, during)
                 self.report.add_all({key: each._replace(of=each.of or of) for key, each in results.items()})
@@ -97,5 +97,5 @@ class History(L.Callback):
     def _write_history(self, trainer: L.Trainer, name: str, drawn: bool) -> None:
         about, data = self.measures[name], trainer.datamodule  # type: ignore[attr-defined]
         found = history(self.report.layout, about.label, self.points[name], drawn)
-        of = counted(data.sizes["val"], "validation")
+        of = Sample(data.sizes["val"], "validation")
         self.report.add(f"{name}_history", found._replace(unit=about.unit, larger=about.larger, part_of=name, of=of))

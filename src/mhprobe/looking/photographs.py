@@ -1,6 +1,5 @@
 """Photographs of a folder for a page, and masks of what is salient in them. Those that cannot be read are named."""
 
-import base64
 import io
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from mhprobe.data.draws import evenly
 from mhprobe.data.images import SUFFIXES, decode, refuse_bombs
 from mhprobe.data.photos import is_image
 from mhprobe.errors import UserError
+from mhprobe.report.html.pictures import data_url
 
 SHOWN = 448  # pixels of a photograph's side in a page
 QUALITY = 82  # of its JPEG
@@ -93,4 +93,4 @@ def _address(pixels: np.ndarray) -> str:
 
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "JPEG", quality=QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return data_url(data.getvalue(), "jpeg")

@@ -23,6 +23,7 @@ from mhprobe.backbones import attach
 from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.parts.places import attention_of
 from mhprobe.recording.record import record
+from mhprobe.report.html import pictures
 
 ROOM = 27_000_000  # characters of a page that attention may take
 FORMS = ((63, 1), (31, 1), (15, 1), (15, 2), (15, 4), (15, 8))  # levels, and the side of a field of queries
@@ -61,7 +62,7 @@ def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
         levels = (form.levels * (rows_WHRK / largest.clamp(min=1e-12)).clamp(min=0).sqrt()).round().byte()
         parts.append((65535 * largest.clamp(0, 1)).round().numpy().astype("<u2").tobytes())
         parts.append(levels.numpy().tobytes())
-    return base64.b64encode(gzip.compress(b"".join(parts), 6)).decode()
+    return pictures.packed(b"".join(parts))
 
 
 def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:

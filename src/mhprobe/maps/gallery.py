@@ -25,7 +25,7 @@ from mhprobe.questions.plan import Question
 from mhprobe.report.figures import maps as figures
 from mhprobe.report.figures.maps import Judged
 from mhprobe.report.report import Report
-from mhprobe.report.result import Result, counted
+from mhprobe.report.result import Result, Sample
 from mhprobe.report.tables import Table
 
 Keep = Callable[[Any, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]
@@ -136,11 +136,11 @@ def gallery(
         framed |= {} if make.per_head else asked
         for number, image in enumerate(called if make.per_head else ()):
             drawn = figures.draw_heads(pictures[number], titles[number], found, number, asked)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=counted(1, told), drawn="maps")
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, told), drawn="maps")
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
     whole = _whole(kinds, every)
     overview = figures.maps(pictures, titles, whole, asking=framed) if whole else None
-    of_all = counted(len(chosen), told)
+    of_all = Sample(len(chosen), told)
     if smooth and whole:
         smoothed = figures.maps(pictures, titles, whole, True, framed)
         results["maps_smooth"] = Result(figure=smoothed, of=of_all, drawn="maps")

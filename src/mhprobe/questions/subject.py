@@ -23,7 +23,7 @@ from mhprobe.io.tensors import digest
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, Walk, measure
 from mhprobe.recording.objective import Of
-from mhprobe.report.result import Sample, counted
+from mhprobe.report.result import Sample
 from mhprobe.weights.twin import RandomTwin
 
 
@@ -61,7 +61,7 @@ class Subject:
 
     def of(self, images: int, split: str = "test") -> Sample:
         """For ``Result.of``: at most so many of a split."""
-        return counted(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
+        return Sample(min(images, self.data.sizes[split]), {"train": "training"}.get(split, split))
 
     def walk(self, images: int | None = None, split: str = "test") -> Walk:
         """Over the images of a split, or so many of them, evenly from all."""

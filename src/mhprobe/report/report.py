@@ -14,9 +14,9 @@ from mhprobe.io.files import write
 from mhprobe.masking.parts.trace import Curve
 from mhprobe.report import ledger, tables
 from mhprobe.report.figures import style
-from mhprobe.report.result import Result, Sample, counted
+from mhprobe.report.result import Result, Sample
 
-__all__ = ["Dashboard", "Report", "Result", "Sample", "counted"]
+__all__ = ["Dashboard", "Report", "Result", "Sample"]
 
 
 @runtime_checkable

@@ -38,11 +38,6 @@ class Sample(NamedTuple):
         return f"1 {self.split} image" if self.images == 1 else f"n = {self.images:,} {self.split} images"
 
 
-def counted(images: int, split: str = "test") -> Sample:
-    """Sample of a result: the number of images, and their split."""
-    return Sample(images, split)
-
-
 class Result(NamedTuple):
     """A table, a figure, metrics, and what they are.
 

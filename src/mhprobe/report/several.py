@@ -8,7 +8,7 @@ what another set of images would give.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 from mhprobe.errors import UserError
 from mhprobe.report import outcomes
 from mhprobe.report.figures import runs as runs_figure
-from mhprobe.report.report import Result, Sample, counted
+from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, expand, read_run, settings
@@ -107,7 +107,7 @@ def about(folders: Sequence[Path]) -> tuple[str, Sample]:
     runs = [read_run(folder) for folder in expand(folders)]
     data = dict.fromkeys(str(run.model["data"]) for run in runs if run.model.get("data"))
     counts = sorted({found[3] for run in runs if (found := words.accuracy(run)) is not None})
-    images = counted(counts[0]) if counts else Sample()
+    images = Sample(counts[0], "test") if counts else Sample()
     if len(counts) > 1:
         images = images._replace(words=f"n = {counts[0]:,} to {counts[-1]:,} test images")
     return ", ".join(data), images
@@ -166,7 +166,10 @@ def _runs(ones: Sequence[One]) -> Result:
 def _groups(ones: Sequence[One]) -> Result:
     """A row per group: mean and spread over its runs, and beside it the interval over images of its single runs."""
     rows = []
-    for group, members in _by(ones, lambda one: one.group).items():
+    groups: dict[str, list[One]] = {}
+    for one in ones:
+        groups.setdefault(one.group, []).append(one)
+    for group, members in groups.items():
         found = [each for one in members if (each := words.accuracy(one.run)) is not None]
         if found:
             shares = [each[0] for each in found]
@@ -275,10 +278,3 @@ def _spread(values: Sequence[float]) -> tuple[float, float | str, float | str, f
     column = torch.tensor(values, dtype=torch.float64)[:, None]
     mean, low, high = (each.item() for each in t_interval(column))
     return mean, statistics.stdev(values), max(0.0, low), min(1.0, high)
-
-
-def _by(ones: Sequence[One], key: Callable[[One], str]) -> dict[str, list[One]]:
-    groups: dict[str, list[One]] = {}
-    for one in ones:
-        groups.setdefault(key(one), []).append(one)
-    return groups

@@ -35,7 +35,7 @@ from mhprobe.measures.base import Measure, fitted
 from mhprobe.questions.attention import keep_attention
 from mhprobe.questions.live import keep_live
 from mhprobe.report.html import finish_report
-from mhprobe.report.report import Report, counted
+from mhprobe.report.report import Report, Sample
 from mhprobe.report.runs.facts import origin
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained, refuse_plain
@@ -239,7 +239,7 @@ def best(model: GatedClassifier, checkpoints: Path) -> None:
 def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Report) -> None:
     """Test the weights as they are, and answer the questions of the run at the end of the test."""
     own = ", labelled by the whole network" if data.unlabelled and not model.features_only else ""
-    images = counted(data.sizes["test"])
+    images = Sample(data.sizes["test"], "test")
     report.data, report.images = data.source.name, images._replace(words=f"{images}{own}")
     trainer.test(model, datamodule=data, verbose=False)
     if trainer.is_global_zero:

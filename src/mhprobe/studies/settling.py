@@ -20,7 +20,7 @@ from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.report.masking import of_settling
-from mhprobe.report.report import Report, counted
+from mhprobe.report.report import Report, Sample
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.lowest import lowest
@@ -92,7 +92,7 @@ class Settling(L.Callback):
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
             self.report.data, images = data.source.name, data.sizes["val"]
-            results, of = of_settling(self.rows, agreement(self.scores), images), counted(images, "validation")
+            results, of = of_settling(self.rows, agreement(self.scores), images), Sample(images, "validation")
             self.report.add_all({name: result._replace(of=of) for name, result in results.items()})
 
     def state_dict(self) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def write(
     origin: what made them, as in ``style.save``.
     """
     from mhprobe.report.figures import pruned
-    from mhprobe.report.report import Report, Result, Sample, counted
+    from mhprobe.report.report import Report, Result, Sample
 
     runs = collect(folder)
     chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
@@ -104,7 +104,7 @@ def write(
     whole = next((accuracy for accuracy in known if accuracy is not None), None)
     report = Report(folder, style=style)
     report.origin, report.data = origin, runs[0].description.get("data", "")
-    report.images = counted(int(runs[0].metrics["test/images"]))
+    report.images = Sample(int(runs[0].metrics["test/images"]), "test")
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
     images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])

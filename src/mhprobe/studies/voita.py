@@ -146,7 +146,7 @@ def write(
     """
     from mhprobe.report import tables
     from mhprobe.report.figures import pruned
-    from mhprobe.report.report import Report, Result, counted
+    from mhprobe.report.report import Report, Result, Sample
 
     images = data.sizes["test"]
     plain = [["" if value != value else value for value in row] for row in rows]  # NaN is no test
@@ -160,7 +160,7 @@ def write(
     sure = [isinstance(row.p_holm, float) and row.p_holm < 0.05 for row in rows]
     figure = pruned.voita(points, images, 1 / data.num_classes, sure)
     report = Report(folder, style=style)
-    report.origin, report.data, report.images = made, data.source.name, counted(images)
+    report.origin, report.data, report.images = made, data.source.name, Sample(images, "test")
     report.add("voita", Result(table, figure, drawn="voita"))
     for row in rows:
         accuracies = f"pruned {100 * row.pruned:.2f} %, from scratch {100 * row.scratch:.2f} %"

@@ -7,11 +7,11 @@ Shapes: B images, H heads of a site, h, w the grid of a map.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from typing import TYPE_CHECKING, Any
 
+from mhprobe.report.html.pictures import data_url
 from mhprobe.report.runs.run import Run, column
 
 if TYPE_CHECKING:
@@ -106,4 +106,4 @@ def _url(picture_3hw: Any) -> str:
 
     data = io.BytesIO()
     Image.fromarray(picture_3hw.permute(1, 2, 0).numpy()).save(data, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return data_url(data.getvalue(), "png")

@@ -6,14 +6,13 @@ the page lets WebAssembly be compiled, and no script but those whose hashes it n
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import lzma
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mhprobe.report.html.pictures import packed
 from mhprobe.report.runs.run import Run
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ def live(run: Run) -> Live | None:
 def _of(arrays: dict[str, Tensor]) -> dict[str, Any]:
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]
     return {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
-
-
-def packed(data: bytes) -> str:
-    """base64 of gzip, which a browser unpacks by itself."""
-    return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
 def runtime() -> str:

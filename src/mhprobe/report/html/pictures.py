@@ -1,6 +1,7 @@
-"""Figures inside a page: smaller by lossless WebP, as many as there is room for."""
+"""Pictures and packed bytes inside a page; figures smaller by lossless WebP, as many as there is room for."""
 
 import base64
+import gzip
 import io
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -22,6 +23,16 @@ class Picture(NamedTuple):
     url: str | None
     width: int
     height: int
+
+
+def data_url(data: bytes, kind: str) -> str:
+    """The picture as its own address. kind: jpeg, png, webp."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def packed(data: bytes) -> str:
+    """base64 of gzip, which a browser unpacks by itself."""
+    return base64.b64encode(gzip.compress(data, 6)).decode()
 
 
 def embed(pictures: Iterable[tuple[str, bytes]], room: int = ROOM) -> dict[str, Picture]:
@@ -51,5 +62,4 @@ def _embed(name: str, png: bytes) -> Picture:
         if features.check("webp"):
             image.convert("RGB").save(data, "WEBP", lossless=True, method=2)
     bytes_, kind = min(((data.getvalue(), "webp"), (png, "png")), key=lambda one: len(one[0]) or 1 << 40)
-    url = f"data:image/{kind};base64,{base64.b64encode(bytes_).decode()}"
-    return Picture(name, url, round(width / dots), round(height / dots))
+    return Picture(name, data_url(bytes_, kind), round(width / dots), round(height / dots))

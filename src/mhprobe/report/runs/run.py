@@ -1,6 +1,6 @@
 """A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,18 +84,23 @@ def _read(files: Folder) -> Run:
     unread: list[str] = []
 
     results = _ledger(files, unread)
-    config = _mapping(files, "config/config.yaml", unread)
-    model = next((about for name in ("model.json", "pruned.json") if (about := _json(files, name, unread))), {})
-    facts = _json(files, "run.json", unread)
+    config = _read_or_name(files.yaml, "config/config.yaml", unread)
+    overrides = _read_or_name(files.yaml, "config/overrides.yaml", unread)
+    described = ("model.json", "pruned.json")
+    model: dict[str, Any] = next(
+        (about for name in described if (about := _read_or_name(files.json, name, unread))), {}
+    )
+    facts = _read_or_name(files.json, "run.json", unread)
+    network = facts.get("network")
     return Run(
         files,
         results,
         _tables(files, results, unread),
-        _metrics(_json(files, "metrics.json", unread), unread),
-        config,
-        _overrides(files, unread),
+        _metrics(_read_or_name(files.json, "metrics.json", unread), unread),
+        config if isinstance(config, dict) else {},
+        [str(value) for value in overrides] if isinstance(overrides, list) else [],
         facts,
-        model or _part(facts, "network"),
+        model or (dict(network) if isinstance(network, Mapping) else {}),
         unread,
     )
 
@@ -202,30 +207,13 @@ def _number(cell: str) -> Any:
     return number if number - number == 0 else None  # JSON has neither NaN nor infinity
 
 
-def _json(files: Folder, name: str, unread: list[str]) -> dict[str, Any]:
+def _read_or_name(read: Callable[[str], Any], name: str, unread: list[str]) -> Any:
+    """Return what a file holds; {} for one that cannot be read, which is named in ``unread``."""
     try:
-        return files.json(name)
+        return read(name)
     except ValueError as error:
         unread.append(str(error))
         return {}
-
-
-def _mapping(files: Folder, name: str, unread: list[str]) -> dict[str, Any]:
-    try:
-        values = files.yaml(name)
-    except ValueError as error:
-        unread.append(str(error))
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _overrides(files: Folder, unread: list[str]) -> list[str]:
-    try:
-        values = files.yaml("config/overrides.yaml")
-    except ValueError as error:
-        unread.append(str(error))
-        return []
-    return [str(value) for value in values] if isinstance(values, list) else []
 
 
 def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | None]:
@@ -239,11 +227,6 @@ def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | 
             unread.append(f"metrics.json: {key} is {value}, expected a share from 0 to 1")
             numbers[key] = None
     return numbers
-
-
-def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    part = values.get(name)
-    return dict(part) if isinstance(part, Mapping) else {}
 
 
 def jobs(folder: Path) -> list[Path]:

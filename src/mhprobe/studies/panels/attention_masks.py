@@ -18,7 +18,7 @@ from mhprobe.recording.looks import looked_at
 from mhprobe.recording.record import record
 from mhprobe.report import tables
 from mhprobe.report.figures import maps as figure
-from mhprobe.report.report import Result, counted
+from mhprobe.report.report import Result, Sample
 
 OverHeads = Literal["mean", "max"]
 
@@ -50,4 +50,4 @@ def attention_masks(material: Material, images: int = 2, over_heads: OverHeads =
     pictures = data.stored("test", positions).images.float() / 255
     titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
     drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
-    return {"masks": Result(tables.from_rows(rows), drawn, of=counted(len(positions)))}
+    return {"masks": Result(tables.from_rows(rows), drawn, of=Sample(len(positions), "test"))}

@@ -15,7 +15,7 @@ from mhprobe.heads import HeadSite
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
 from mhprobe.report.figures import maps as figure
-from mhprobe.report.report import Result, counted
+from mhprobe.report.report import Result, Sample
 from mhprobe.report.tables import from_rows
 
 _FLOOR = 1e-6  # Park & Kim's
@@ -56,7 +56,7 @@ def fft_images(material: Material, images: int = 2000) -> dict[str, Result]:
     position, feature_maps = shown
     picture = material.data.stored("test", [position]).images[0].float() / 255
     drawn = figure.fft_images([site.block for site in sites], feature_maps, means, picture)
-    of = counted(count)._replace(words=f"maps of {counted(1)}, spectra: {counted(count)}")
+    of = Sample(count, "test", f"maps of {Sample(1, 'test')}, spectra: {Sample(count, 'test')}")
     return {"fourier": Result(from_rows(rows), drawn, of=of)}
 
 
