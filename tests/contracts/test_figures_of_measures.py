@@ -6,7 +6,9 @@ A new one is tested by a measure that asks for it; one that none asks for needs 
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import hydra
@@ -17,8 +19,8 @@ import mhprobe
 from drawn import assert_fits_paper, assert_nothing_is_clipped
 from mhprobe.data.batch import Batch
 from mhprobe.recording.measuring import measure
-from mhprobe.report import twins
-from mhprobe.report.figures import kinds, style
+from mhprobe.report import figures, twins
+from mhprobe.report.figures import Kind, kinds, style
 from mhprobe.run.members import members
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
@@ -56,6 +58,16 @@ def is_drawn(name: str, test: str) -> bool:
     family = DRAWS[name].__module__.rpartition(".")[2]
     by_name = rf"^from mhprobe\.report\.figures\.{family} import .*\b{name}\b"
     return bool(re.search(rf"\b(\w*figures?|{family})\.{name}\b|{by_name}", test, re.M))
+
+
+def test_a_kind_of_figure_is_one_function_with_a_caption():
+    """Two of one name in different modules: the first could never be found."""
+    for name, kind in DRAWS.items():
+        assert (kind.__name__, getattr(sys.modules[kind.__module__], name)) == (name, kind)
+        assert kind.caption.endswith("."), name
+    modules = [sys.modules[f"{figures.__name__}.{module.name}"] for module in pkgutil.iter_modules(figures.__path__)]
+    made = [each for module in modules for each in vars(module).values() if isinstance(each, Kind)]
+    assert {id(each) for each in made} == {id(each) for each in DRAWS.values()}
 
 
 def test_figures_of_columns_have_one_signature():

@@ -9,31 +9,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    NAMELESS,
-    NOT_COMPARED,
-    Axes,
-    Figure,
-    Names,
-    bare,
-    block_bar,
-    block_shades,
-    block_ticks,
-    canvas,
-    colour,
-    colour_bar,
-    even_groups,
-    grid_size,
-    inches,
-    legend_beside,
-    panels,
-    place,
-    rows_of,
-    site_title,
-    ticks,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Axes, Figure, Names
 
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
@@ -69,13 +46,13 @@ def offset_maps(
     floor = 0.1 * exists.amax((1, 2), keepdim=True)
     share = columns["counts"].double() / exists.maximum(floor)
     share = share.masked_fill(exists == 0, torch.nan)
-    groups = even_groups(layout)
+    groups = style.even_groups(layout)
     side = min(0.55, 6.6 / max(site.num_heads for site in layout.sites))  # inches per map
     left, bottom, top, gap = 0.6, 0.5, 0.3, 0.4
     wide = max(1.2, side * max(site.num_heads for site in layout.sites))
     tall = side * len(layout.sites) + gap * (len(groups) - 1)
     bar_tall = min(max(tall, 2.0), 3.0)
-    with canvas((left + wide + 1.1, bottom + max(tall, bar_tall) + top)) as figure:
+    with style.canvas((left + wide + 1.1, bottom + max(tall, bar_tall) + top)) as figure:
         cmap = colormaps["viridis"].with_extremes(bad="white")
         # even attention gives each offset a few per cent only: a square root keeps such patterns visible
         norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))
@@ -85,20 +62,22 @@ def offset_maps(
             steps = _farthest(exists[layout.span(sites[0])])
             mosaic, size = _mosaic([share[layout.span(s)] for s in sites], steps)
             y -= side * len(sites)
-            axes = place(figure, left, y, side * heads, side * len(sites))
+            axes = style.place(figure, left, y, side * heads, side * len(sites))
             image = axes.imshow(mosaic.numpy(), cmap=cmap, norm=norm, interpolation="none", aspect="auto")
             _frame_positional(axes, [columns["positional"][layout.span(s)] for s in sites], size)
-            axes.set_xticks([(h + 0.5) * size[1] - 1 for h in ticks(heads, side)], [str(h) for h in ticks(heads, side)])
+            axes.set_xticks(
+                [(h + 0.5) * size[1] - 1 for h in style.ticks(heads, side)], [str(h) for h in style.ticks(heads, side)]
+            )
             axes.set_yticks(
                 [(r + 0.5) * size[0] - 1 for r in range(len(sites))], [str(layout.sites[s].block) for s in sites]
             )
-            bare(axes)
+            style.bare(axes)
             axes.set_ylabel("block")
             if len(groups) > 1:
                 axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
             y -= gap
         axes.set_xlabel(words[0])
-        colour_bar(figure, image, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, bar_tall, words[1])
+        style.colour_bar(figure, image, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, bar_tall, words[1])
     return figure
 
 
@@ -140,9 +119,11 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
     count, size, gap, left, bottom = len(layout.sites), (1.25, 1.15), (0.4, 0.62), 0.6, 0.5
-    wide, tall = grid_size(count, size, gap)
-    with canvas((max(4.0, left + wide + gap[0]), bottom + tall + 0.55)) as figure:  # at the top a line for the legend
-        for number, (axes, beside, below) in enumerate(panels(figure, count, (left, bottom), size, gap)):
+    wide, tall = style.grid_size(count, size, gap)
+    with style.canvas(
+        (max(4.0, left + wide + gap[0]), bottom + tall + 0.55)
+    ) as figure:  # at the top a line for the legend
+        for number, (axes, beside, below) in enumerate(style.panels(figure, count, (left, bottom), size, gap)):
             span = layout.span(number)
             known = columns["distances"][span][0].isfinite()
             radius = columns["distances"][span][0][known].tolist()
@@ -153,13 +134,13 @@ def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str,
                 axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
             axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))
             axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if beside else [])
-            axes.set_title(site_title(layout, number), pad=3)
+            axes.set_title(style.site_title(layout, number), pad=3)
             axes.set(xlabel="radius (input pixels)" if below else "", ylabel="mass within" if beside else "")
             if number == 0:
                 head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
         figure.legend(
             [head_line, even_line], ["a head, around its argmax key", "even attention"],
-            loc="upper left", bbox_to_anchor=(left / inches(figure)[0], 1), ncols=2, borderaxespad=0.3,
+            loc="upper left", bbox_to_anchor=(left / style.inches(figure)[0], 1), ncols=2, borderaxespad=0.3,
         )  # fmt: skip
     return figure
 
@@ -185,8 +166,8 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
     count = layout.num_heads
     wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
-    with canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
-        axes = place(figure, left, bottom, wide, tall)
+    with style.canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
+        axes = style.place(figure, left, bottom, wide, tall)
         image = axes.imshow(
             ratio.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED), norm=Normalize(-limit, limit),
             aspect="auto", interpolation="none",
@@ -204,9 +185,9 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
                 shown.append((middle, str(site.block)))
                 last = middle
         axes.set_xticks([middle for middle, _ in shown], [name for _, name in shown])
-        bare(axes)
+        style.bare(axes)
         axes.set_xlabel("block (a column per head)")
-        bar = colour_bar(figure, image, left + wide + 0.12, bottom, tall)
+        bar = style.colour_bar(figure, image, left + wide + 0.12, bottom, tall)
         bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
         bar.locator = FixedLocator(
             [-power for power in reversed(_ENDS)] + [0, *_ENDS]
@@ -235,10 +216,10 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     kinds = [kind for kind in kinds if columns[kind].isfinite().any() and columns[f"uniform_{kind}"].sum() > 0]
     blocks = [site.block for site in layout.sites]
     size, gap, left, bottom = (1.35, 0.95), (0.42, 0.42), 0.6, 0.75
-    wide, tall = grid_size(len(kinds), size, gap)
-    with canvas((max(3.2, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
+    wide, tall = style.grid_size(len(kinds), size, gap)
+    with style.canvas((max(3.2, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
         for (axes, beside, below), kind in zip(
-            panels(figure, len(kinds), (left, bottom), size, gap), kinds, strict=True
+            style.panels(figure, len(kinds), (left, bottom), size, gap), kinds, strict=True
         ):
             share, even = 100 * columns[kind].double(), 100 * columns[f"uniform_{kind}"].double()
             spans = [layout.span(site) for site in range(len(layout.sites))]
@@ -248,7 +229,7 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
             (mean,) = axes.plot(blocks, [share[span].mean().item() for span in spans], color=COLOURS[0])
             (level,) = axes.plot(blocks, [even[span].mean().item() for span in spans], "--", color=COLOURS[1])
             axes.set_ylim(bottom=0)
-            block_ticks(axes, layout, size[0] / len(blocks))
+            style.block_ticks(axes, layout, size[0] / len(blocks))
             axes.set_title(kind.replace("cls", "class token").replace("_", " "), pad=3)
             axes.set(xlabel="block" if below else "", ylabel="attention (%)" if beside else "")
         lines = [dots, mean, level]
@@ -278,17 +259,17 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
     together = coinciding(lines)
     texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}
     tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.2)
-    with canvas((0.75 + wide + 1.6, tall + 0.7)) as figure:
-        axes = place(figure, 0.75, 0.5, wide, tall)
+    with style.canvas((0.75 + wide + 1.6, tall + 0.7)) as figure:
+        axes = style.place(figure, 0.75, 0.5, wide, tall)
         for kinds_of, line in together.items():
             number = places[kinds_of[0]]
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             dashes = "-" if number < 7 else "--"
             axes.plot(blocks, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds_of])
         axes.set_yscale("log")
-        block_ticks(axes, layout, wide / len(blocks))
+        style.block_ticks(axes, layout, wide / len(blocks))
         axes.set_ylabel("|dL/dA|, mean over heads (nats)")
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure
 
 
@@ -316,10 +297,10 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
 
     A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
     """
-    depth, shades = [site.block for _, _, site in layout], block_shades(layout)
+    depth, shades = [site.block for _, _, site in layout], style.block_shades(layout)
     attention, ratio = columns["attention"].double(), columns["value"].double()
-    with canvas((4.6, 3.0)) as figure:
-        axes = place(figure, 0.65, 0.5, 2.9, 2.3)
+    with style.canvas((4.6, 3.0)) as figure:
+        axes = style.place(figure, 0.65, 0.5, 2.9, 2.3)
         axes.scatter(attention.tolist(), ratio.tolist(), c=depth, norm=shades.norm, s=14, linewidths=0)
         axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         even = columns["uniform_attention"].double().mean().item()
@@ -328,7 +309,7 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
         axes.locator_params(axis="x", nbins=5)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="share of attention on special keys (dashed: even attention)", ylabel=label)
-        block_bar(figure, shades, 3.75, 0.5, 2.3)
+        style.block_bar(figure, shades, 3.75, 0.5, 2.3)
     return figure
 
 
@@ -342,15 +323,15 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     titles = names["relations"]
     sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
     wide, tall, gap = 1.7, 1.7, 0.25
-    with canvas((0.6 + len(titles) * (wide + gap), tall + 0.85)) as figure:
+    with style.canvas((0.6 + len(titles) * (wide + gap), tall + 0.85)) as figure:
         for r, name in enumerate(titles):
-            axes = place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
+            axes = style.place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
             accuracy = 100 * columns["relations"][:, r]
             # heads of a layer side by side, so that none hides another
             spread = torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
-            axes.plot(sites + spread, accuracy, ".", markersize=3.5, color=colour(0)[0], label="a head")
+            axes.plot(sites + spread, accuracy, ".", markersize=3.5, color=style.colour(0)[0], label="a head")
             first = list(layout.offsets[:-1])
-            for key, shade, text in (("offset", colour(1)[0], "best fixed offset"), ("even", "0.5", "even draw")):
+            for key, shade, text in (("offset", style.colour(1)[0], "best fixed offset"), ("even", "0.5", "even draw")):
                 level = 100 * columns[key][first, r]
                 axes.hlines(
                     level, torch.arange(len(first)) - 0.4, torch.arange(len(first)) + 0.4, color=shade, label=text
@@ -378,7 +359,7 @@ def _held_out(axes: Axes, x: Tensor, columns: Mapping[str, Tensor], r: int) -> N
             yerr=[[float(score[head] - low[head])], [float(high[head] - score[head])]],
             fmt="o",
             markerfacecolor="none",
-            color=colour(2)[0],
+            color=style.colour(2)[0],
             markersize=6,
             label="best on other images",
         )
@@ -399,11 +380,11 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
     step = max(0.5, 0.16 * len(ways))
     named = any(row["who"] for row in rows)
     left, wide, tall = 1.15, 3.2, step * len(relations)
-    with canvas((left + wide + (3.0 if named else 2.0), tall + 0.75)) as figure:
-        axes = place(figure, left, 0.5, wide, tall)
+    with style.canvas((left + wide + (3.0 if named else 2.0), tall + 0.75)) as figure:
+        axes = style.place(figure, left, 0.5, wide, tall)
         for row in rows:
             number = ways.index(row["way"])
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             y = relations.index(row["relation"]) + 0.8 * ((number + 0.5) / len(ways) - 0.5)
             first = row["relation"] == relations[0]
             axes.plot(100 * row["score"], y, marker, color=shade, markersize=4.5, label=row["way"] if first else "")
@@ -414,9 +395,9 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
         axes.set_xlim(0, 102)
-        rows_of(axes, relations)
+        style.rows_of(axes, relations)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("queries answered rightly (%), 95 % interval over images")
         beside = 1.4 if named else 1.03
-        legend_beside(axes, beside)
+        style.legend_beside(axes, beside)
     return figure

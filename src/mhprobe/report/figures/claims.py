@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, Figure, bare, canvas, place, rows_of
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, Figure
 
 WORDS = {
     "holds": COLOURS[2],
@@ -37,8 +37,8 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
     tall = 0.17 * max(1, len(order)) + 0.1
     left = 0.25 + 0.062 * max((len(row["claim"]) for row in order), default=10)
     missing = [row["claim"].replace("_", " ") for row in rows if row not in told]
-    with canvas((left + 4.2, tall + 1.0)) as figure:
-        axes = place(figure, left, 0.6, 4.0, tall)
+    with style.canvas((left + 4.2, tall + 1.0)) as figure:
+        axes = style.place(figure, left, 0.6, 4.0, tall)
         axes.axvspan(-1, 1, color="0.94", linewidth=0)
         for at in (-1, 0, 1):
             axes.axvline(at, color="0.5", linewidth=0.6, linestyle="-" if at else ":")
@@ -55,7 +55,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
             if any(row["verdict"] == word for row in order):
                 axes.plot([], [], "o", color=colour, markersize=3.5, label=word)
         axes.set_xlim(-FARTHEST - 0.15, FARTHEST + 0.15)
-        rows_of(axes, [row["claim"].replace("_", " ") for row in order])
+        style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_ylim(len(order) - 0.4, -0.6)
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
@@ -78,8 +78,8 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
     tall, wide = 0.17 * len(order), CELL * len(networks)
     left, bottom = 0.25 + 0.062 * max(len(row["claim"]) for row in order), 0.3 + 0.05 * max(map(len, networks))
     page = max(left + wide + 0.2, LEGEND)
-    with canvas((page, bottom + tall + 0.4)) as figure:
-        axes = place(figure, left, bottom, wide, tall)
+    with style.canvas((page, bottom + tall + 0.4)) as figure:
+        axes = style.place(figure, left, bottom, wide, tall)
         for y, row in enumerate(order):
             for x, name in enumerate(networks):
                 verdict = row[name]
@@ -91,9 +91,9 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
         for word in list(WORDS)[:3]:
             axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
         axes.set_xlim(-0.5, len(networks) - 0.5)
-        rows_of(axes, [row["claim"].replace("_", " ") for row in order])
+        style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
-        bare(axes)
+        style.bare(axes)
         axes.legend(loc="lower right", bbox_to_anchor=((page - 0.1 - left) / wide, 1), ncols=3, borderaxespad=0.2)
     return figure
 

@@ -6,21 +6,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    NAMELESS,
-    Figure,
-    Names,
-    bare,
-    canvas,
-    cells,
-    colour_bar,
-    inches,
-    place,
-    scale,
-    ticks,
-    wrapped,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import NAMELESS, Figure, Names
 
 LONGEST = 14  # letters of a class's name
 SPEAKERS = 3  # heads that speak against a class, below the figure
@@ -39,10 +26,10 @@ def class_matrix(
     column = min(0.42, max(0.1, 4.0 / count))
     left, bottom, top = 1.0, 1.05 + 0.16 * len(below), 0.15
     wide, tall = max(column * count, 2.4), max(row * heads, 1.8)
-    text = wrapped(text, min(tall, 3))
-    with canvas((left + wide + 1.15 + 0.15 * text.count("\n"), bottom + tall + top)) as figure:
-        panel = place(figure, left, bottom, wide, tall)
-        cmap, norm = scale(value)
+    text = style.wrapped(text, min(tall, 3))
+    with style.canvas((left + wide + 1.15 + 0.15 * text.count("\n"), bottom + tall + top)) as figure:
+        panel = style.place(figure, left, bottom, wide, tall)
+        cmap, norm = style.scale(value)
         image = panel.imshow(value.numpy(), cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
         down, across = marked.nonzero().unbind(1)
         panel.plot(across.tolist(), down.tolist(), "o", color="black", markersize=min(3.0, 20 * row))
@@ -53,10 +40,10 @@ def class_matrix(
         panel.set_ylabel("heads, 0 on top in each block")
         shown = range(0, count, max(1, round(0.13 / column)))
         panel.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
-        bare(panel)
+        style.bare(panel)
         for line, words in enumerate(below):
-            figure.text(0.1 / inches(figure)[0], (0.1 + 0.16 * line) / inches(figure)[1], words, fontsize=7)
-        colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)
+            figure.text(0.1 / style.inches(figure)[0], (0.1 + 0.16 * line) / style.inches(figure)[1], words, fontsize=7)
+        style.colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)
     return figure
 
 
@@ -126,16 +113,16 @@ def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int]
     wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
     labels = [f"{short(name)} ({100 * base:.0f} %)" for name, base in zip(names, accuracy[0].tolist(), strict=True)]
     below = 0.25 + 0.065 * max(map(len, labels))  # inches: names stand upright
-    with canvas((0.75 + wide + 1.0, tall + below + 0.2)) as figure:
-        axes = place(figure, 0.75, below, wide, tall)
-        cmap, norm = scale(drop)
+    with style.canvas((0.75 + wide + 1.0, tall + below + 0.2)) as figure:
+        axes = style.place(figure, 0.75, below, wide, tall)
+        cmap, norm = style.scale(drop)
         image = axes.imshow(drop.numpy(), aspect="auto", cmap=cmap, norm=norm)
-        cells(axes, deep, classes)
+        style.cells(axes, deep, classes)
         at = sure[1:].nonzero().tolist()
         axes.plot([c for _, c in at], [k for k, _ in at], ".", color="black", markersize=3)
         axes.set_xticks(range(classes), labels, rotation=90)
-        shown = ticks(deep, tall / max(deep, 1))
+        shown = style.ticks(deep, tall / max(deep, 1))
         axes.set_yticks(shown, [str(heads_masked[1:][k]) for k in shown])
         axes.set_ylabel("heads masked")
-        colour_bar(figure, image, 0.75 + wide + 0.15, below, tall, "drop (points)")
+        style.colour_bar(figure, image, 0.75 + wide + 0.15, below, tall, "drop (points)")
     return figure

@@ -9,22 +9,8 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    NAMELESS,
-    Axes,
-    Figure,
-    Names,
-    canvas,
-    colour,
-    inches,
-    layer_panels,
-    legend_beside,
-    place,
-    shade_at,
-    whole_ticks,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
 Pairs = Sequence[Sequence[int]]
 
@@ -55,7 +41,7 @@ def coefficients(
     last = int(reached.max()) + 1 if len(reached) else 1
     step = 5 * math.ceil(last / 20) if last > 6 else 1
     labels = ("coefficient", "correlation")
-    with layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
+    with style.layer_panels(layout, (1.25, 0.95), (0.55, 0.75), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
             span = layout.span(number)
             lines = _layer_panel(axes, columns["rho"][span, span], columns["null_rho"][span, span])
@@ -72,20 +58,20 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
 
     titles: of the N that pairs are among. UserError, in the name of ``asker``, for a pair that was not compared.
     """
-    with canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
-        axes = place(figure, 0.55, 0.5, 2.6, inches(figure)[1] - 0.7)
+    with style.canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
+        axes = style.place(figure, 0.55, 0.5, 2.6, style.inches(figure)[1] - 0.7)
         for number, pair in enumerate(pairs):
             if not _has_correlations(pair, columns["rho"]):
                 raise UserError(
                     f"{asker}.pairs: expected pairs of two different numbers of 0 to {len(titles) - 1} that were "
                     f"compared, e.g. [[0, 1]], got {pair}. Take another pair, or pairs=null for all."
                 )
-            shade, _ = colour(number)
+            shade, _ = style.colour(number)
             pair_lines(axes, columns, pair, shade, label=" and\n".join(titles[each] for each in pair))
         axes.plot([], [], ":", color="0.4", label="chance, of the same pair")
         axes.set(ylim=(0, 1.02), yticks=[0, 0.5, 1], xlabel="coefficient", ylabel="correlation")
-        whole_ticks(axes.xaxis)
-        legend_beside(axes, 1.03)
+        style.whole_ticks(axes.xaxis)
+        style.legend_beside(axes, 1.03)
     return figure
 
 
@@ -157,9 +143,9 @@ def block_coefficients(
     panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
     furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
     wide, tall, gap, left = 1.7, 1.5, 0.25, 0.55
-    with canvas((max(3.0, left + len(panels) * (wide + gap)) + 1.1, tall + 0.85)) as figure:
+    with style.canvas((max(3.0, left + len(panels) * (wide + gap)) + 1.1, tall + 0.85)) as figure:
         for column, (name, numbers) in enumerate(panels.items()):
-            axes = place(figure, left + column * (wide + gap), 0.5, wide, tall)
+            axes = style.place(figure, left + column * (wide + gap), 0.5, wide, tall)
             _stage_panel(axes, numbers, columns, furthest)
             axes.set_title(name, pad=3)
             axes.set_ylim(0, 1.02)
@@ -169,7 +155,7 @@ def block_coefficients(
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
                 axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
             axes.plot([], [], ":", color="0.4", label="chance")
-            legend_beside(axes, 1.05)
+            style.legend_beside(axes, 1.05)
     return figure
 
 
@@ -180,7 +166,7 @@ def _stage_panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], 
 
 
 def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
-    return shade_at(0.3 + 0.7 * (steps - 1) / max(1, furthest - 1), "viridis_r")
+    return style.shade_at(0.3 + 0.7 * (steps - 1) / max(1, furthest - 1), "viridis_r")
 
 
 @captioned(
@@ -195,7 +181,7 @@ def modes(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: 
     """
     share = columns["singular"] / columns["singular"][:, :1]
     labels = ("singular value\n(share of largest)", "cosine")
-    with layer_panels(layout, (1.25, 1.0), (0.6, 0.78), labels, least=3.4) as (figure, panels):
+    with style.layer_panels(layout, (1.25, 1.0), (0.6, 0.78), labels, least=3.4) as (figure, panels):
         for number, axes in enumerate(panels):
             span = layout.span(number)
             low, high = columns["null_low"][span].mean().item(), columns["null_high"][span].mean().item()

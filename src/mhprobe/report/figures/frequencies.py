@@ -8,23 +8,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    NAMELESS,
-    Axes,
-    Figure,
-    Names,
-    canvas,
-    colour,
-    grid_size,
-    legend_beside,
-    log_ticks,
-    panels,
-    place,
-    shade_at,
-    site_title,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
 _AFTER_MLP = 2
 _WHITE = math.log(2) / 2  # real white noise, against its frequency 0
@@ -46,22 +31,22 @@ def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     room = 0.05 * float(shown.max() - shown.min()) or 1.0
     limits = (min(0.0, float(shown.min())) - room, max(_WHITE, float(shown.max())) + room)
     size, gap, left, bottom, top = (1.05, 1.05), (0.12, 0.3), 0.55, 0.45, 0.3
-    wide, deep = grid_size(len(layout.sites), size, gap)
+    wide, deep = style.grid_size(len(layout.sites), size, gap)
     tall, heads_at = max(deep, 1.9), left + 1.9 + 0.9
-    with canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
-        axes = place(figure, left, bottom, 1.9, tall)
+    with style.canvas((heads_at + wide + 0.15, bottom + tall + top)) as figure:
+        axes = style.place(figure, left, bottom, 1.9, tall)
         for block, row in enumerate(stream):
-            shade = shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r")
+            shade = style.shade_at(0.1 + 0.9 * block / max(1, len(stream) - 1), "viridis_r")
             _spectrum_line(axes, frequencies, row, color=shade, linewidth=1.3)
         _frequency_frame(axes, limits)
         axes.set_title(f"stream after block 0 (light) to {len(stream) - 1} (dark)", pad=4)
         axes.set(ylabel="Δ ln amplitude (nats)", xlabel="frequency (π per token)")
         corner = heads_at, bottom + tall - deep
-        for number, (axes, beside, below) in enumerate(panels(figure, len(layout.sites), corner, size, gap)):
+        for number, (axes, beside, below) in enumerate(style.panels(figure, len(layout.sites), corner, size, gap)):
             for spectrum in spectra[layout.span(number)]:
                 _spectrum_line(axes, frequencies, spectrum, color="#0072B2", linewidth=0.8, alpha=0.7)
             _frequency_frame(axes, limits)
-            axes.set_title(site_title(layout, number), pad=3)
+            axes.set_title(style.site_title(layout, number), pad=3)
             axes.tick_params(labelleft=beside, labelbottom=below)
             axes.set(xlabel="frequency (π)" if below else "", ylabel="heads: Δ ln" if beside else "")
     return figure
@@ -95,15 +80,15 @@ def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     last = (there * torch.arange(1, 1 + there.shape[1])).argmax(1)
     high = stream[torch.arange(len(stream)), :, last]
     wide, tall = 2.6, 1.9
-    with canvas((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75)) as figure:
-        panels = [place(figure, 0.65 + i * (wide + 0.85), 0.5, wide, tall) for i in (0, 1)]
-        for axes, values, name in zip(panels, (variance, high), ("feature-map variance", label), strict=True):
+    with style.canvas((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75)) as figure:
+        sides = [style.place(figure, 0.65 + i * (wide + 0.85), 0.5, wide, tall) for i in (0, 1)]
+        for axes, values, name in zip(sides, (variance, high), ("feature-map variance", label), strict=True):
             _steps(axes, layout, values)
             axes.set_ylabel(name)
-        panels[0].set_yscale("log")
-        log_ticks(panels[0].yaxis)
-        panels[1].axhline(math.log(2) / 2, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
-        legend_beside(panels[1])
+        sides[0].set_yscale("log")
+        style.log_ticks(sides[0].yaxis)
+        sides[1].axhline(math.log(2) / 2, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
+        style.legend_beside(sides[1])
     return figure
 
 
@@ -132,8 +117,8 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
 
     rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high.
     """
-    with canvas((5.0, 2.8)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.45, 2.1)
+    with style.canvas((5.0, 2.8)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.45, 2.1)
         middles = [(row["low"] + row["high"]) / 2 for row in rows[1:]]
         accuracies(axes, middles, rows[1:], "o-", COLOURS[0])
         axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="clean")
@@ -141,7 +126,7 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
-        legend_beside(axes, 1.03)
+        style.legend_beside(axes, 1.03)
     return figure
 
 
@@ -166,11 +151,11 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
     rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """
-    with canvas((4.9, 2.8)) as figure:
-        axes = place(figure, 0.55, 0.5, 2.75, 2.1)
+    with style.canvas((4.9, 2.8)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 2.75, 2.1)
         for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
             of = [row for row in rows if row["damage"] == damage]
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             middles = [(row["low"] + row["high"]) / 2 + 0.012 * (number - 0.5) for row in of]  # bars side by side
             accuracies(axes, middles, of, marker + "-", shade, f"without {damage}")
         stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
@@ -181,5 +166,5 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
         axes.set_xlim(0, 1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure

@@ -7,23 +7,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    NAMELESS,
-    NOT_COMPARED,
-    Axes,
-    Figure,
-    Names,
-    bare,
-    canvas,
-    colour,
-    colour_bar,
-    head_matrix,
-    inches,
-    matrix_height,
-    place,
-    whole_ticks,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Axes, Figure, Names
 
 BINS = 20
 # necessary, irrelevant, interfering, unsettled, closed
@@ -42,21 +27,21 @@ def gate_density(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | 
     """
     panels = bool(shares) + (learned is not None)
     wide, gap = 2.6, 0.75
-    with canvas((0.6 + panels * wide + (panels - 1) * gap + 0.2, 2.9)) as figure:
+    with style.canvas((0.6 + panels * wide + (panels - 1) * gap + 0.2, 2.9)) as figure:
         if shares:
-            axes = place(figure, 0.6, 0.5, wide, 2.05)
+            axes = style.place(figure, 0.6, 0.5, wide, 2.05)
             for number, (name, share) in enumerate(shares.items()):
-                _stairs(axes, share, *colour(number), name)
+                _stairs(axes, share, *style.colour(number), name)
             axes.legend(loc="upper center")
             axes.set_ylabel(f"probability (bins of 1/{BINS})")
             axes.set_title("the distribution", loc="left")
         if learned is not None:
             gates, expected = learned
-            axes = place(figure, 0.6 + (wide + gap) * bool(shares), 0.5, wide, 2.05)
+            axes = style.place(figure, 0.6 + (wide + gap) * bool(shares), 0.5, wide, 2.05)
             heights = histogram(gates)
             places = [-0.04, *((k + 0.5) / BINS for k in range(BINS)), 1.04]
             axes.bar(places, heights.tolist(), width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
-            _stairs(axes, expected, *colour(0), "a draw of them in training")
+            _stairs(axes, expected, *style.colour(0), "a draw of them in training")
             axes.legend(loc="upper center")
             axes.set_ylabel("share of the heads")
             axes.set_title("the learned gates", loc="left")
@@ -94,12 +79,12 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
     left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15
     tall = max(row * heads + gap * (len(layout.sites) - 1), 1.4)  # the colour bar's label needs so much
     edges = _edges(steps)
-    with canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
+    with style.canvas((left + wide + 0.95, bottom + low + between + tall + top)) as figure:
         most = max(1.0, float(amounts.max()))
         y = bottom + low + between + tall
         for number, site in enumerate(layout.sites):
             y -= row * site.num_heads
-            axes = place(figure, left, y, wide, row * site.num_heads)
+            axes = style.place(figure, left, y, wide, row * site.num_heads)
             image = axes.pcolormesh(
                 edges, list(range(site.num_heads + 1)), amounts[:, layout.span(number)].T.numpy(),
                 vmin=0, vmax=most, rasterized=True,
@@ -107,19 +92,19 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
             axes.invert_yaxis()
             axes.set_xticks([])
             axes.set_yticks([site.num_heads / 2], [f"block {site.block}" if row * site.num_heads > 0.1 else ""])
-            bare(axes)
+            style.bare(axes)
             y -= gap
         bar_tall = min(tall, 2.0)
         top_at = bottom + low + between + tall
-        colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
+        style.colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
 
-        axes = place(figure, left, bottom, wide, low)
-        shade, _ = colour(0)
+        axes = style.place(figure, left, bottom, wide, low)
+        shade, _ = style.colour(0)
         axes.plot(steps, amounts.sum(1).tolist(), color=shade, label="sum over heads")
-        other, _ = colour(1)
+        other, _ = style.colour(1)
         axes.plot(steps, (amounts > threshold).sum(1).tolist(), color=other, ls="--", label=f"above {threshold:g}")
         axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
-        whole_ticks(axes.yaxis, 5)
+        style.whole_ticks(axes.yaxis, 5)
         axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
         axes.legend(loc="lower left")
     return figure
@@ -152,13 +137,13 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
     widest = max(site.num_heads for site in layout.sites)
     cell = min(0.3, 3.6 / widest)
     left, top, side = 0.6, 0.3, 2.0
-    grid = matrix_height(layout, cell)
+    grid = style.matrix_height(layout, cell)
     tall = max(grid, side)
     beside = tall - grid > 0.7  # a short grid has the legend below it, beside the other panel
     bottom = 0.5 if beside else 0.85
     scatter_at = left + max(cell * widest, 2.4) + 0.7
-    with canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
-        head_matrix(
+    with style.canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
+        style.head_matrix(
             figure, layout, role, left, bottom + tall, cell,
             cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5,
         )  # fmt: skip
@@ -167,12 +152,12 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
             Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
         ]
         if beside:
-            wide, high = inches(figure)
+            wide, high = style.inches(figure)
             at = (left / wide, (bottom + tall - grid - 0.5) / high)
             figure.legend(handles=patches, loc="upper left", bbox_to_anchor=at, borderaxespad=0)
         else:
             figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
-        axes = place(figure, scatter_at, bottom + tall - side, side, side)
+        axes = style.place(figure, scatter_at, bottom + tall - side, side, side)
         for i in range(len(roles)):
             of = role == i
             axes.scatter(

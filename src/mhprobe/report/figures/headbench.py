@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure, bare, canvas, colour_bar, place, readable
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 
 SHORT = 0.95  # from here on a measure can be believed
 ACROSS = 3
@@ -33,10 +33,10 @@ def headbench(rows: Sequence[Any]) -> Figure:
     cell, left, bottom, between, top = 0.33, 2.1, 1.15, 0.3, 0.35
     wide, tall = cell * len(plants), 0.75 * cell * len(names)
     size = (left + len(families) * (wide + between) + 0.75, bottom + tall + top)
-    with canvas(size) as figure:
+    with style.canvas(size) as figure:
         image: Any = None
         for number, family in enumerate(families):
-            axes = place(figure, left + number * (wide + between), bottom, wide, tall)
+            axes = style.place(figure, left + number * (wide + between), bottom, wide, tall)
             values = torch.full((len(names), len(plants)), torch.nan)
             for row in rows:
                 if row.family == family:
@@ -49,13 +49,13 @@ def headbench(rows: Sequence[Any]) -> Figure:
             image = axes.imshow(
                 values.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad="0.93"), norm=Normalize(0, 1), aspect="auto"
             )
-            readable(axes)
+            style.readable(axes)
             axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
             axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
-            bare(axes)
+            style.bare(axes)
             axes.set_title(family, loc="left", pad=4)
         bar_at = left + len(families) * (wide + between) - between + 0.12
-        colour_bar(figure, image, bar_at, bottom, min(tall, 3), "AUROC")
+        style.colour_bar(figure, image, bar_at, bottom, min(tall, 3), "AUROC")
     return figure
 
 
@@ -73,11 +73,11 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     wide, tall, left, below, gap = 2.1, 1.5, 0.5, 1.75, 0.45
     down = math.ceil(len(kinds) / ACROSS)
     across = min(len(kinds), ACROSS)
-    with canvas((left + across * (wide + gap), down * (tall + below + 0.3))) as figure:
+    with style.canvas((left + across * (wide + gap), down * (tall + below + 0.3))) as figure:
         for number, kind in enumerate(kinds):
             row, column = divmod(number, ACROSS)
             bottom = (down - 1 - row) * (tall + below + 0.3) + below
-            axes = place(figure, left + column * (wide + gap), bottom, wide, tall)
+            axes = style.place(figure, left + column * (wide + gap), bottom, wide, tall)
             mine = sorted((each for each in sensitivities if each.graft == kind), key=lambda each: each.grade)
             for order, each in enumerate(mine):
                 points = [point for point in grades if (point.graft, point.measure) == (kind, each.measure)]

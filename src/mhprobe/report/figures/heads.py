@@ -8,29 +8,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    NAMELESS,
-    Axes,
-    Figure,
-    Names,
-    canvas,
-    cells,
-    colour,
-    colour_bar,
-    even_groups,
-    head_matrix,
-    inches,
-    legend_beside,
-    matrix_height,
-    place,
-    readable,
-    scale,
-    ticks,
-    whole_ticks,
-    wrapped,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, NAMELESS, Axes, Figure, Names
 
 # columns that say what a head without skill would score, and their colours
 REFERENCES = {"chance": "0.35", "null": "0.35", "uniform": "0.35", "random_init": "#D55E00"}
@@ -61,29 +40,29 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     value = columns["value"].double()
     cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
     left, bottom, top = 0.6, 0.62, 0.3
-    grid_tall = matrix_height(layout, cell)
+    grid_tall = style.matrix_height(layout, cell)
     tall = max(grid_tall, 1.5)
     wide = cell * max(site.num_heads for site in layout.sites)
     bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
     bar_wide = 1.0  # with its numbers and its label
     drawn = [name for name in REFERENCES if name in columns]
     ranked = bool(drawn) or ("low" in columns and "high" in columns)
-    label = wrapped(label, bar_tall)
+    label = style.wrapped(label, bar_tall)
     bar_wide += 0.15 * label.count("\n")
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
     size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
 
-    with canvas(size) as figure:
-        cmap, norm = scale(value, log=True)
+    with style.canvas(size) as figure:
+        cmap, norm = style.scale(value, log=True)
         if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
             cmap, norm = cmap.resampled(2), Normalize(-0.5, 1.5)
         top_at = bottom + (tall + grid_tall) / 2
-        image = head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
-        bar = colour_bar(figure, image, bar_at, bottom, bar_tall, label)
+        image = style.head_matrix(figure, layout, value, left, top_at, cell, cmap=cmap, norm=norm)
+        bar = style.colour_bar(figure, image, bar_at, bottom, bar_tall, label)
         if yes_or_no:
             bar.set_ticks([0, 1])
         if ranked:
-            _ranked(place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
+            _ranked(style.place(figure, ranked_at, bottom, ranked_wide, bar_tall), layout, columns, label)
     return figure
 
 
@@ -134,20 +113,20 @@ def accuracy_without(
     whole = 100 * columns["accuracy"].double().flatten()[0]
     heads = max(site.num_heads for site in layout.sites)
     cell = max(0.22, min(0.42, 8.0 / heads))
-    left, bottom, wide, tall = 0.6, 0.5, cell * heads, matrix_height(layout, cell)
+    left, bottom, wide, tall = 0.6, 0.5, cell * heads, style.matrix_height(layout, cell)
     bar_tall = min(max(tall, 1.6), 3.0)
     high = bottom + max(tall, bar_tall) + 0.45
-    with canvas((max(left + wide + 1.1, 4.2), high)) as figure:
-        cmap, norm = scale(drop)
-        image = head_matrix(figure, layout, drop, left, high - 0.45, cell, cmap=cmap, norm=norm)
-        for axes, sites in zip(list(figure.axes), even_groups(layout), strict=True):
+    with style.canvas((max(left + wide + 1.1, 4.2), high)) as figure:
+        cmap, norm = style.scale(drop)
+        image = style.head_matrix(figure, layout, drop, left, high - 0.45, cell, cmap=cmap, norm=norm)
+        for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
             for row, site in enumerate(sites):
                 span = layout.span(site)
                 _accuracies(axes, row, drop[span], whole, columns[p][span] < level, cell)
-            readable(axes)
+            style.readable(axes)
         title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
-        figure.text(left / inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
-        colour_bar(figure, image, left + wide + 0.15, high - 0.45 - bar_tall, bar_tall, "accuracy lost (points)")
+        figure.text(left / style.inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
+        style.colour_bar(figure, image, left + wide + 0.15, high - 0.45 - bar_tall, bar_tall, "accuracy lost (points)")
     return figure
 
 
@@ -176,25 +155,25 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
     cell = max(0.14, min(0.28, 3.2 / heads))
     wide, tall, left, gap = cell * heads, cell * deep, 0.55, 0.95
     orders = [first[layout.span(i)].nan_to_num(-torch.inf).argsort(descending=True, stable=True) for i in range(deep)]
-    with canvas((left + len(values) * (wide + gap), max(tall, 1.2) + 0.85)) as figure:
+    with style.canvas((left + len(values) * (wide + gap), max(tall, 1.2) + 0.85)) as figure:
         for number, (label, value) in enumerate(values.items()):
             grid = torch.full((deep, heads), torch.nan, dtype=torch.float64)
             for row, order in enumerate(orders):
                 grid[row, : len(order)] = value.double()[layout.span(row)][order]
             at = left + number * (wide + gap)
-            axes = place(figure, at, 0.45, wide, tall)
-            cmap, norm = scale(grid)
+            axes = style.place(figure, at, 0.45, wide, tall)
+            cmap, norm = style.scale(grid)
             image = axes.imshow(grid.numpy(), cmap=cmap.with_extremes(bad="white"), norm=norm, aspect="auto")
-            cells(axes, deep, heads)
+            style.cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
                     axes.text(column, row, str(head), ha="center", va="center", fontsize=5)
-            readable(axes)
+            style.readable(axes)
             axes.set(xticks=[], xlabel=f"heads, by {next(iter(values))}" if number == 0 else "the same heads")
             axes.set_yticks(range(deep), [str(site.block) for site in layout.sites] if number == 0 else [""] * deep)
             axes.set_ylabel("block" if number == 0 else "")
             axes.set_title(label, pad=4)
-            colour_bar(figure, image, at + wide + 0.08, 0.45, tall)
+            style.colour_bar(figure, image, at + wide + 0.08, 0.45, tall)
     return figure
 
 
@@ -213,8 +192,8 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
     tall_cell, left = 0.3, 0.55
     tall = max(tall_cell * deep, (0.32 if rules else 0.19) * len(functions))
-    with canvas((left + wide_cell * heads + (3.0 if rules else 1.75), tall + 0.65)) as figure:
-        axes = place(figure, left, 0.45, wide_cell * heads, tall)
+    with style.canvas((left + wide_cell * heads + (3.0 if rules else 1.75), tall + 0.65)) as figure:
+        axes = style.place(figure, left, 0.45, wide_cell * heads, tall)
         looks = {name: _cell_look(number) for number, name in enumerate(functions)}
         for flat, (row, head, _) in enumerate(layout):
             own = [name for name, has_A in functions.items() if has_A[flat]]
@@ -227,17 +206,17 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
             Patch(label=f"{name} ({int(has_A.sum())})" + (f"\n  {rules[name]}" if name in rules else ""), **looks[name])
             for name, has_A in functions.items()
         ]
-        axes.set(xlim=(-0.5, heads - 0.5), ylim=(deep - 0.5, -0.5), xticks=ticks(heads, wide_cell))
+        axes.set(xlim=(-0.5, heads - 0.5), ylim=(deep - 0.5, -0.5), xticks=style.ticks(heads, wide_cell))
         axes.set_yticks(range(deep), [str(site.block) for site in layout.sites])
         axes.set(xlabel="head", ylabel="block")
         axes.spines[:].set_visible(False)
-        legend_beside(axes, handles=handles, title="function (heads)")
+        style.legend_beside(axes, handles=handles, title="function (heads)")
     return figure
 
 
 def _cell_look(number: int) -> dict[str, Any]:
     """The colour of a function's cells; more functions than colours are hatched."""
-    shade, _ = colour(number)
+    shade, _ = style.colour(number)
     if number < len(COLOURS):
         return {"facecolor": shade, "edgecolor": shade}
     return {"facecolor": "white", "edgecolor": shade, "hatch": "////"}
@@ -255,8 +234,8 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
     wide, tall = max(1.6, step * len(blocks)), 2.3
-    with canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
-        axes = place(figure, 0.75, 0.5, wide, tall)
+    with style.canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
+        axes = style.place(figure, 0.75, 0.5, wide, tall)
         for number, site in enumerate(layout.sites):
             span = layout.span(number)
             heads = value[span]
@@ -273,16 +252,16 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
                 heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
                 label="mean of the block" if number == 0 else "",
             )  # fmt: skip
-        for name, (title, dashes, colour) in _LEVELS.items():
+        for name, (title, dashes, shade) in _LEVELS.items():
             if name in columns:
                 level = [columns[name].double()[layout.span(number)].mean().item() for number in range(len(blocks))]
                 edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
-                axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=colour, linewidth=1.2, label=title)
+                axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=shade, linewidth=1.2, label=title)
         axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
-        axes.set_xticks([blocks[0] + tick for tick in ticks(blocks[-1] - blocks[0] + 1, step)])
+        axes.set_xticks([blocks[0] + tick for tick in style.ticks(blocks[-1] - blocks[0] + 1, step)])
         axes.set_xlabel("block")
         axes.set_ylabel(label)
-        legend_beside(axes, handlelength=1.4)
+        style.legend_beside(axes, handlelength=1.4)
     return figure
 
 
@@ -298,8 +277,8 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
     first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
-    with canvas((4.2, 2.75)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.4, 1.95)
+    with style.canvas((4.2, 2.75)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.4, 1.95)
         axes.hist(
             [drop[sure].tolist(), drop[~sure].tolist()],
             bins=edges,
@@ -309,7 +288,7 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
         )
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
         axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
-        whole_ticks(axes.yaxis)
+        style.whole_ticks(axes.yaxis)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
     return figure
 
@@ -326,8 +305,8 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     sites = range(len(layout.sites))
     step = min(0.42, 7.0 / len(layout.sites))
     wide = max(2.2, step * len(layout.sites))
-    with canvas((0.6 + wide + 1.6, 3.2)) as figure:
-        axes = place(figure, 0.6, 0.5, wide, 2.55)
+    with style.canvas((0.6 + wide + 1.6, 3.2)) as figure:
+        axes = style.place(figure, 0.6, 0.5, wide, 2.55)
         where = [number for number, _, _ in layout]
         axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
         best = columns["test_best"].nonzero().flatten()
@@ -347,7 +326,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         stride = max(1, round(0.2 / step))
         axes.set_xticks(list(sites)[::stride], [str(layout.sites[site].block) for site in sites][::stride])
         axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure
 
 
@@ -361,8 +340,8 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
 
     columns: "value" and "atp", "size", "atp_size" and "graddrop" (A,); without estimates the values alone.
     """
-    with canvas((6.0, 2.8)) as figure:
-        left, right = place(figure, 0.65, 0.5, 2.0, 1.9), place(figure, 3.4, 0.5, 2.0, 1.9)
+    with style.canvas((6.0, 2.8)) as figure:
+        left, right = style.place(figure, 0.65, 0.5, 2.0, 1.9), style.place(figure, 3.4, 0.5, 2.0, 1.9)
         block = torch.tensor([site.block for _, _, site in layout])
         estimate = columns.get("atp", columns["value"])
         _exact_and_estimated(left, columns["value"], estimate, block, "o")
@@ -415,13 +394,15 @@ def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mappi
     step = min(0.55, 6.0 / len(blocks))
     wide, tall, gap, left = max(2.2, step * len(blocks)), 1.1, 0.18, 0.85
     at = [site.block + 0.8 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
-    with canvas((left + wide + 1.8, 0.5 + (1 + len(labels)) * (tall + gap))) as figure:
-        rows = [place(figure, left, 0.45 + row * (tall + gap), wide, tall) for row in range(1 + len(labels))][::-1]
+    with style.canvas((left + wide + 1.8, 0.5 + (1 + len(labels)) * (tall + gap))) as figure:
+        rows = [style.place(figure, left, 0.45 + row * (tall + gap), wide, tall) for row in range(1 + len(labels))][
+            ::-1
+        ]
         rows[0].vlines(at, found["itself_low"], found["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
         rows[0].plot(at, found["itself"], ".", color=COLOURS[0], label="like itself before")
         rows[0].plot(at, found["itself_null"], "_", color="black", ms=4, label="chance")
         rows[0].set_ylim(0, 1.03)
-        rows[0].set_ylabel(wrapped("SVCCA with itself before", tall))
+        rows[0].set_ylabel(style.wrapped("SVCCA with itself before", tall))
         for axes, (name, label) in zip(rows[1:], labels.items(), strict=True):
             before, after = found[f"{name}_before"], found[f"{name}_after"]
             sure = found[f"{name}_p"] < 0.05
@@ -431,11 +412,13 @@ def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mappi
             for chosen, face, text in kinds:
                 x = [place for place, shown in zip(at, chosen.tolist(), strict=True) if shown]
                 axes.plot(x, after[chosen], "o", mfc=face, mec=COLOURS[0], ms=3.2, mew=0.8, label=text)
-            axes.set_ylabel(wrapped(label, tall))
+            axes.set_ylabel(style.wrapped(label, tall))
         for axes in rows:
-            axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)], labels=None if axes is rows[-1] else [])
+            axes.set_xticks(
+                [blocks[i] for i in style.ticks(len(blocks), step)], labels=None if axes is rows[-1] else []
+            )
             axes.set_xlim(blocks[0] - 0.55, blocks[-1] + 0.55)
         rows[-1].set_xlabel("block (heads side by side)")
         for axes in rows[:2]:
-            legend_beside(axes, 1.01)
+            style.legend_beside(axes, 1.01)
     return figure

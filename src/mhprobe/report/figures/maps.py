@@ -10,20 +10,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    Axes,
-    Figure,
-    block_ticks,
-    canvas,
-    colour,
-    legend_beside,
-    place,
-    rows_of,
-    scale,
-    show_picture,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, Axes, Figure
 
 Asking = Mapping[str, tuple[int, int]]
 _SIDE, _GAP, _BELOW, _TITLE = 1.25, 0.14, 0.52, 0.22  # inches; below: colour bar and areas
@@ -66,11 +54,11 @@ def maps(
     """
     rows, wide = len(pictures), 1 + len(columns)
     tall = rows * (_SIDE + _BELOW)
-    with canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
+    with style.canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
         for row in range(rows):
             bottom = tall - (row + 1) * (_SIDE + _BELOW) + _BELOW + 0.15
-            axes = place(figure, _GAP, bottom, _SIDE, _SIDE)
-            show_picture(axes, pictures[row])
+            axes = style.place(figure, _GAP, bottom, _SIDE, _SIDE)
+            style.show_picture(axes, pictures[row])
             axes.text(0, -0.05, titles[row], transform=axes.transAxes, va="top", fontsize=7)
             for column, (name, judged) in enumerate(columns.items(), 1):
                 axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row, smooth)
@@ -87,9 +75,9 @@ def draw_heads(
     per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)
-    with canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
-        axes = place(figure, _GAP, tall - _SIDE - _TITLE + 0.1, _SIDE, _SIDE)
-        show_picture(axes, picture)
+    with style.canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
+        axes = style.place(figure, _GAP, tall - _SIDE - _TITLE + 0.1, _SIDE, _SIDE)
+        style.show_picture(axes, picture)
         axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
         for place_in_grid, (name, judged) in enumerate(heads.items()):
             row, column = divmod(place_in_grid, per_row)
@@ -117,16 +105,16 @@ def _overlay(
 ) -> Axes:
     """The map over the image in grey, its colour bar and its areas below."""
     values = judged.maps[row].double()
-    axes = place(figure, left, bottom, _SIDE, _SIDE)
+    axes = style.place(figure, left, bottom, _SIDE, _SIDE)
     axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    cmap, norm = scale(values)
+    cmap, norm = style.scale(values)
     height, width = picture.shape[-2:]
     over = axes.imshow(
         values.numpy(), cmap=cmap, norm=norm, alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5),
         interpolation="bicubic" if smooth else "nearest",
     )  # fmt: skip
     axes.set_axis_off()
-    bar = figure.colorbar(over, cax=place(figure, left, bottom - 0.09, _SIDE, 0.05), orientation="horizontal")
+    bar = figure.colorbar(over, cax=style.place(figure, left, bottom - 0.09, _SIDE, 0.05), orientation="horizontal")
     bar.outline.set_visible(False)
     bar.set_ticks([])
     for x, end, side in ((0, norm.vmin, "left"), (1, norm.vmax, "right")):
@@ -160,20 +148,20 @@ def attention_masks(
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
     size = pictures.shape[-2:]
     tall = 2 * side + gap + below + 0.06
-    with canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
+    with style.canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
         for row, picture in enumerate(pictures):
             bottom = (len(pictures) - 1 - row) * tall + below
-            axes = place(figure, gap, bottom + side + gap, side, side)
-            show_picture(axes, picture)
+            axes = style.place(figure, gap, bottom + side + gap, side, side)
+            style.show_picture(axes, picture)
             axes.text(0, -0.06, titles[row].replace(": ", ":\n"), transform=axes.transAxes, va="top", fontsize=7)
             for column, number in enumerate(chosen, 1):
                 left, mask = gap + column * (side + gap), masks[number][row].float()
                 least, greatest = mask.min(), mask.max()
                 share = (mask - least) / (greatest - least).clamp(min=1e-12)
                 share = interpolate(share[None, None], size=size, mode="bilinear")[0, 0].clamp(0, 1)
-                above = place(figure, left, bottom + side + gap, side, side)
+                above = style.place(figure, left, bottom + side + gap, side, side)
                 above.imshow(share.numpy(), cmap="gray", vmin=0, vmax=1)
-                under = place(figure, left, bottom, side, side)
+                under = style.place(figure, left, bottom, side, side)
                 under.imshow((picture * share).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
                 for axes in (above, under):
                     axes.set_axis_off()
@@ -203,16 +191,16 @@ def fft_images(
     widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
     side, gap, first = 0.8, 0.1, 0.1
     left = first + side + 1.2
-    with canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
-        axes = place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
-        show_picture(axes, picture)
+    with style.canvas((left + len(chosen) * (side + gap) + 0.05, len(ROWS) * (side + gap) + 0.3)) as figure:
+        axes = style.place(figure, first, (len(ROWS) - 1) * (side + gap) + 0.05, side, side)
+        style.show_picture(axes, picture)
         axes.set_title("image", pad=3)
         for column, number in enumerate(chosen):
             before, after = relative[column]
             images = [*maps[number], before, after, after - before]
             for row, image in enumerate(images):
                 y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
-                axes = place(figure, left + column * (side + gap), y, side, side)
+                axes = style.place(figure, left + column * (side + gap), y, side, side)
                 low, high = float(image.min()), float(image.max())
                 if row in (2, 3):  # both on one scale
                     low, high = float(min(before.min(), after.min())), 0.0
@@ -241,13 +229,13 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
     """
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
-    with canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
+    with style.canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
         for head in range(heads):
             bottom = (heads - 1 - head) * (side + down) + down
             for number in range(count):
                 pattern = patterns[head, number]
                 picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
-                axes = place(figure, left + number * (side + gap), bottom, side, side)
+                axes = style.place(figure, left + number * (side + gap), bottom, side, side)
                 axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
                 axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
@@ -269,7 +257,7 @@ def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
 
     space: (h, w). channels: (L, C), a row per block in ``blocks``.
     """
-    with canvas((7.4, 3.4)) as figure:
+    with style.canvas((7.4, 3.4)) as figure:
         views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
         for number, (values, across, down, up) in enumerate(views):
             axes: Any = figure.add_axes((0.02 + 0.5 * number, 0.06, 0.4, 0.86), projection="3d")
@@ -312,9 +300,9 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
     """
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
     left, wide, gap, tall = 0.3 + 0.062 * max(map(len, maps)), 1.55, 0.2, 0.24 * len(maps)
-    with canvas((left + len(scores) * (wide + gap), 0.75 + tall)) as figure:
+    with style.canvas((left + len(scores) * (wide + gap), 0.75 + tall)) as figure:
         for number, score in enumerate(scores):
-            axes = place(figure, left + number * (wide + gap), 0.4, wide, tall)
+            axes = style.place(figure, left + number * (wide + gap), 0.4, wide, tall)
             for y, name in enumerate(maps):
                 (row,) = (row for row in rows if (row["map"], row["score"]) == (name, score))
                 shade = "0.5" if name in blind else COLOURS[0]
@@ -322,7 +310,7 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
                 axes.plot(row["value"], y, "o", color=shade, markersize=4)
                 if name == blind[0]:
                     axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
-            rows_of(axes, maps, number == 0)
+            style.rows_of(axes, maps, number == 0)
             axes.margins(x=0.08)
             axes.set_title(score, loc="left", pad=4)
     return figure
@@ -337,8 +325,8 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
 
     right, wrong: the heat of each image. Two cumulative distributions.
     """
-    with canvas((4.2, 2.95)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.45, 1.95)
+    with style.canvas((4.2, 2.95)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.45, 1.95)
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
             if values:
                 axes.ecdf(values, color=COLOURS[number], label=f"{name} ({len(values)})")
@@ -362,17 +350,17 @@ def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
     step = min(0.6, 5.5 / len(blocks))
     wide = max(2.2, step * len(blocks))
     same, expected = int(found["corresponds"].sum()), found["chance"].sum().item()
-    with canvas((0.6 + wide + 1.75, 3.0)) as figure:
-        axes = place(figure, 0.6, 0.5, wide, 2.15)
+    with style.canvas((0.6 + wide + 1.75, 3.0)) as figure:
+        axes = style.place(figure, 0.6, 0.5, wide, 2.15)
         for name, number, text in (("itself", 0, "itself"), ("best_other", 1, "most alike other")):
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             at = [site.block + 0.7 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
             axes.plot(at, found[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
         axes.set_ylim(0, 1.03)
-        block_ticks(axes, layout, step)
+        style.block_ticks(axes, layout, step)
         axes.set_xlabel("block (heads side by side)")
         axes.set_ylabel("alignment (CKA) across views")
         title = f"{same} of {layout.num_heads} heads correspond to themselves (chance {expected:.1f})"
         axes.set_title(title, loc="left", pad=5)
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure

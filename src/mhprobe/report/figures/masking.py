@@ -10,20 +10,8 @@ from torch import Tensor
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.parts.trace import Curve, first
 from mhprobe.masking.redundant_or_inert import Likeness, MaskedHead
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    MARKERS,
-    Axes,
-    Figure,
-    canvas,
-    colour,
-    legend_beside,
-    log_ticks,
-    place,
-    whole_ticks,
-    wrapped,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 
 CROWD = 6  # curves: of more the bands are paler, and the thin lines of the images that chose are left out
 Over = Literal["heads", "steps"]  # what the x axis counts
@@ -51,12 +39,12 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
     """
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
-    looks = {name: (*colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
+    looks = {name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
     names = {name: text + _a_step(shown, name, over) for name, text in _curve_names(shown).items()}
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
-    with canvas((6.3, tall)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.6, tall - 0.7)
+    with style.canvas((6.3, tall)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.6, tall - 0.7)
         if len(shown) <= CROWD:
             _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
         for curve in shown:
@@ -70,12 +58,12 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
         if chance is not None and 100 * chance > bottom:
             axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
         axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
-        whole_ticks(axes.xaxis)
+        style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
         axes.set_ylabel(f"{split} {shown[0].scored.right} (%)")
         handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
         order = [*names.values(), *(name for name in handles if name not in names.values())]
-        legend_beside(axes, handles=[handles[n] for n in order], labels=order)
+        style.legend_beside(axes, handles=[handles[n] for n in order], labels=order)
     return figure
 
 
@@ -175,10 +163,10 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
     split = curves[-1].split
     shown = [curve for curve in curves if curve.split == split]
     most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
-    with canvas((6.3, 3.2)) as figure:
-        axes = place(figure, 0.85, 0.5, 3.5, 2.5)
+    with style.canvas((6.3, 3.2)) as figure:
+        axes = style.place(figure, 0.85, 0.5, 3.5, 2.5)
         for number, curve in enumerate(shown):
-            points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else colour(number)
+            points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else style.colour(number)
             heads = points.heads.tolist()
             # delta is the loss but for the unmasked model's own, and has the interval
             own = (points.loss - points.delta).tolist()
@@ -187,10 +175,10 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
             axes.plot(heads, points.loss.tolist(), color=shade, marker=marker, ms=3, markevery=every, label=curve.name)
             axes.fill_between(heads, low, high, color=shade, alpha=0.15, linewidth=0)
         axes.set_xlim(-0.02 * most, 1.02 * most)
-        whole_ticks(axes.xaxis)
+        style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})")
-        axes.set_ylabel(wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
-        legend_beside(axes)
+        axes.set_ylabel(style.wrapped(f"{split}: {shown[0].scored.lost}, smaller is closer", 2.5))
+        style.legend_beside(axes)
     return figure
 
 
@@ -204,10 +192,10 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
     rows: kind, share, heads_masked, heads, accuracy, low, high.
     """
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    with canvas((5.4, 3.0)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.0, 2.3)
+    with style.canvas((5.4, 3.0)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.0, 2.3)
         for number, kind in enumerate(kinds):
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             own = [row for row in rows if row["kind"] == kind]
             share, accuracy, low, high = (
                 [100 * row[name] for row in own] for name in ("share", "accuracy", "low", "high")
@@ -237,11 +225,11 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
     columns = max(len(_steps_shown(masks, most)) for masks in curves.values())
     size = (left + columns * (wide + gap), top + len(curves) * (tall + down) + 0.1)
-    with canvas(size) as figure:
+    with style.canvas(size) as figure:
         for row, (name, masks) in enumerate(curves.items()):
             y = size[1] - top - (row + 1) * (tall + down) + 0.05
             for column, step in enumerate(_steps_shown(masks, most)):
-                axes = place(figure, left + column * (wide + gap), y, wide, tall)
+                axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
                 state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
                 grid = torch.full((deep, heads), torch.nan)
                 for number, site in enumerate(layout.sites):
@@ -294,20 +282,22 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
     top_of_all = min(1.03, 1.15 * max([0.4, *(like.standing for points in curves.values() for _, like in points)]))
     lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
-    with canvas(size) as figure:
+    with style.canvas(size) as figure:
         for number, (name, points) in enumerate(curves.items()):
             down, across = divmod(number, per_row)
-            axes = place(figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side)
-            for phase, style in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
+            axes = style.place(
+                figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side
+            )
+            for phase, look in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
                 there = [(head, like) for head, like in points if head.phase == phase]
                 for redundant in (False, True):
                     some = [(head, like) for head, like in there if head.redundant == redundant]
                     axes.plot(
                         [max(head.write_share, 1e-3) for head, _ in some],
                         [like.standing for _, like in some],
-                        style[1],
-                        color=style[0],
-                        markerfacecolor=style[0] if redundant else "none",
+                        look[1],
+                        color=look[0],
+                        markerfacecolor=look[0] if redundant else "none",
                         markersize=4,
                         alpha=0.8,
                         label=PHASES[phase] if redundant else None,
@@ -316,7 +306,7 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
             axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
             axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
             axes.set_xscale("log")
-            log_ticks(axes.xaxis, digits)
+            style.log_ticks(axes.xaxis, digits)
             axes.set(xlim=(lowest, highest), ylim=(-0.06, top_of_all))
             axes.set_title(name, pad=3)
             if number + per_row >= len(curves):

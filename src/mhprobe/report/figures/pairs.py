@@ -9,37 +9,9 @@ from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import rounded
-from mhprobe.report.figures import captioned
+from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.pruned import LABEL_SHADES
-from mhprobe.report.figures.style import (
-    COLOURS,
-    MARKERS,
-    NAMELESS,
-    Axes,
-    Figure,
-    Names,
-    block_bar,
-    block_shades,
-    block_ticks,
-    canvas,
-    cells,
-    colour,
-    colour_bar,
-    control_of,
-    grid_size,
-    inches,
-    legend_beside,
-    mark_chance,
-    mark_control,
-    panels,
-    place,
-    rows_of,
-    scale,
-    site_title,
-    ticks,
-    typical_width,
-    wrapped,
-)
+from mhprobe.report.figures.style import COLOURS, MARKERS, NAMELESS, Axes, Figure, Names
 
 Limits = Literal["shared", "each"] | Sequence[float]
 
@@ -76,32 +48,32 @@ def pairwise(
     if limits == "each":  # titles of two lines
         top, space = top + 0.12, space + 0.12
     size, gap = (side, side), (space, space)
-    wide, tall = grid_size(len(matrices), size, gap)
+    wide, tall = style.grid_size(len(matrices), size, gap)
     nulls = [columns[name] for name in ("null_low", "null", "null_high") if name in columns]
     chance = torch.cat([null[value.isfinite()].double() for null in nulls]) if nulls else value.new_empty(0)
-    control = control_of(columns)
+    control = style.control_of(columns)
     own = limits == "each" and not across  # a matrix alone has its own limits anyway
     bar_at = left + wide + (0.95 if len(chance) or len(control) else 0.2)  # they are written beside the bar
     bar_tall = min(tall, 3.0)
 
-    label = wrapped(f"{label}{typical_width(columns)}", bar_tall)
-    with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
+    label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
+    with style.canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + tall + top)) as figure:
         cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
         noun = "block" if across else "head"
-        places = panels(figure, len(matrices), (left, bottom), size, gap)
+        places = style.panels(figure, len(matrices), (left, bottom), size, gap)
         for (axes, beside, below), matrix, title in zip(places, matrices, titles, strict=True):
-            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=scale(matrix)[1] if own else norm)
+            image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if own else norm)
             axes.set_title(_with_limits(title, matrix) if own else title, pad=3)
             _mark_blocks(axes, layout) if across else _mark_heads(axes, len(matrix), side)
             axes.set(xlabel=noun if below else "", ylabel=noun if beside else "")
             if len({len(matrix) for matrix in matrices}) == 1:  # all have the same heads
                 axes.tick_params(labelbottom=below, labelleft=beside)
-        bar = colour_bar(figure, image, bar_at, bottom + (tall - bar_tall) / 2, bar_tall, label)
+        bar = style.colour_bar(figure, image, bar_at, bottom + (tall - bar_tall) / 2, bar_tall, label)
         if own:  # every matrix's limits stand above it
             bar.set_ticks(list(bar.ax.get_ylim()), labels=["lowest", "highest"])
         else:
-            mark_chance(bar.ax, chance)
-            mark_control(bar.ax, control, chance)
+            style.mark_chance(bar.ax, chance)
+            style.mark_control(bar.ax, control, chance)
     return figure
 
 
@@ -110,18 +82,18 @@ def _matrices(layout: HeadLayout, value: Tensor) -> tuple[list[Tensor], list[str
     blocks = [value[layout.span(i), layout.span(i)] for i in range(len(layout.sites))]
     if value.isfinite().sum() > sum(block.isfinite().sum() for block in blocks):
         return [value], [""]
-    return blocks, [site_title(layout, i) for i in range(len(layout.sites))]
+    return blocks, [style.site_title(layout, i) for i in range(len(layout.sites))]
 
 
 def _mark_heads(axes: Axes, heads: int, side: float) -> None:
-    axes.set(xticks=ticks(heads, side / heads), yticks=ticks(heads, side / heads))
+    axes.set(xticks=style.ticks(heads, side / heads), yticks=style.ticks(heads, side / heads))
     if heads <= 16:  # more would leave little but lines
-        cells(axes, heads, heads)
+        style.cells(axes, heads, heads)
 
 
 def _colours(limits: Limits, values: Tensor) -> tuple[Any, Any]:
     """Colour map and scale; with fixed limits those."""
-    cmap, norm = scale(values)
+    cmap, norm = style.scale(values)
     if not isinstance(limits, str):
         norm.vmin, norm.vmax = limits
     return cmap, norm
@@ -167,14 +139,14 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     cell = 0.32 if count <= 16 else 5.0 / count
     side = max(1.2, cell * count)
     left, bottom = 0.7, 0.65
-    control = control_of(columns)
+    control = style.control_of(columns)
     beside = 0.8 if len(control) else 0.15  # the control is written there
-    with canvas((left + side + beside + 1.25, bottom + max(side, 1.4) + 0.35)) as figure:
-        axes = place(figure, left, bottom, side, side)
-        cmap, norm = scale(shown)
+    with style.canvas((left + side + beside + 1.25, bottom + max(side, 1.4) + 0.35)) as figure:
+        axes = style.place(figure, left, bottom, side, side)
+        cmap, norm = style.scale(shown)
         image = axes.imshow(shown.numpy(), cmap=cmap, norm=norm)
         if count <= 24:
-            cells(axes, count, count)
+            style.cells(axes, count, count)
         if (found := _beyond_chance(columns)) is not None:
             beyond, how = found
             row, column = (beyond[heads[:, None], heads] & shown.isfinite()).nonzero().unbind(1)
@@ -184,8 +156,8 @@ def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
         axes.set_xticks(range(0, count, stride), shown_names[::stride], rotation=90)
         axes.set_yticks(range(0, count, stride), shown_names[::stride])
         axes.set(xlabel="block.head", ylabel="block.head")
-        bar = colour_bar(figure, image, left + side + beside, bottom, side, wrapped(label, max(side, 1.6)))
-        mark_control(bar.ax, control, value.new_empty(0))
+        bar = style.colour_bar(figure, image, left + side + beside, bottom, side, style.wrapped(label, max(side, 1.6)))
+        style.mark_control(bar.ax, control, value.new_empty(0))
     return figure
 
 
@@ -219,28 +191,28 @@ def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
     chance = null[compared].double() if null is not None else value.new_empty(0)
     layers = len(value)
     side = min(4.5, max(1.6, 0.3 * layers))
-    control = control_of(columns)
+    control = style.control_of(columns)
     room = 0.3 if len(control) else 0.0  # above or below the bar
     left, bottom, top = 0.55, 0.5 + room, 0.15 + room
     bar_at = left + side + 0.85  # chance may be written beside the bar
-    label = wrapped(f"{label}{typical_width(columns)}", side)
-    with canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + side + top)) as figure:
-        cmap, norm = scale(value)
-        axes = place(figure, left, bottom, side, side)
+    label = style.wrapped(f"{label}{style.typical_width(columns)}", side)
+    with style.canvas((bar_at + 1.0 + 0.15 * label.count("\n"), bottom + side + top)) as figure:
+        cmap, norm = style.scale(value)
+        axes = style.place(figure, left, bottom, side, side)
         image = axes.imshow(value.numpy(), cmap=cmap, norm=norm)
-        cells(axes, layers, layers)
+        style.cells(axes, layers, layers)
         stages = [site.stage for site in layout.sites]
         for edge in (i for i in range(1, layers) if stages[i] != stages[i - 1]):
             axes.axhline(edge - 0.5, color="0.2", linewidth=0.8)
             axes.axvline(edge - 0.5, color="0.2", linewidth=0.8)
-        shown = ticks(layers, side / layers)
+        shown = style.ticks(layers, side / layers)
         blocks_shown = [str(layout.sites[i].block) for i in shown]
         axes.set_xticks(shown, blocks_shown)
         axes.set_yticks(shown, blocks_shown)
         axes.set(xlabel="block", ylabel="block")
-        bar = colour_bar(figure, image, bar_at, bottom, side, label)
-        mark_chance(bar.ax, chance)
-        mark_control(bar.ax, control, chance)
+        bar = style.colour_bar(figure, image, bar_at, bottom, side, label)
+        style.mark_chance(bar.ax, chance)
+        style.mark_control(bar.ax, control, chance)
     return figure
 
 
@@ -253,8 +225,8 @@ def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     blocks = [site.block for site in layout.sites]
     step = min(0.4, 6.0 / len(blocks))
     wide = max(2.2, step * len(blocks))
-    with canvas((0.7 + wide + 0.15, 2.7)) as figure:
-        axes = place(figure, 0.6, 0.5, wide, 1.85)
+    with style.canvas((0.7 + wide + 0.15, 2.7)) as figure:
+        axes = style.place(figure, 0.6, 0.5, wide, 1.85)
         for number, site in enumerate(layout.sites):
             span = layout.span(number)
             pairs = torch.triu_indices(site.num_heads, site.num_heads, 1)
@@ -271,7 +243,7 @@ def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
                 axes.plot(site.block, level, "_", color="black", markersize=9, label=text)
         for edge in (b for a, b in zip(layout.sites, layout.sites[1:], strict=False) if a.stage != b.stage):
             axes.axvline(edge.block - 0.5, color="0.8", linewidth=0.8, zorder=0)
-        block_ticks(axes, layout, step)
+        style.block_ticks(axes, layout, step)
         axes.set_xlim(blocks[0] - 0.6, blocks[-1] + 0.6)
         axes.set_ylabel(label)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
@@ -291,12 +263,12 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 4.0 / len(blocks))
     wide, tall, gap, left = max(1.7, step * len(blocks)), 2.0, 0.75, 0.7
-    with canvas((left + len(measures) * (wide + gap) + 1.1, tall + 0.75)) as figure:
+    with style.canvas((left + len(measures) * (wide + gap) + 1.1, tall + 0.75)) as figure:
         for number, name in enumerate(measures):
-            axes = place(figure, left + number * (wide + gap), 0.5, wide, tall)
+            axes = style.place(figure, left + number * (wide + gap), 0.5, wide, tall)
             for k, network in enumerate(("trained", "untrained")):
                 of = [row for row in rows if (row["measure"], row["network"]) == (name, network)]
-                shade, marker = colour(k)
+                shade, marker = style.colour(k)
                 at = [row["block"] + 0.24 * (k - 0.5) for row in of]
                 axes.vlines(at, [row["min"] for row in of], [row["max"] for row in of], color=shade, alpha=0.4, lw=2)
                 axes.plot(
@@ -308,11 +280,11 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
                     label=f"{network}, mean of pairs",
                 )
             axes.axhline(0, color="0.8", linewidth=0.6, zorder=0)
-            axes.set_xticks([blocks[i] for i in ticks(len(blocks), step)])
+            axes.set_xticks([blocks[i] for i in style.ticks(len(blocks), step)])
             axes.set_xlabel("block")
-            axes.set_ylabel(wrapped(labels[name], tall))
+            axes.set_ylabel(style.wrapped(labels[name], tall))
         axes.vlines([], [], [], color="0.3", alpha=0.4, lw=2, label="least to greatest pair")
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure
 
 
@@ -329,9 +301,9 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
     curves = list(dict.fromkeys(row["curve"] for row in rows))
     kinds = list(dict.fromkeys((row["group_a"], row["group_b"]) for row in rows))
     tall, wide = 0.28 * len(kinds) + 0.1, 2.0
-    with canvas((1.35 + len(curves) * (wide + 0.25), tall + 0.98)) as figure:
+    with style.canvas((1.35 + len(curves) * (wide + 0.25), tall + 0.98)) as figure:
         for number, curve in enumerate(curves):
-            axes = place(figure, 1.25 + number * (wide + 0.25), 0.62, wide, tall)
+            axes = style.place(figure, 1.25 + number * (wide + 0.25), 0.62, wide, tall)
             for row in (row for row in rows if row["curve"] == curve):
                 y = kinds.index((row["group_a"], row["group_b"]))
                 axes.hlines(y, row["chance_low"], row["chance_high"], color="0.8", linewidth=5)
@@ -340,7 +312,7 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.text(
                     1.0, y - 0.12, f"{row['pairs']} ", fontsize=6, ha="right", transform=axes.get_yaxis_transform()
                 )
-            rows_of(axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], number == 0)
+            style.rows_of(axes, [f"among {a}" if a == b else f"{a} with {b}" for a, b in kinds], number == 0)
             axes.set_ylim(top=-0.6)
             axes.axvline(0, color="0.6", linewidth=0.6, zorder=0)
             axes.margins(x=0.25)
@@ -364,10 +336,12 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     reach = 1.15 * max(points.abs().max().item(), 1e-6)
     side = 3.4 if len(groups) == 1 else 1.5
     left, bottom, size, gap = 0.65, 0.5, (side, side), (0.3, 0.3)
-    wide, tall = grid_size(len(groups), size, gap)
-    with canvas((max(5.0, left + wide + (0.9 if together else 0.15)), bottom + tall + 0.3)) as figure:  # room for words
-        shades = block_shades(layout)
-        places = panels(figure, len(groups), (left, bottom), size, gap)
+    wide, tall = style.grid_size(len(groups), size, gap)
+    with style.canvas(
+        (max(5.0, left + wide + (0.9 if together else 0.15)), bottom + tall + 0.3)
+    ) as figure:  # room for words
+        shades = style.block_shades(layout)
+        places = style.panels(figure, len(groups), (left, bottom), size, gap)
         for number, ((axes, beside, below), sites) in enumerate(zip(places, groups, strict=True)):
             for s in sites:
                 for head, flat in enumerate(range(*layout.span(s).indices(layout.num_heads))):
@@ -380,12 +354,12 @@ def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
             axes.locator_params(nbins=4)
             if len(groups) > 1:
-                axes.set_title(site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}", pad=3)
+                axes.set_title(style.site_title(layout, sites[0]) if len(sites) == 1 else f"stage {number}", pad=3)
             axes.tick_params(labelbottom=below, labelleft=beside)
         if together:
-            block_bar(figure, shades, left + wide + 0.15, bottom, side, "block (markers: clusters)")
+            style.block_bar(figure, shades, left + wide + 0.15, bottom, side, "block (markers: clusters)")
         figure.text(
-            0.5, 0.06 / inches(figure)[1],
+            0.5, 0.06 / style.inches(figure)[1],
             f"embedding of {label}" + ("" if together else " (colours and markers: clusters, numbers: heads)"),
             ha="center", va="bottom", fontsize=8,
         )  # fmt: skip
@@ -422,9 +396,11 @@ def behaviours(groups: Sequence[Group]) -> Figure:
     """A panel per group, each with its own scale."""
     side = 3.2 if len(groups) == 1 else 1.9
     left, bottom, size, gap = 0.5, 0.35, (side, side), (0.45, 0.8)
-    wide, tall = grid_size(len(groups), size, gap)
-    with canvas((left + wide + 1.25, bottom + tall + 0.55)) as figure:
-        for (axes, _, _), group in zip(panels(figure, len(groups), (left, bottom), size, gap), groups, strict=True):
+    wide, tall = style.grid_size(len(groups), size, gap)
+    with style.canvas((left + wide + 1.25, bottom + tall + 0.55)) as figure:
+        for (axes, _, _), group in zip(
+            style.panels(figure, len(groups), (left, bottom), size, gap), groups, strict=True
+        ):
             for (x, y), label, kind in zip(group.points.tolist(), group.labels, group.cluster.tolist(), strict=True):
                 axes.plot(x, y, MARKERS[kind % len(MARKERS)], color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4)
             reach = 1.15 * max(group.points.abs().max().item(), 1e-6)
@@ -436,5 +412,5 @@ def behaviours(groups: Sequence[Group]) -> Figure:
             axes.plot([], [], "o", color=LABEL_SHADES[label], ms=5, mec="0.3", mew=0.4, label=label)
         for kind in range(1 + max(int(group.cluster.max()) for group in groups)):
             axes.plot([], [], MARKERS[kind % len(MARKERS)], color="white", ms=5, mec="0.3", label=f"cluster {kind + 1}")
-        legend_beside(axes, 1.04)
+        style.legend_beside(axes, 1.04)
     return figure

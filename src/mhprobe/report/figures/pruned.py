@@ -7,20 +7,8 @@ from typing import Any
 
 import torch
 
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    MARKERS,
-    Axes,
-    Figure,
-    canvas,
-    colour,
-    legend_beside,
-    log_ticks,
-    place,
-    shade_at,
-    whole_ticks,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
 from mhprobe.stats.significance import wilson
 from mhprobe.stats.survival import LABELS, Survivors
 
@@ -48,11 +36,11 @@ def retained(
     comes near it.
     """
     kept = [point[0] for point in points]
-    with canvas((5.6, 3.2)) as figure:
-        axes = place(figure, 0.55, 0.5, 3.4, 2.5)
+    with style.canvas((5.6, 3.2)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 3.4, 2.5)
         least = 100.0
         for number, name in enumerate(("gates as learned", "gates of 0 and 1"), 1):
-            shade, marker = colour(number - 1)
+            shade, marker = style.colour(number - 1)
             accuracy = [point[number] for point in points]
             low, high = wilson(torch.tensor([round(a * images) for a in accuracy]), torch.tensor(images))
             least = min(least, 100 * float(low.min()))
@@ -66,9 +54,9 @@ def retained(
             axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, zorder=1, label="chance")
         axes.set_xlim(-0.02 * heads, 1.02 * heads)
         axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
-        whole_ticks(axes.xaxis)
+        style.whole_ticks(axes.xaxis)
         axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
-        legend_beside(axes)
+        style.legend_beside(axes)
     return figure
 
 
@@ -83,13 +71,13 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
     points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
     images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
     """
-    with canvas((5.5, 2.9)) as figure:
-        axes = place(figure, 0.55, 0.5, 2.7, 2.25)
+    with style.canvas((5.5, 2.9)) as figure:
+        axes = style.place(figure, 0.55, 0.5, 2.7, 2.25)
         at = list(range(len(points)))
         _intervals(axes, at[:1], [points[0][1]], images, ("0.4", "D"), "whole model")
         for number, name in enumerate(("pruned from trained", "same heads from scratch"), 1):
             places = [x + 0.16 * (number - 1.5) for x in at[1:]]
-            _intervals(axes, places, [point[number] for point in points[1:]], images, colour(number - 1), name)
+            _intervals(axes, places, [point[number] for point in points[1:]], images, style.colour(number - 1), name)
         least = 100 * min(min(point[1:]) for point in points)
         if least < 100 * chance + 30:
             axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, label="chance")
@@ -105,7 +93,7 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
         handles = sorted(
             axes.get_legend_handles_labels()[0], key=lambda each: str(each.get_label()).startswith("the two")
         )
-        legend_beside(axes, handles=handles)
+        style.legend_beside(axes, handles=handles)
     return figure
 
 
@@ -137,11 +125,11 @@ def survival(rows: Sequence[Survivors]) -> Figure:
     gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
     across = min(2, len(divisions))
     down = max(1, math.ceil(len(divisions) / 2))  # of a single block nothing is drawn
-    with canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
+    with style.canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
         for number, by in enumerate(divisions):
             row, column = divmod(number, across)
             up = (down - 1 - row) * (bottom + tall + top) + bottom
-            axes = place(figure, left + column * (wide + gap), up, wide, tall)
+            axes = style.place(figure, left + column * (wide + gap), up, wide, tall)
             _groups_kept(axes, [row for row in rows if row.by == by], by, heads)
     return figure
 
@@ -160,7 +148,7 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.plot([0, heads], [0, 100], color="0.5", ls=":", lw=1, label="at random", zorder=1)
     for number, group in enumerate(groups):
         # groups that have an order get shades that have one, up to a yellow that can still be seen
-        shade = LABEL_SHADES[group] if by == "label" else shade_at(0.9 * number / max(1, len(groups) - 1))
+        shade = LABEL_SHADES[group] if by == "label" else style.shade_at(0.9 * number / max(1, len(groups) - 1))
         shares: dict[int, list[float]] = {heads: [100.0]}
         for row in (row for row in rows if row.group == group):
             shares.setdefault(row.heads, []).append(100 * row.kept / row.of)
@@ -176,7 +164,7 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     axes.set_xlabel("heads kept")
     axes.set_ylabel("heads of the group kept (%)")
     axes.set_title(f"by {'function' if by == 'label' else by}", loc="left", pad=4)
-    legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
+    style.legend_beside(axes, 1.0, borderaxespad=0.3, handlelength=1.0, ncols=1 + (len(groups) > ONE_COLUMN))
 
 
 @captioned(
@@ -190,12 +178,12 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
-    with canvas((8.3, 3.1)) as figure:
-        gain = place(figure, 0.55, 0.5, 2.5, 2.3)
-        rate = place(figure, 3.75, 0.5, 2.2, 2.3)
+    with style.canvas((8.3, 3.1)) as figure:
+        gain = style.place(figure, 0.55, 0.5, 2.5, 2.3)
+        rate = style.place(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):
             points = sorted((row for row in rows if row["removed"] == name), key=lambda row: row["batch"])
-            shade, marker = colour(number)
+            shade, marker = style.colour(number)
             # side by side, so that intervals do not hide each other
             x = [batches.index(row["batch"]) + 0.1 * (number - (len(removed) - 1) / 2) for row in points]
             y = [row["speedup"] for row in points]
@@ -213,19 +201,19 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 markersize=3,
             )
         shown = sorted((row for row in rows if row["removed"] == removed[0]), key=lambda row: row["batch"])
-        for kind, style in (("dense", "-"), ("masked", ":")):
+        for kind, dashes in (("dense", "-"), ("masked", ":")):
             y = [row[f"{kind}_images_per_s"] for row in shown]
-            rate.plot([batches.index(row["batch"]) for row in shown], y, color="0.3", linestyle=style, label=kind)
+            rate.plot([batches.index(row["batch"]) for row in shown], y, color="0.3", linestyle=dashes, label=kind)
         gain.plot([], [], color="0.3", linestyle="--", linewidth=0.8, label="predicted from FLOPs")
         gain.axhline(1, color="0.3", linewidth=0.8, zorder=0)
         gain.set_ylabel("times as fast as dense")
         rate.set(ylabel="images per second", yscale="log")
-        log_ticks(rate.yaxis)
+        style.log_ticks(rate.yaxis)
         for axes in (gain, rate):
             axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
             axes.set_xlabel("batch size")
         gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
-        legend_beside(
+        style.legend_beside(
             rate, 1.03, handles=[part for axes in (gain, rate) for part in axes.get_legend_handles_labels()[0]]
         )
     return figure
@@ -247,11 +235,11 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     sides = [("flops", "share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
         sides.append((timed, f"share of time, batch {batch}", lambda row: 1 / row[timed]))
-    with canvas((3.2 + 2.85 * len(sides), 3.2)) as figure:
+    with style.canvas((3.2 + 2.85 * len(sides), 3.2)) as figure:
         for side, (_, label, cost) in enumerate(sides):
-            axes = place(figure, 0.6 + 2.85 * side, 0.5, 2.4, 2.4)
+            axes = style.place(figure, 0.6 + 2.85 * side, 0.5, 2.4, 2.4)
             for number, method in enumerate(methods):
-                shade, marker = colour(number)
+                shade, marker = style.colour(number)
                 points = []
                 for budget in sorted({row["budget"] for row in rows}):
                     cells = [row for row in rows if row["method"] == method and row["budget"] == budget]
@@ -264,5 +252,5 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                 axes.fill_between(x, low, high, color=shade, alpha=0.15, lw=0)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
             axes.set(xlabel=label, xlim=(0, 1.05), ylabel=f"test accuracy, {stage} (%)" if not side else "")
-        legend_beside(axes, 1.03)
+        style.legend_beside(axes, 1.03)
     return figure

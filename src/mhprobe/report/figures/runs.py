@@ -10,23 +10,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    Axes,
-    Figure,
-    bare,
-    block_bar,
-    block_shades,
-    canvas,
-    colour,
-    colour_bar,
-    grid_size,
-    panels,
-    place,
-    readable,
-    rows_of,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, Axes, Figure
 from mhprobe.report.tables import Table
 from mhprobe.stats.agreement import Agreement, Pearson
 
@@ -50,8 +35,8 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     tall = step * len(names) + 0.1
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
     spread = {} if groups is None else {row[0]: dict(zip(groups.columns, row, strict=True)) for row in groups.rows}
-    with canvas((left + 3.4, tall + 0.85)) as figure:
-        axes = place(figure, left, 0.5, 3.2, tall)
+    with style.canvas((left + 3.4, tall + 0.85)) as figure:
+        axes = style.place(figure, left, 0.5, 3.2, tall)
         for number, name in enumerate(names):
             own = [row for row in rows if row["group"] == name]
             for place_of, row in enumerate(own):
@@ -95,14 +80,14 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
     axis = textwrap.wrap(f"{shown[0]['split']} {scored} (%)", 30)
     size, gap, left, bottom = (1.6, 1.6), (0.28, 0.63), 0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups)
-    wide, tall = grid_size(len(curves), size, gap)
-    with canvas((max(3.6, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
+    wide, tall = style.grid_size(len(curves), size, gap)
+    with style.canvas((max(3.6, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
         for (axes, beside, _), curve in zip(
-            panels(figure, len(curves), (left, bottom), size, gap), curves, strict=True
+            style.panels(figure, len(curves), (left, bottom), size, gap), curves, strict=True
         ):
             for index, group in enumerate(groups):
                 own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
-                shade, marker = colour(index)
+                shade, marker = style.colour(index)
                 heads = [row["heads_masked"] for row in own]
                 axes.plot(heads, [100 * row["accuracy"] for row in own], marker, ls="-", ms=2, color=shade)
                 band = [row for row in own if row["low"] not in ("", None) and row["runs"] != 2]
@@ -139,14 +124,14 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     tall = 0.24 * len(measures) + 0.15
     left = 0.35 + 0.065 * max(map(len, measures))
-    with canvas((left + 3.3, tall + 0.65)) as figure:
-        axes = place(figure, left, 0.5, 3.1, tall)
+    with style.canvas((left + 3.3, tall + 0.65)) as figure:
+        axes = style.place(figure, left, 0.5, 3.1, tall)
         for number, measure in enumerate(measures):
             found = [row["spearman"] for row in rows if row["measure"] == measure]
             axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
         axes.set_xlim(-1.04, 1.04)
-        rows_of(axes, [name.replace("_", " ") for name in measures])
+        style.rows_of(axes, [name.replace("_", " ") for name in measures])
         axes.set_xlabel("Spearman's correlation over heads, every two runs")
     return figure
 
@@ -163,10 +148,10 @@ def scatter(
     measures: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
     """
     left, bottom, top, size, gap = 0.62, 0.5, 0.5, (1.45, 1.45), (0.66, 0.8)  # two lines of title
-    wide, tall = grid_size(len(measures), size, gap)
-    block, shades = torch.tensor([site.block for _, _, site in layout]), block_shades(layout)
-    with canvas((left + wide + 0.8, bottom + tall + top)) as figure:
-        places = panels(figure, len(measures), (left, bottom), size, gap)
+    wide, tall = style.grid_size(len(measures), size, gap)
+    block, shades = torch.tensor([site.block for _, _, site in layout]), style.block_shades(layout)
+    with style.canvas((left + wide + 0.8, bottom + tall + top)) as figure:
+        places = style.panels(figure, len(measures), (left, bottom), size, gap)
         for (axes, beside, below), (name, x, y, r) in zip(places, measures, strict=True):
             known = x.isfinite() & y.isfinite()
             x, y = x[known].double(), y[known].double()
@@ -181,7 +166,7 @@ def scatter(
             axes.xaxis.get_offset_text().set_fontsize(6)
             axes.yaxis.get_offset_text().set_fontsize(6)
             axes.set(xlabel=f"on {first}" if below else "", ylabel=f"on {second}" if beside else "")
-        block_bar(figure, shades, left + wide + 0.15, bottom, min(tall, 3.0))
+        style.block_bar(figure, shades, left + wide + 0.15, bottom, min(tall, 3.0))
     return figure
 
 
@@ -203,7 +188,7 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
     bar_wide = 1.05
     wide = left + 2 * (side + bar_wide)
     tall = bottom + len(rows) * side + (len(rows) - 1) * between + 0.3
-    with canvas((wide, tall)) as figure:
+    with style.canvas((wide, tall)) as figure:
         for row, (result, which) in enumerate(rows):
             y = bottom + (len(rows) - 1 - row) * (side + between)
             shared = f"share in common{_overlap_by_chance(result)}"
@@ -212,17 +197,17 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
                 (f"top {result.k} heads" + which, result.overlap, "viridis", 0, shared),
             )
             for column, (title, matrix, colours, least, label) in enumerate(matrices):
-                axes = place(figure, left + column * (side + bar_wide), y, side, side)
+                axes = style.place(figure, left + column * (side + bar_wide), y, side, side)
                 lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
                 image = axes.imshow(lower.numpy(), cmap=colours, vmin=least, vmax=1)
                 _numbers(axes, lower)
-                readable(axes)
+                style.readable(axes)
                 axes.set_title(title, loc="left", pad=4)
                 last = row == len(rows) - 1
                 axes.set_xticks(range(count), result.names if last else [], rotation=90)
                 axes.set_yticks(range(count), result.names if column == 0 else [])
-                bare(axes)
-                bar = colour_bar(figure, image, left + column * (side + bar_wide) + side + 0.1, y, side, label)
+                style.bare(axes)
+                bar = style.colour_bar(figure, image, left + column * (side + bar_wide) + side + 0.1, y, side, label)
                 chance = result.chance[result.chance.isfinite()]
                 if column == 1 and len(chance):
                     bar.ax.axhline(chance.mean().item(), color="white", linewidth=1.6)

@@ -8,25 +8,8 @@ import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
-from mhprobe.report.figures import captioned
-from mhprobe.report.figures.style import (
-    COLOURS,
-    Axes,
-    Figure,
-    block_bar,
-    block_shades,
-    canvas,
-    colour_bar,
-    inches,
-    legend_beside,
-    log_ticks,
-    place,
-    rows_of,
-    scale,
-    shade_at,
-    ticks,
-    whole_ticks,
-)
+from mhprobe.report.figures import captioned, style
+from mhprobe.report.figures.style import COLOURS, Axes, Figure
 from mhprobe.stats.significance import wilson
 
 
@@ -39,9 +22,9 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
 
     steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
     """
-    shades = block_shades(layout)
-    with canvas((5.2, 3.0)) as figure:
-        axes = place(figure, 0.65, 0.5, 3.6, 2.35)
+    shades = style.block_shades(layout)
+    with style.canvas((5.2, 3.0)) as figure:
+        axes = style.place(figure, 0.65, 0.5, 3.6, 2.35)
         for number, site in enumerate(layout.sites):
             own, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
             axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
@@ -50,10 +33,10 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
                 axes.plot(steps, mean.numpy(), color=shade, linewidth=1.8)
         if bool((values < 0).any()) and bool((values > 0).any()):
             axes.axhline(0, color="0.6", linewidth=0.6, zorder=0)
-        whole_ticks(axes.xaxis)
+        style.whole_ticks(axes.xaxis)
         axes.set_xlabel("optimizer step (thick: mean of the block)")
         axes.set_ylabel(label, fontsize=8 if len(label) < 45 else 6.5)
-        block_bar(figure, shades, 4.4, 0.5, 2.35)
+        style.block_bar(figure, shades, 4.4, 0.5, 2.35)
     return figure
 
 
@@ -76,17 +59,17 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
     chance = rows[0]["chance"]
     side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
-    with canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
-        axes = place(figure, left, bottom, side, side)
+    with style.canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
+        axes = style.place(figure, left, bottom, side, side)
         for share in shares:
-            colour = "black" if share == 0 else shade_at(share, "viridis_r")
+            colour = "black" if share == 0 else style.shade_at(share, "viridis_r")
             values = [100 * accuracy[epoch, share] for epoch in epochs]
             axes.plot(epochs, values, color=colour, marker=".", markersize=4, linewidth=1, label=f"{100 * share:.0f} %")
         axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
         axes.set_ylim(-2, 102)
-        whole_ticks(axes.xaxis)
+        style.whole_ticks(axes.xaxis)
         axes.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
-        legend_beside(axes, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
+        style.legend_beside(axes, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
 
         removed = [share for share in shares if share > 0]
         left_over = torch.tensor(
@@ -95,7 +78,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
         at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
         left_over[:, at_chance] = torch.nan  # it has nothing to lose
-        axes = place(figure, left + side + gap, bottom, side, side)
+        axes = style.place(figure, left + side + gap, bottom, side, side)
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
         _matrix(figure, axes, left_over, "accuracy kept, above chance" + grey, 0.0)
         axes.set_xticks(*_epoch_names(epochs, side))
@@ -108,7 +91,7 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         for row in agreement:
             a, b = place_of[row["epoch_a"]], place_of[row["epoch_b"]]
             alike[a, b] = alike[b, a] = row["spearman"]
-        axes = place(figure, left + 2 * (side + gap), bottom, side, side)
+        axes = style.place(figure, left + 2 * (side + gap), bottom, side, side)
         _matrix(figure, axes, alike, "rank correlation of the heads' scores", None)
         axes.set_xticks(*_epoch_names(epochs, side))
         axes.set_yticks(*_epoch_names(epochs, side))
@@ -117,15 +100,15 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
 
 
 def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: float | None) -> None:
-    cmap, norm = scale(values if low is None else torch.tensor([low, 1.0]))
+    cmap, norm = style.scale(values if low is None else torch.tensor([low, 1.0]))
     image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
     axes.spines[:].set_visible(False)
-    (wide, tall), box = inches(figure), axes.get_position()
-    colour_bar(figure, image, box.x1 * wide + 0.08, box.y0 * tall, box.height * tall, label)
+    (wide, tall), box = style.inches(figure), axes.get_position()
+    style.colour_bar(figure, image, box.x1 * wide + 0.08, box.y0 * tall, box.height * tall, label)
 
 
 def _epoch_names(epochs: Sequence[int], side: float) -> tuple[list[int], list[str]]:
-    at = ticks(len(epochs), side / len(epochs))
+    at = style.ticks(len(epochs), side / len(epochs))
     return at, [str(epochs[i]) for i in at]
 
 
@@ -149,9 +132,9 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     levels = torch.logspace(math.log10(norm.vmin), math.log10(norm.vmax), 13).tolist()
     side, left, gap, bottom = 2.1, 0.6, 0.4, 0.5
     wide = len(losses) * side + (len(losses) - 1) * gap
-    with canvas((left + wide + 0.95, bottom + side + 0.3)) as figure:
+    with style.canvas((left + wide + 0.95, bottom + side + 0.3)) as figure:
         for number, values in enumerate(every):
-            axes = place(figure, left + number * (side + gap), bottom, side, side)
+            axes = style.place(figure, left + number * (side + gap), bottom, side, side)
             axes.pcolormesh(places, places, values.T.numpy(), cmap="viridis", norm=norm, shading="gouraud",
                             rasterized=True)  # fmt: skip
             axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
@@ -162,8 +145,8 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
             else:
                 axes.set_yticklabels([])
             axes.set_title(f"draw {number + 1}", loc="left", pad=3)
-        bar = colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
-        log_ticks(bar.ax.yaxis, written="{x:.4g}")
+        bar = style.colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
+        style.log_ticks(bar.ax.yaxis, written="{x:.4g}")
         bar.ax.tick_params(which="both", labelsize=6.5)
         bar.set_label("mean loss (nats)")
     return figure
@@ -181,12 +164,12 @@ def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
     parts = list(dict.fromkeys(row["part"] for row in rows))
     tall = 0.2 * len(parts) + 0.2
     left = 0.4 + 0.07 * max(map(len, parts))
-    with canvas((left + 3.1, tall + 0.65)) as figure:
-        axes = place(figure, left, 0.5, 2.9, tall)
+    with style.canvas((left + 3.1, tall + 0.65)) as figure:
+        axes = style.place(figure, left, 0.5, 2.9, tall)
         for row in rows:
             y, first = parts.index(row["part"]), row["rank"] == 1
             axes.plot(row["eigenvalue"], y, "o", color=COLOURS[0 if first else 4], markersize=5 if first else 3)
         axes.axvline(0, color="0.4", linestyle="--", linewidth=0.8)
-        rows_of(axes, parts)
+        style.rows_of(axes, parts)
         axes.set_xlabel("largest eigenvalues of the Hessian (nats)")
     return figure
