@@ -13,6 +13,7 @@ import mhprobe.prunebench
 import runs
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
+from mhprobe.report.figures.pruned import pareto
 from mhprobe.run import cells
 from mhprobe.surgery import bench, export, peer
 from mhprobe.surgery.bench import Cell, ranking
@@ -160,3 +161,12 @@ def test_onnx_runtime_and_int8_are_timed_on_the_networks_that_are_compared():
     row = bench._in_onnx(model, small, rounds=1)
     assert set(row) == {f"{name}_{batch}" for name in ("onnx", "int8") for batch in bench.BATCHES}
     assert all(value > 0 for value in row.values())
+
+
+def test_more_methods_than_colours_are_told_apart():
+    names = [f"method {number}" for number in range(11)]
+    rows = [{"method": name, "budget": 0.5, "seed": seed, "flops": 0.5, "speedup_64": 2.0, "dense": 0.9, "repaired": 0.8}
+            for name in names for seed in (0, 1)]  # fmt: skip
+    lines = [line for line in pareto(rows).axes[1].lines if line.get_label() in names]
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(lines) == 11
