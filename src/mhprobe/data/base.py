@@ -200,13 +200,8 @@ class ImageData(L.LightningDataModule):
         """The same without which of the test images are used: what a training run depends on."""
         return self._digest(("train", "val"))
 
-    @property
-    def test_fingerprint(self) -> str:
-        """The same of the test images alone: runs that share it were tested on the same images."""
-        return self.images_of("test")
-
     def images_of(self, split: str) -> str:
-        """The same of one split: what chose heads on these images is known by it."""
+        """The same of one split: what chose heads on these images, or was tested on them, is known by it."""
         return self._digest((split,))
 
     @property

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from mhprobe.errors import UserError
@@ -227,10 +226,25 @@ def half_reached(shares: Tensor) -> float:
     >>> half_reached(torch.tensor([0.0, 0.2, 0.1, 0.4, 0.4, 0.4]))
     inf
     """
-    risen = isotonic_regression(shares.double().numpy()).x.tolist()
+    risen = isotonic(shares.tolist())
     if risen[0] >= 0.5:
         return 0.0
     for grade, (before, after) in enumerate(itertools.pairwise(risen)):
         if after >= 0.5:
             return grade + (0.5 - before) / (after - before)
     return math.inf
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest numbers, by squares, that never fall: neighbours that do are given their mean.
+
+    >>> isotonic([0.0, 0.5, 0.25, 1.0])
+    [0.0, 0.375, 0.375, 1.0]
+    """
+    pools: list[tuple[float, int]] = []  # mean, how many
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, few), (other, more) = pools[-2:]
+            pools[-2:] = [((one * few + other * more) / (few + more), few + more)]
+    return [mean for mean, count in pools for _ in range(count)]

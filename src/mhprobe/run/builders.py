@@ -252,7 +252,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
 def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
     """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
     if len(right) and not data.unlabelled:  # a network that labels the images itself is right about all of them
-        outcomes.write(folder, right, torch.from_numpy(data.splits["test"].positions), data.test_fingerprint)
+        outcomes.write(folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test"))
 
 
 def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:
