@@ -165,8 +165,8 @@ def test_onnx_runtime_and_int8_are_timed_on_the_networks_that_are_compared():
 
 def test_more_methods_than_colours_are_told_apart():
     names = [f"method {number}" for number in range(11)]
-    rows = [{"method": name, "budget": 0.5, "seed": seed, "flops": 0.5, "speedup_64": 2.0, "dense": 0.9, "repaired": 0.8}
-            for name in names for seed in (0, 1)]  # fmt: skip
+    row = {"budget": 0.5, "flops": 0.5, "speedup_64": 2.0, "dense": 0.9, "repaired": 0.8}
+    rows = [{**row, "method": name, "seed": seed} for name in names for seed in (0, 1)]
     lines = [line for line in pareto(rows).axes[1].lines if line.get_label() in names]
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) == 11

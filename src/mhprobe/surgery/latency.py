@@ -37,7 +37,8 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
         masks = [evenly(layout, share) for share in SHARES]
         whole, seconds = layer_times(model, layout, masks, images, repeats)
         widths = [[int((~part).sum()) for part in layout.split(mask)] for mask in masks]
-        table: dict[str, Any] = {**wanted, "whole": whole, "widths": list(zip(*widths, strict=True)), "seconds": seconds}
+        table: dict[str, Any] = {**wanted, "whole": whole, "seconds": seconds}
+        table["widths"] = list(zip(*widths, strict=True))
         write(file, (json.dumps(table) + "\n").encode())
     table = _read(file)
     for key, value in wanted.items():
