@@ -176,7 +176,7 @@ class Family(ABC):
     @classmethod
     def query_key_value(cls, attention: Any, site: HeadSite) -> tuple[Tensor, Tensor, Tensor]:
         """Each (H, D, C in), detached, of the module itself."""
-        return query_key_value(attention, site.head_dim)
+        return query_key_value(attention, site.num_heads)
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:

@@ -12,7 +12,7 @@ from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import submodule
-from mhprobe.backbones.parts.attention import no_norm_between, query_key_value
+from mhprobe.backbones.parts.attention import no_norm_between
 from mhprobe.backbones.parts.located import (
     CHANNELS,
     COARSER,
@@ -32,15 +32,8 @@ from mhprobe.heads import HeadSite, HeadWeights, Windows
 # tokens in a line
 
 
-def _of_one_layer_or_three(attention: Any, heads: int) -> Parts:
-    return query_key_value(attention, attention.proj.in_features // heads)
-
-
-TOKENS = {
-    "timm.layers.attention.Attention": Kind(),
-    "timm.layers.attention.AttentionRope": Kind(parts=_of_one_layer_or_three),
-    "timm.models.eva.EvaAttention": Kind(parts=_of_one_layer_or_three),
-}
+_OF_LAYERS = ("timm.layers.attention.Attention", "timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")
+TOKENS = dict.fromkeys(_OF_LAYERS, Kind())
 
 
 class NaFlexVit(Located):  # a ViT for images of any size (here of one)
@@ -111,14 +104,10 @@ class MViTv2(Located):  # queries, keys and values are pooled
         return model.num_prefix_tokens
 
 
-def _grouped(attention: Any, heads: int) -> Parts:
-    return query_key_value(attention, attention.head_dim)
-
-
 class Gemma4(Located):
     title = "timm Gemma 4 ViT"
     model = "timm.models.gemma4_vit.Gemma4VitEncoder", "timm.models.gemma4_vit.Gemma4VitClassifier"
-    kinds: ClassVar = {"timm.models.gemma4_vit.Gemma4Attention": Kind(point="o_proj", output="linear", parts=_grouped)}
+    kinds: ClassVar = {"timm.models.gemma4_vit.Gemma4Attention": Kind(point="o_proj", output="linear")}
 
 
 FACTORISED = "it is factorised: keys meet values first, and no weights come to be"

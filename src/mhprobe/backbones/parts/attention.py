@@ -31,15 +31,16 @@ class NoHeads(nn.Module):
         return self.proj(x[..., :0])
 
 
-def query_key_value(attention: Any, width: int) -> tuple[Tensor, Tensor, Tensor]:
+def query_key_value(attention: Any, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Each (H, D, C in), detached, of one layer or of three; of keys and values that heads share those they use."""
     if getattr(attention, "qkv", None) is not None:
-        query, key, value = attention.qkv.weight.detach().unflatten(0, (3, -1, width))
+        query, key, value = attention.qkv.weight.detach().flatten(1).unflatten(0, (3, heads, -1))
         return query, key, value
     names = ("query", "key", "value") if hasattr(attention, "query") else ("q_proj", "k_proj", "v_proj")
-    layers = (getattr(attention, name) for name in names)
-    query, key, value = (getattr(part, "linear", part).weight.detach().unflatten(0, (-1, width)) for part in layers)
-    if (shared := len(query) // len(key)) > 1:
+    layers = [getattr(attention, name) for name in names]
+    query, key, value = (getattr(layer, "linear", layer).weight.detach() for layer in layers)
+    query, key, value = (part.unflatten(0, (-1, len(query) // heads)) for part in (query, key, value))
+    if (shared := heads // len(key)) > 1:
         key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
     return query, key, value
 

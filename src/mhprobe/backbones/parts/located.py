@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.parts.attention import query_key_value as packed
 from mhprobe.backbones.parts.attention import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
@@ -32,12 +33,6 @@ Parts = tuple[Tensor, Tensor, Tensor]
 CHANNELS = "its attention is between channels, not between tokens"
 COARSER = "its keys are on a coarser grid than its queries, or are no tokens of the image"
 NO_MODULE = "timm passes its attention weights through no module"
-
-
-def packed(attention: Any, heads: int) -> Parts:
-    """Weights (3 * H * D, C) of one layer: queries, keys, values, each head by head."""
-    query, key, value = weight_of(attention.qkv).unflatten(0, (3, heads, -1))
-    return query, key, value
 
 
 def by_head(attention: Any, heads: int) -> Parts:
