@@ -1,4 +1,4 @@
-"""Runs against each other on the same test images: exact McNemar, and Newcombe's interval of the difference.
+"""Runs against each other: their verdicts on claims, and on the same test images exact McNemar and Newcombe's interval.
 
 Networks that were tested on other images, or whose runs did not write which images were right, have no such test.
 
@@ -12,6 +12,9 @@ from typing import Any
 import torch
 
 from mhprobe.io.outcomes import Outcomes
+from mhprobe.report.figures import claims as figure
+from mhprobe.report.result import Result
+from mhprobe.report.tables import from_rows
 from mhprobe.stats.significance import holm, paired
 
 NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
@@ -51,4 +54,33 @@ def said(row: Mapping[str, Any]) -> str:
     return (
         f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
         f"p = {row['p_holm']:.2g} (McNemar, Holm) on the same {row['images']:,} images."
+    )
+
+
+def by_network(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row per claim with the verdict of each network, "" where it was not asked.
+
+    judged: the rows of claims, by the name of the network's run; runs without any are left out.
+    """
+    asked = {name: {row["claim"]: row for row in rows} for name, rows in judged.items() if rows}
+    says = {claim: row["says"] for rows in asked.values() for claim, row in rows.items()}
+    rows = []
+    for claim in sorted(says):
+        verdicts = {name: str(of[claim]["verdict"]) if claim in of else "" for name, of in asked.items()}
+        holds = sum(verdict == "holds" for verdict in verdicts.values())
+        rows.append({"claim": claim, "says": says[claim], "holds_in": holds, **verdicts})
+    return rows
+
+
+def matrix(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
+    """The table and the figure of claims by networks; empty where no run judged any."""
+    rows = by_network(judged)
+    if not rows:
+        return Result()
+    return Result(
+        from_rows(rows),
+        figure.claims_matrix(rows, [name for name in judged if name in rows[0]]),
+        drawn="claims_matrix",
+        about="Which findings of the literature hold for which network?",
+        columns={"holds_in": "in how many networks it holds"},
     )

@@ -89,15 +89,16 @@ class Report:
         paths: list[Path] = []
         for name, result in results.items():
             paths += self._write(name, result)
-        written = {name: self._entry(name, result) for name, result in results.items() if not result.empty}
+        written = {
+            name: ledger.entry(name, result._replace(of=self.images) if result.of is None else result)
+            for name, result in results.items()
+            if not result.empty
+        }
         if not written:
             return paths
         whole = ledger.Ledger(results={**self.results.results, **written})
         text = whole.model_dump_json(indent=1, exclude_defaults=True)
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
-
-    def _entry(self, name: str, result: Result) -> ledger.Entry:
-        return ledger.entry(name, result._replace(of=self.images) if result.of is None else result)
 
     def _write(self, name: str, result: Result) -> list[Path]:
         paths = [] if result.table is None else self._table(name, result.table)

@@ -23,7 +23,6 @@ from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, expand, read_run, settings
 from mhprobe.report.tables import Table, from_rows
-from mhprobe.report.verdicts import matrix
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import t_interval
 
@@ -262,7 +261,7 @@ def _claims(ones: Sequence[One]) -> Result:
     """Verdicts on claims, of the runs that judged any."""
     names = [str(one.run.config.get("name")) for one in ones]
     told_apart = names if len(set(names)) == len(names) else [one.name for one in ones]
-    return matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
+    return outcomes.matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
 
 
 def _values(measure: Mapping[str, Any]) -> torch.Tensor:

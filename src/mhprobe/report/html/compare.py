@@ -20,7 +20,6 @@ from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.names import names as names_of
 from mhprobe.report.runs.run import Run, column, jobs, read_run, settings
-from mhprobe.report.verdicts import by_network
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
@@ -63,7 +62,9 @@ def _page(runs: Sequence[Run]) -> str:
         *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
         *_table("heads that changed", _head_rows(names, heads, measures)),
         *_table("heads that went", _kept_rows(runs, names, heads)),
-        *_table("claims", by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})),
+        *_table(
+            "claims", outcomes.by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})
+        ),
         *_table("settings that differ", _settings(runs, names)),
     ]
     lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]

@@ -8,15 +8,10 @@ from mhprobe.report.runs.run import Run
 NUMBERS = ["step", "heads_masked", "accuracy", "low", "high", "delta", "delta_low", "delta_high", "p_holm"]
 
 
-def rows(run: Run) -> list[dict[str, Any]]:
-    """The rows of the run's masking curves; empty if it has none."""
-    return run.rows("curves")
-
-
 def lines(run: Run) -> list[dict[str, Any]]:
     """A line per curve and split: of repeats the mean. points: step, heads, accuracy, its interval, loss, mask, ..."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    known = rows(run)
+    known = run.rows("curves")
     first = {row["curve"]: row["split"] for row in reversed(known)}
     averaged = {(row["curve"], row["split"]) for row in known if row["seed"] == "mean"}
     for row in known:
@@ -45,7 +40,7 @@ def repeats(run: Run) -> list[dict[str, Any]]:
     """The points of single random repeats: masks whose accuracy is known too."""
     return [
         {"curve": row["curve"], "split": row["split"], **_point(row)}
-        for row in rows(run)
+        for row in run.rows("curves")
         if row["seed"] not in (None, "mean")
     ]
 
