@@ -71,10 +71,7 @@ class AblationDelta(PerClass, Paired):
             self.label = f"rise of the loss with {fill.replace('_', ' ')} in the head's place (nats)"
         self.needs = frozenset({self.ablation})
 
-    def update(self, batch: HeadBatch) -> None:
-        self.see_classes(batch)
-        if not batch.valid.any():
-            return
+    def add(self, batch: HeadBatch) -> None:
         right, right_AV = self.compare(batch)
         labels = labels_of(batch)
         self.class_images += torch.bincount(labels, minlength=len(self.class_images))

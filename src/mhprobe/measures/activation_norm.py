@@ -28,12 +28,11 @@ class ActivationNorm(MeanOverImages):
     label = "activation norm: |z| |W_O|"
     larger = "the head's activations, and the weights that read them, are larger"
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         for number, (z, weights) in enumerate(zip(batch.z, batch.need("weights", self.name), strict=True)):
             z_BTHD, read_HD = z[batch.valid].double(), weights.output.double().square().sum(-1)
             square_BH = (z_BTHD.square().sum(1) * read_HD).sum(-1)
             self.add_images(self.layout.span(number), square_BH, z_BTHD.shape[1])
-        self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         # a silent head has a value of 0, where the root has no slope

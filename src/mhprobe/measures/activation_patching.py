@@ -119,11 +119,10 @@ class ActivationPatching(Measure):
         self.pool = Pool(self.pool.size)
         self.needs = frozenset({Patching(**self.options)})
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         (need,) = self.needs
         found = batch.patched[need]  # type: ignore[index]
         counted = batch.valid & found.paired.to(batch.valid.device)
-        self.images += batch.valid.sum()
         if not counted.any():
             return
         clean, corrupt = found.clean[counted].double(), found.corrupt[counted].double()

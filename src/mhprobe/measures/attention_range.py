@@ -51,8 +51,8 @@ class AttentionRange(OfAttention):
         self.add_state("mass", torch.zeros(FOLDS, layout.num_heads, most, dtype=torch.float64))
         self.add_state("uniform_mass", torch.zeros(layout.num_heads, most, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
-        super().update(batch)
+    def add(self, batch: HeadBatch) -> None:
+        super().add(batch)
         self.fold_images += torch.bincount(fold_of(batch), minlength=FOLDS)
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:

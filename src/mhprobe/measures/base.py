@@ -51,7 +51,7 @@ def counts(*shape: int | str) -> Any:
 
 
 class Measure(Metric):
-    """Base of all measures. A subclass declares its sums and writes ``update`` and ``finish``.
+    """Base of all measures. A subclass declares its sums and writes ``add`` and ``finish``.
 
     Sums are declared in the class, ``total: Tensor = sums("A")``, or by ``add_state`` where an option decides a shape.
 
@@ -100,7 +100,7 @@ class Measure(Metric):
     select_needs: frozenset[Need] | None = None
     class_names: tuple[str, ...] = ()
 
-    images: Tensor = counts()  # valid images; update() adds to it
+    images: Tensor = counts()  # valid images
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         """kwargs go to torchmetrics.Metric, e.g. ``process_group``. NotOfNeurons where ``layout`` has units of others.
@@ -133,9 +133,15 @@ class Measure(Metric):
         text = getattr(sys.modules.get(type(self).__module__), "__doc__", None) or ""
         return text.strip().partition("\n")[0]
 
-    @abstractmethod
     def update(self, batch: HeadBatch) -> None:
-        """Add one batch's valid images to the sums."""
+        """Take in one batch: count its valid images, and ``add`` it if there are any."""
+        if batch.valid.any():
+            self.add(batch)
+        self.images += batch.valid.sum()
+
+    def add(self, batch: HeadBatch) -> None:
+        """Add a batch's valid images, of which there is one at least, to the sums."""
+        raise NotImplementedError
 
     def select(self, batch: HeadBatch) -> None:
         """Look at one batch of the selection split."""

@@ -64,9 +64,9 @@ class CKA(PairMeasure):
             self.add_state(f"cubic_{number}", zeros(channels, heads))  # sum x |y|^2
             self.add_state(f"quartic_{number}", zeros(heads, heads))  # sum |x|^2 |y|^2
 
-    def update(self, batch: HeadBatch) -> None:
-        super().update(batch)
-        if not self.debiased or not batch.valid.any():
+    def add(self, batch: HeadBatch) -> None:
+        super().add(batch)
+        if not self.debiased:
             return
         fold_V = fold_of(batch, self.folds) % self.jackknife
         for number, sites in enumerate(self.groups):

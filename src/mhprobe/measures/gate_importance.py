@@ -90,9 +90,7 @@ class GateImportance(Measure):
         if normalize != "none":
             self.label, self.unit = "gate importance: mean |dL/dξ|, over the layer's l2 norm", ""
 
-    def update(self, batch: HeadBatch) -> None:
-        if not batch.valid.any():
-            return
+    def add(self, batch: HeadBatch) -> None:
         slope_BA = gate_slopes(batch, self.name)[batch.valid]
         if self.abs_at == "image":
             score = slope_BA.abs() ** self.power  # before the sum: averaging first lets images cancel
@@ -105,7 +103,6 @@ class GateImportance(Measure):
         self.square += score.square().sum(0)
         self.slope += slope_BA.sum(0)
         self.units += len(score)
-        self.images += len(slope_BA)
 
     def finish(self) -> dict[str, Tensor]:
         value = self.total / self.images

@@ -94,9 +94,7 @@ class Interaction(Measure):
         order = importance.argsort(descending=self.which == "most", stable=True)
         self._look_at(list(itertools.combinations(sorted(order[: len(self.heads)].tolist()), 2)))
 
-    def update(self, batch: HeadBatch) -> None:
-        if not batch.valid.any():
-            return
+    def add(self, batch: HeadBatch) -> None:
         _, whole_B = outcomes_of(batch, batch.logits)
         _, loss_MB = outcomes_of(batch, batch.ablated[self.ablation])
         alone_KB, both_PB = (loss_MB - whole_B).split([len(self.heads), len(self.pairs)])
@@ -106,7 +104,6 @@ class Interaction(Measure):
         self.square += extra_PB.square().sum(1)
         self.both += both_PB.sum(1)
         self.alone += alone_KB.sum(1)
-        self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         mean, error = self.total / self.images, standard_error(self.total, self.square, self.images)

@@ -98,7 +98,7 @@ class JSDistance(MeanOverImages):
         self.null_images = 0 if clark else null_images  # a sum over images has no null that is a mean
         self.pool = Pool(self.null_images)
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         found = [attention_of(self.name, self.layout, batch, s, texts=True) for s in range(len(self.layout.sites))]
         for sites in self.groups:
             attn = [found[s] for s in sites]
@@ -107,9 +107,8 @@ class JSDistance(MeanOverImages):
                 heads = flat_heads(self.layout, sites).to(self.device)
                 weight_b = torch.ones_like(queries_b) if self.clark else queries_b
                 self.add_images((heads[:, None], heads), js_bGG, weight_b[:, None, None])
-        if self.null_images and batch.valid.any():
+        if self.null_images:
             self._keep(batch, found)
-        self.images += batch.valid.sum()
 
     def _keep(self, batch: HeadBatch, found: list[Tensor]) -> None:
         """Images for the null; texts without their padding, so that it does not decide which texts those are."""

@@ -66,11 +66,8 @@ class LogitAttribution(PerClass):
     class_square: Tensor = sums("A", "C")
     all_total: Tensor = sums("A", "C")  # over all images of the contribution to each class
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         direct = batch.need("direct", self.name)
-        self.see_classes(batch)
-        if not batch.valid.any():
-            return
         labels = labels_of(batch)
         heads_BAC, *others = (_above_mean(part[batch.valid]) for part in direct)
         bias, mlps, embedding, constant = (part.sum(1).gather(1, labels[:, None]).sum() for part in others)
@@ -84,7 +81,6 @@ class LogitAttribution(PerClass):
         self.class_total.index_add_(1, labels, own_BA.mT)
         self.class_square.index_add_(1, labels, own_BA.mT.square())
         self.all_total += heads_BAC.sum(0)
-        self.images += len(labels)
 
     def finish(self) -> dict[str, Tensor]:
         images = self.images

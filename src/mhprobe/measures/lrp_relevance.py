@@ -32,7 +32,7 @@ class LRPRelevance(MeanOverImages):
     target: "top1" explains the largest logit, "label" the label's, "norm" the length of features that are no logits.
     gamma: by how much linear layers favour contributions of their output's own sign; 0 is the epsilon rule, whose
         relevance explodes in deep networks. epsilon: keeps denominators away from 0.
-    UserError for rules that are none of these, and from ``update`` for a batch without this relevance.
+    UserError for rules that are none of these, and for a batch without this relevance.
 
     Columns, (A,), the last four equal for all heads of a layer, and NaN for neurons:
         value: share of the layer's relevance, in [0, 1], the heads of a layer add up to 1; larger is more relevant.
@@ -74,13 +74,11 @@ class LRPRelevance(MeanOverImages):
         self.rule = Relevance(target, float(gamma), float(epsilon))
         self.needs = frozenset({self.rule})
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         if self.rule not in batch.relevance:
             raise UserError(
                 f"lrp_relevance: the batch has no relevance under {self.rule}; record it with needs=measure.needs."
             )
-        if not batch.valid.any():
-            return
         logit_B = batch.explained[self.rule][batch.valid].double()
         skipped = batch.skipped[self.rule][batch.valid].double()
         heads = [r[batch.valid].sum((1, 3), dtype=torch.float64) for r in batch.relevance[self.rule]]
@@ -102,7 +100,6 @@ class LRPRelevance(MeanOverImages):
             error_B = (attention_B + residual_B - logit_B).abs()
             crossing = torch.stack([attention_B, residual_B, error_B * logit_B.sign(), masses[number] * logit_B.sign()])
             self.crossing[:, span] += (crossing / logit_B).sum(1, keepdim=True)
-        self.images += len(logit_B)
 
     def finish(self) -> dict[str, Tensor]:
         columns = self.over_images()

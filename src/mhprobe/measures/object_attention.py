@@ -87,22 +87,18 @@ class ObjectAttention(Measure):
             offsets = (2 * height - 1) * (2 * width - 1)
             self.add_state(f"offsets_{number}", torch.zeros(2, len(RELATIONS), offsets, dtype=torch.long))
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         if batch.objects is None:
             raise UserError(
                 "object_attention: the data set has no object masks, expected them beside the images. Use data=scenes, "
                 "data=pets or leave the measure out."
             )
-        if not batch.valid.any():
-            return
-        objects = batch.objects[batch.valid]
         for number, site in enumerate(self.layout.sites):
             attn = attention_of(self.name, self.layout, batch, number)
             shown_BT = batch.derive(_patches, site.token_grid, site.pixels)
             seen = attn if batch.valid.all() else attn[batch.valid]
             self._site(number, seen, shown_BT, batch.derive(_half))
         self.dealt += torch.bincount(batch.derive(_half), minlength=2)
-        self.images += len(objects)
 
     def _site(self, number: int, attn_BWHQK: Tensor, shown_BT: Tensor, half_B: Tensor) -> None:
         """Add one site's counts."""

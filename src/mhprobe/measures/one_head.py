@@ -62,9 +62,8 @@ class OneHead(Paired):
         self.seen_loss += loss_AB.sum(1)
         self.seen += batch.valid.sum()
 
-    def update(self, batch: HeadBatch) -> None:
-        if batch.valid.any():
-            self.compare(batch)
+    def add(self, batch: HeadBatch) -> None:
+        self.compare(batch)
 
     def finish(self) -> dict[str, Tensor]:
         right, seen = self.both + self.won, bool(self.seen)

@@ -63,10 +63,8 @@ class OutputFrequency(MeanOverImages):
         self.add_state("blocks", torch.zeros(depth, 3, count, dtype=torch.float64))
         self.add_state("spread", torch.zeros(depth, 3, dtype=torch.float64))
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
-        if not batch.valid.any():
-            return
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             wave_BFHD = self._transform(site.block, wide(z[batch.valid])[:, site.prefix_tokens :])
             output_HDC = wide(weights.output).to(wave_BFHD.dtype)
@@ -81,7 +79,6 @@ class OutputFrequency(MeanOverImages):
                 wave_BF = log_amplitude(self._transform(site.block, map_BTC))
                 self.blocks[site.block, place, self._at[site.block]] += wave_BF.sum(0)
                 self.spread[site.block, place] += map_BTC.double().var(1).mean(1).sum()
-        self.images += int(batch.valid.sum())
 
     def _transform(self, block: int, maps: Tensor) -> Tensor:
         """(B, T, ...) real -> (B, F, ...) complex, the 2-D discrete Fourier transform at the diagonal frequencies."""

@@ -81,8 +81,8 @@ class Sinks(OfAttention, MeanOverImages):
         if piece.site.class_token:
             self.at_class[span] += (key_bWH == 0).sum((0, 1))
 
-    def update(self, batch: HeadBatch) -> None:
-        super().update(batch)
+    def add(self, batch: HeadBatch) -> None:
+        super().add(batch)
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD = self.layout.span(number), wide(z[batch.valid]).double()

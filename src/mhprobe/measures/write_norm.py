@@ -36,7 +36,7 @@ class WriteNorm(MeanOverImages):
 
     length: Tensor = sums("A")  # over images and tokens of the norm
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         streams, per_site = batch.need("stream", self.name), batch.need("weights", self.name)
         for number, (site, z, weights) in enumerate(zip(self.layout.sites, batch.z, per_site, strict=True)):
             span, z_BTHD, output_HDC = self.layout.span(number), z[batch.valid].double(), weights.output.double()
@@ -45,7 +45,6 @@ class WriteNorm(MeanOverImages):
             stream_BT = stream[batch.valid].double().norm(dim=-1)
             self.add_images(span, (norm_BTH / stream_BT[..., None]).sum(1), stream_BT.shape[1])
             self.length[span] += norm_BTH.sum((0, 1))
-        self.images += batch.valid.sum()
 
     def finish(self) -> dict[str, Tensor]:
         return {**self.over_images(), "norm": self.length / self.image_sums[1]}

@@ -65,10 +65,10 @@ class PerClass(Measure):
 
     class_images: Tensor = counts("C")
 
-    def see_classes(self, batch: HeadBatch) -> None:
-        """To be called with every batch, before its images are counted."""
+    def update(self, batch: HeadBatch) -> None:
         if not len(self.class_images):
             self._grow(batch.logits.shape[1])
+        super().update(batch)
 
     def before_sync(self) -> None:
         classes = max(ranks.gather(len(self.class_images)))

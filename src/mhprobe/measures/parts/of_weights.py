@@ -18,11 +18,8 @@ class OfWeights(Measure):
 
     models: Tensor = counts()  # summed over ranks that have seen the weights, each once
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         recorded = batch.need("weights", self.name)
-        if not batch.valid.any():
-            return
-        self.images += batch.valid.sum()
         if not self.models:
             self.models += 1
             self.look(recorded)

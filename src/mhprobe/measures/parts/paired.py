@@ -53,7 +53,6 @@ class Paired(Measure):
         times_RV = batch.derive(_times)
         self.resampled += times_RV.double() @ rise_AV.double().T
         self.drawn += times_RV.sum(1)
-        self.images += batch.valid.sum()
         return right, right_AV
 
     def losses(self) -> dict[str, Tensor]:

@@ -156,8 +156,9 @@ class Similarity(Measure):
 
     def update(self, batch: HeadBatch) -> None:
         self.declare([self.shape(group, batch) for group in range(len(self.groups))])
-        if not batch.valid.any():
-            return
+        super().update(batch)
+
+    def add(self, batch: HeadBatch) -> None:
         for group in range(len(self.groups)):
             moments, dealt = batch.derive(sums_of, self.rows_of(group), self.folds, self.jackknife, self.null != "rows")
             if dealt is not None:
@@ -170,7 +171,6 @@ class Similarity(Measure):
                     )
                 sums.merge(dealt)
             declared(self, group, Moments).merge(moments)
-        self.images += batch.valid.sum()
 
     def before_sync(self) -> None:
         """A rank that saw no batch learns from the others how many tokens and channels there are."""

@@ -121,10 +121,9 @@ class OfAttention(Measure):
     needs: frozenset[Need] = frozenset({"attn"})
     texts: ClassVar[bool] = False
 
-    def update(self, batch: HeadBatch) -> None:
+    def add(self, batch: HeadBatch) -> None:
         for piece in attention(self.name, self.layout, batch, self.texts):
             self.look(piece, batch)
-        self.images += batch.valid.sum()
 
     @abstractmethod
     def look(self, piece: Piece, batch: HeadBatch) -> None:
