@@ -105,7 +105,7 @@ def gallery(
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
     batch = opened(data, chosen)
     own = (batch.labels < 0).any()
-    if own and (asking := [name for name, kind in kinds.items() if _explains_label(kind)]):
+    if own and (asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]):
         raise UserError(f"images: a file has no label, which {', '.join(asking)} explains; give target=top1.")
     pictures = batch.images.float() / 255
     batch = data.transform(batch, train=False)
@@ -235,10 +235,6 @@ def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
 def _called(image: int | str) -> int | str:
     """Return the name of an image in figures and tables."""
     return Path(image).stem if isinstance(image, str) else image
-
-
-def _explains_label(kind: MapKind) -> bool:
-    return getattr(kind, "target", None) == "label"
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:

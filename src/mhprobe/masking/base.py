@@ -149,6 +149,13 @@ class Units:
         order = list(order)
         return Path(None, self.masks[order], tuple(self.names[unit] for unit in order), **more)
 
+    def chosen(self, length: int, pick: Callable[[list[int], list[int]], int]) -> list[int]:
+        """At most ``length`` units, one by one: ``pick`` gets those taken so far and those that may go next."""
+        order: list[int] = []
+        while len(order) < length and (left := self.candidates(order)):
+            order.append(pick(order, left))
+        return order
+
     def candidates(self, order: Sequence[int]) -> list[int]:
         """The units that may go next, lowest index first; none once the path that masked ``order`` is to end."""
         gone = set(order)

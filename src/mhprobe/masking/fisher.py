@@ -49,9 +49,7 @@ class Fisher(Order):
         fisher = evaluate.fisher(nothing) if exchange else evaluate.slopes(nothing)[1].diag()
         _check(layout, fisher.diagonal())
         price_U = units.masks.double() @ fisher.diagonal() / _savings(units)
-        order: list[int] = []
-        while len(order) < length and (left := units.candidates(order)):
-            order.append(min(left, key=lambda unit: float(price_U[unit])))
+        order = units.chosen(length, lambda order, left: min(left, key=lambda unit: float(price_U[unit])))
         if exchange:
             order = _rearranged(units, layout, fisher, order, price_U)
         return [units.path(order)]

@@ -5,6 +5,7 @@ layer is emptied early. Layers may differ in width. After step s a layer of H he
 of them, halves rounded up. So all layers thin out evenly and are empty together.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,11 +62,9 @@ class Random(Order):
         return [draw(units, layout, length, self.seed + repeat) for repeat in range(self.repeats)]
 
     def _units(self, units: Units, layout: HeadLayout, length: int, seed: int) -> Path:
-        order: list[int] = []
-        for unit in torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist():
-            if len(order) < length and unit in units.candidates(order):
-                order.append(unit)
-        return Path(seed, units.masks[order], tuple(units.names[unit] for unit in order))
+        place = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).argsort().tolist()
+        order = units.chosen(length, lambda order, left: min(left, key=place.__getitem__))
+        return dataclasses.replace(units.path(order), seed=seed)
 
     def _mixed(self, units: Units, layout: HeadLayout, seed: int) -> Path:
         sets = list(units.masks.any(0).nonzero())

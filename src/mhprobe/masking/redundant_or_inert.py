@@ -196,11 +196,11 @@ def masked_heads(
             )
         )
     adjusted = benjamini_hochberg(torch.tensor([head.p for head in found], dtype=torch.float64)).tolist()
-    return [_judged(head, p, _bar(found, head, level), level) for head, p in zip(found, adjusted, strict=True)]
-
-
-def _judged(head: MaskedHead, p: float, bar: float, level: float) -> MaskedHead:
-    return dataclasses.replace(head, p=p, bar=bar, alike=p <= level, redundant=p <= level and head.standing > bar)
+    bars = [_bar(found, head, level) for head in found]
+    return [
+        dataclasses.replace(head, p=p, bar=bar, alike=p <= level, redundant=p <= level and head.standing > bar)
+        for head, p, bar in zip(found, adjusted, bars, strict=True)
+    ]
 
 
 def _bar(heads: Sequence[MaskedHead], head: MaskedHead, level: float) -> float:

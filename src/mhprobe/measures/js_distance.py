@@ -23,7 +23,7 @@ sites.
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -258,27 +258,17 @@ def _of_image(rows: Tensor, text: bool) -> Tensor:
     return rows.sum((0, 3, 4) if text else (1, 3, 4))
 
 
-class _Rearrangement(NamedTuple):
-    """Return the places at which the rows of one site find those of another.
-
-    row: (W, Q) among the other's windows x queries. key: (W, Q, K) place in that row. there: (W, Q, K) bool, it is one.
-    """
-
-    row: Tensor
-    key: Tensor
-    there: Tensor
-
-
 def _rearranged(rows: Tensor, site: HeadSite, like: HeadSite) -> Tensor:
     """Rows of ``site`` (b, W, H, Q, K) in the windows of ``like``, without the keys outside of those."""
-    to = _rearrangement(site, like, rows.device)
+    row_WQ, key_WQK, there_WQK = _rearrangement(site, like, rows.device)
     flat_bHRK = rows.transpose(1, 2).flatten(2, 3)
-    moved_bHWQK = flat_bHRK[:, :, to.row].gather(-1, to.key.expand(*flat_bHRK.shape[:2], *to.key.shape))
-    return (moved_bHWQK * to.there).transpose(1, 2)
+    moved_bHWQK = flat_bHRK[:, :, row_WQ].gather(-1, key_WQK.expand(*flat_bHRK.shape[:2], *key_WQK.shape))
+    return (moved_bHWQK * there_WQK).transpose(1, 2)
 
 
 @functools.lru_cache(maxsize=256)
-def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> _Rearrangement:
+def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row (W, Q) its number in the other's windows; of each key (W, Q, K) its place there, and if it is one."""
     with torch.inference_mode(False):
         old, new = places_of(site, device), places_of(like, device)
         count = old.token.shape[1]
@@ -290,7 +280,7 @@ def _rearrangement(site: HeadSite, like: HeadSite, device: torch.device) -> _Rea
         together = window_WK[:, :, None] == window_WK[:, None]
         key_WQK = place_in_window_WK[:, None].expand(together.shape)
         may = old.pairs.flatten(0, 1)[place_WK].gather(-1, key_WQK)
-        return _Rearrangement(place_WK, key_WQK, together & may & new.pairs)
+        return place_WK, key_WQK, together & may & new.pairs
 
 
 def _groups(layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:

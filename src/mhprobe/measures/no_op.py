@@ -17,15 +17,14 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import mean_of, sums
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.kinds import KINDS, kinds_of
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_pairs, over_queries, shares
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, given, kinds_of
+from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares
 from mhprobe.stats.intervals import SIZE
 
 COLUMNS = ("special", "other", *KINDS)
 
 
-class NoOp(OfAttention, MeanOverImages):
+class NoOp(OfKinds):
     """Mean |dL/dA| on special keys, relative to that on all others.
 
     special: which kinds of keys are special; by default one: the class token, without it registers, without these
@@ -56,36 +55,24 @@ class NoOp(OfAttention, MeanOverImages):
     mass: Tensor = sums("A")  # over images and queries of attention to special keys
     even: Tensor = sums("A")  # the same of even attention
 
-    def __init__(
-        self,
-        layout: HeadLayout,
-        special: Sequence[str] | None = None,
-        threshold: float = 3.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, layout: HeadLayout, special: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         special = _special(layout) if special is None else special
         if not special or set(special) - set(KINDS):
             raise UserError(f"no_op: special lists some of {', '.join(KINDS)}, got {list(special)}.")
-        if threshold <= 0:
-            raise UserError(f"no_op: threshold is a number of standard deviations above 0, got {threshold}.")
         self.special = tuple(special)
-        self.threshold = threshold
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         slope_bWHQK = batch.need("attn_grad", self.name)[piece.number][piece.images].double().abs()
-        # kinds that depend on the grid alone are the same for all images: add these up first
         whole_1WHQK = slope_bWHQK.sum(0, keepdim=True)
         kinds = kinds_of(piece, batch, self.threshold)
         special_bWQK = torch.stack([kinds[kind].expand_as(kinds["high_norm"]) for kind in self.special]).any(0)
         groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
         queries = places.token >= 0
         for column, keys_bWQK in enumerate(groups):
-            alike = len(slope_bWHQK) / len(keys_bWQK)
-            source = slope_bWHQK if len(keys_bWQK) == len(slope_bWHQK) else whole_1WHQK
-            self.size[span, column] += over_queries((source * keys_bWQK[:, :, None]).sum(-1), queries)
-            self.pairs[span, column] += keys_bWQK.sum() * alike
+            self.size[span, column] += over_queries(given(slope_bWHQK, whole_1WHQK, keys_bWQK), queries)
+            self.pairs[span, column] += keys_bWQK.sum() * len(slope_bWHQK) / len(keys_bWQK)
         of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
         self.add_images(span, *of_image[0], *of_image[1])
         row_bWHQK = shares(piece.attn, places.pairs)

@@ -15,15 +15,14 @@ from torch import Tensor
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.image_sums import MeanOverImages
-from mhprobe.measures.parts.kinds import KINDS, kinds_of
-from mhprobe.measures.parts.places import OfAttention, Piece, even_over, of_pairs, over_queries, shares, where_site
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, given, kinds_of
+from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares, where_site
 from mhprobe.stats.intervals import SHARE
 
 COLUMNS = (*KINDS, "cls_to_cls")
 
 
-class TokenKinds(OfAttention, MeanOverImages):
+class TokenKinds(OfKinds):
     """Mean share of attention from patch queries to each kind of key.
 
     value: the kind that is the column "value"; one of the columns below. UserError for a kind that needs a class token
@@ -46,12 +45,10 @@ class TokenKinds(OfAttention, MeanOverImages):
     mass: Tensor = sums("A", len(COLUMNS))  # over images and queries of attention to each kind
     even: Tensor = sums("A", len(COLUMNS))  # the same of even attention
 
-    def __init__(self, layout: HeadLayout, value: str = "neighbours", threshold: float = 3.0, **kwargs: Any) -> None:
+    def __init__(self, layout: HeadLayout, value: str = "neighbours", **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
         if value not in COLUMNS:
             raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {quoted(value)}.")
-        if threshold <= 0:
-            raise UserError(f"token_kinds: threshold is a number of standard deviations above 0, got {threshold}.")
         site = layout.sites[0]
         if value.startswith("cls") and not site.class_token:
             raise UserError(
@@ -64,24 +61,19 @@ class TokenKinds(OfAttention, MeanOverImages):
                 f"Choose another kind, e.g. value=neighbours."
             )
         self.main = value
-        self.threshold = threshold
         self.label = f"share of attention: {value.replace('_', ' ')}"
 
     def look(self, piece: Piece, batch: HeadBatch) -> None:
         places, span = piece.places, piece.span
         row_bWHQK = shares(piece.attn, places.pairs)
-        # kinds that depend on the grid alone are the same for all images: add these up first
         whole_1WHQK = row_bWHQK.sum(0, keepdim=True)
         even_WQK = even_over(places.pairs)
         kinds = kinds_of(piece, batch, self.threshold)
         asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
         for column, (keys_bWQK, queries_WQ) in enumerate(asked):
-            source = row_bWHQK if len(keys_bWQK) == len(row_bWHQK) else whole_1WHQK
-            to_bWHQ = (source * keys_bWQK[:, :, None]).sum(-1)
             even_bWQ = (even_WQK * keys_bWQK).sum(-1)
-            alike = len(row_bWHQK) / len(keys_bWQK)
-            self.mass[span, column] += over_queries(to_bWHQ, queries_WQ)
-            self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * alike
+            self.mass[span, column] += over_queries(given(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ)
+            self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)
             if COLUMNS[column] == self.main:
                 given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
                 self.add_images(span, given_bH, piece.counts(queries_WQ))

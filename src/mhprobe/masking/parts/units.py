@@ -167,7 +167,4 @@ def check_reached(limits: Limits, off: Tensor, where: str) -> None:
 
 def _farthest(units: Units) -> Tensor:
     """(A,) the mask at the end of the path that takes units as they come."""
-    order: list[int] = []
-    while left := units.candidates(order):
-        order.append(left[0])
-    return units.masks[order].any(0)
+    return units.masks[units.chosen(len(units), lambda order, left: left[0])].any(0)

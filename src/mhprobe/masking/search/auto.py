@@ -15,10 +15,6 @@ from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 
 
-def _fast() -> Search:
-    return Screened(best=20, then=Racing())
-
-
 @dataclass(frozen=True)
 class Auto:
     """Choose the search by the size of the units.
@@ -27,7 +23,7 @@ class Auto:
     """
 
     several: Search = field(default_factory=Exact)
-    single: Search = field(default_factory=_fast)
+    single: Search = field(default_factory=lambda: Screened(best=20, then=Racing()))
 
     def of(self, masks: Tensor) -> Search:
         """The search for these units, (U, A) bool."""

@@ -10,15 +10,37 @@ Shapes: b images, W windows, Q queries, K keys, T tokens.
 """
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mhprobe.heads import HeadBatch, HeadSite
-from mhprobe.measures.parts.places import Piece, places_of
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
+from mhprobe.measures.parts.image_sums import MeanOverImages
+from mhprobe.measures.parts.places import OfAttention, Piece, places_of
 
 DIRECTIONS = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}  # of the key, seen from the query
 KINDS = ("cls", "registers", "self", "neighbours", *DIRECTIONS, "same_row", "same_column", "border", "high_norm")
+
+
+class OfKinds(OfAttention, MeanOverImages):
+    """Base of measures that tell kinds of keys apart. UserError for a threshold that is not above 0."""
+
+    def __init__(self, layout: HeadLayout, threshold: float = 3.0, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        if threshold <= 0:
+            raise UserError(f"{self.name}: threshold is a number of standard deviations above 0, got {threshold}.")
+        self.threshold = threshold
+
+
+def given(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tensor:
+    """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); (1, W, H, Q) over images too where all have the same keys.
+
+    whole: the sum of the weights over images, from which kinds that depend on the grid alone are added up once.
+    """
+    source = weights_bWHQK if len(keys) == len(weights_bWHQK) else whole_1WHQK
+    return (source * keys[:, :, None]).sum(-1)
 
 
 def kinds_of(piece: Piece, batch: HeadBatch, threshold: float) -> dict[str, Tensor]:
