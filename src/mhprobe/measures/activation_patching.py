@@ -110,8 +110,8 @@ class ActivationPatching(Measure):
         self.pool.gather()
         if not len(self.pool):
             return
-        images, labels = self.pool.parts
-        donors = Donors(images, labels, self.pool.number)
+        number, images, labels = self.pool.held
+        donors = Donors(images, labels, number)
         self.needs = frozenset({Patching(**self.options, donors=donors)})
 
     def reset(self) -> None:

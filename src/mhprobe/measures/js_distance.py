@@ -168,7 +168,7 @@ class JSDistance(MeanOverImages):
         for apart in range(1, images):
             first = 0
             for sites in self.groups:
-                attn = self.pool.parts[first : first + len(sites)]
+                attn = self.pool.held[1:][first : first + len(sites)]
                 js_bGG, queries_b = self._divergences(sites, attn, [a.roll(apart, 0) for a in attn])
                 heads = flat_heads(self.layout, sites).to(self.device)
                 # of head a on image i with head b on image i - apart: a pair of both images

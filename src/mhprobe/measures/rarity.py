@@ -76,7 +76,7 @@ class Rarity(OfAttention, MeanOverImages):
         for sort in self._sorts():
             sample = self.samples.get(sort, Pool(self.patches))
             sample.gather()
-            patches = sample.parts[0].cpu() if sample.parts else torch.empty(0, 1)
+            patches = sample.held[1].cpu() if sample.parts else torch.empty(0, 1)
             self.codes[sort] = Codes.fit(patches, self.num_codes)
         self.samples = {}
 

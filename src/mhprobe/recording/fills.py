@@ -202,12 +202,13 @@ def _some(batches: Walk, count: int) -> _Some:
         images, labelled = batch.images[batch.valid], labelled and batch.labels is not None
         numbers = image_numbers(images)
         pool.add(mixed(numbers ^ 1), [images, numbers, batch.labels[batch.valid] if labelled else numbers])
-    everyone = ranks.gather(pool.number.tolist())
+    keys, *parts = pool.held
+    everyone = ranks.gather(keys.tolist())
     before = {key for part in everyone[: ranks.rank()] for key in part}
     lowest = set(sorted({key for part in everyone for key in part})[:count]) - before
-    mine = [place for place, key in enumerate(pool.number.tolist()) if key in lowest]
-    images, numbers, labels = (part[mine] for part in pool.parts or [torch.empty(0, dtype=torch.long)] * 3)
-    return _Some(images, labels.cpu() if labelled else None, numbers.tolist(), pool.number[mine].tolist())
+    mine = [place for place, key in enumerate(keys.tolist()) if key in lowest]
+    images, numbers, labels = (part[mine] for part in parts or [torch.empty(0, dtype=torch.long)] * 3)
+    return _Some(images, labels.cpu() if labelled else None, numbers.tolist(), keys[mine].tolist())
 
 
 def _descend(model: nn.Module, some: _Some, constants: list[Tensor]) -> Tensor:

@@ -52,34 +52,40 @@ def _odd(count: int, device: torch.device) -> Tensor:
         return (2 * torch.randint(2**62, (count,), generator=generator) + 1).to(device)
 
 
-class Pool:
-    """The images with the smallest numbers, at most ``size``. number: (P,) int64, rising. parts: tensors (P, ...).
+_NOBODY = torch.iinfo(torch.int64).max
 
-    Texts differ in length: those of a batch, or the pool's, are filled up with zeros to the longest.
+
+class Pool:
+    """The images with the smallest numbers, at most ``size``, in as much room from the first on.
+
+    number: (P,) int64, rising; the largest there is marks a free place. parts: tensors (P, ...), by place. Texts differ
+    in length: those of a batch, or the pool's, are filled up with zeros to the longest.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.number = torch.empty(0, dtype=torch.long)
+        self.number = torch.full((size,), _NOBODY)
         self.parts: list[Tensor] = []
 
     def __len__(self) -> int:
-        return len(self.number)
+        """Return the number of images in the pool."""
+        return int((self.number != _NOBODY).sum())
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The numbers of the images that it has, and their parts."""
+        return [each[: len(self)] for each in (self.number, *self.parts)]
 
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:
         """Take in those of (B, ...) images that belong in it. The same image counts once."""
-        count = len(self)
         number, order = torch.cat([self.number, number_B.to(self.number.device)]).sort(stable=True)
         first = torch.ones_like(number, dtype=torch.bool)
         first[1:] = number[1:] != number[:-1]
-        self.number, order = number[first][: self.size], order[first][: self.size]
-        stays = order < count
-        for k, part in enumerate(parts):
-            mine, came = _as_large(self.parts[k] if count else part[:0], part.detach())
-            chosen, stayed = order.to(part.device), stays.to(part.device)
-            kept = came.new_empty(len(order), *came.shape[1:])
-            kept[stayed], kept[~stayed] = mine[chosen[stayed]], came[chosen[~stayed] - count]
-            self.parts[k : k + 1] = [kept]
+        number, order = number[first][: self.size], order[first][: self.size]
+        self.number = torch.full((self.size,), _NOBODY)
+        self.number[: len(number)] = number
+        before = self.parts or [part.new_zeros(self.size, *part.shape[1:]) for part in parts]
+        self.parts = [_of_both(mine, part.detach(), order) for mine, part in zip(before, parts, strict=True)]
 
     def gather(self) -> None:
         """Merge what all ranks have. A collective."""
@@ -89,6 +95,16 @@ class Pool:
         for number, parts in ranks.gather((self.number, [part.cpu() for part in self.parts])):
             if parts:
                 self.add(number, [part.to(device) for part in parts])
+
+
+def _of_both(mine: Tensor, came: Tensor, order: Tensor) -> Tensor:
+    """(P, ...) rows of ``mine`` (P, ...) and, behind them, ``came`` (B, ...), by their places; zeros in free ones."""
+    mine, came = _as_large(mine, came)
+    order = order.to(came.device)
+    stays = order < len(mine)
+    kept = came.new_zeros(mine.shape)
+    kept[: len(order)][stays], kept[: len(order)][~stays] = mine[order[stays]], came[order[~stays] - len(mine)]
+    return kept
 
 
 def _as_large(*parts: Tensor) -> tuple[Tensor, ...]:
