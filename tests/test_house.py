@@ -69,7 +69,7 @@ def losses_of_their_own(package: Path) -> list[str]:
 
 def test_a_loss_is_one_function_in_float64_and_its_slope_another():
     """measures/parts/losses.py writes the one out; the other is taken in the model's precision."""
-    assert losses_of_their_own(PACKAGE) == ["recording/objective.py"]
+    assert losses_of_their_own(PACKAGE) == ["recording/outputs.py"]
 
 
 def test_a_planted_loss_is_found(tmp_path):

@@ -35,8 +35,7 @@ from mhprobe.recording.checks import check_batch, sized
 from mhprobe.recording.fills import find_fill
 from mhprobe.recording.measuring import fills_of, label_of
 from mhprobe.recording.measuring import measure as watch
-from mhprobe.recording.objective import Of
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import Of, logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.tables import curve_rows
 from mhprobe.report.values import Found, Values

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhprobe.stats.lowest import lowest
+from mhprobe.stats.agreement import lowest
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=12), st.integers(0, 12))

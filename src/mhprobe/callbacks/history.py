@@ -10,7 +10,7 @@ from mhprobe.data.base import ImageData
 from mhprobe.measures.base import Measure
 from mhprobe.questions.subject import look
 from mhprobe.recording.measuring import label_of
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.report.comparisons import Point, history
 from mhprobe.report.measured import of_measure
 from mhprobe.report.report import Report

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates.fill import Fill, Filling
 from mhprobe.heads import HeadLayout
-from mhprobe.stats.lowest import lowest
+from mhprobe.stats.agreement import lowest
 
 
 class Instead(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 from mhprobe.backbones import family_of
 from mhprobe.headbench.network import Network, digits
 from mhprobe.headbench.plant import SAME, SILENT, by_name, moved_by, share_at
-from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import objective
 
 GRADES = 5
 

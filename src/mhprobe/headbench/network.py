@@ -22,7 +22,7 @@ from mhprobe.backbones.parts.opened import Opened
 from mhprobe.data.batch import Batch
 from mhprobe.data.digits import Digits
 from mhprobe.measures.parts.losses import outcomes
-from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import objective
 
 SIZES: dict[str, Any] = dict(img_size=8, patch_size=2, embed_dim=48, depth=4, num_heads=6, mlp_ratio=2.0)
 EPOCHS, AT_ONCE, RATE, DECAY = 12, 64, 3e-3, 0.05

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mhprobe.maps.base import MapKind, as_grid, layout_of, readout, usual_target
 from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 

@@ -6,11 +6,12 @@ order nor on how the images were spread over ranks. A measure works on a plain H
 Shapes: A heads of all sites.
 """
 
+import abc
 import contextlib
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from torchmetrics import Metric
 
 from mhprobe import ranks
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadBatch, HeadLayout, Kind, Need
+from mhprobe.heads import HeadBatch, HeadLayout, HeadWeights, Kind, Need
 from mhprobe.stats.intervals import REAL, Range
 
 T = TypeVar("T")
@@ -248,3 +249,23 @@ def mean_of(total: Tensor, count: Tensor) -> Tensor:
 def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
     """Sum ``state`` over ranks; return the one-element list that torchmetrics then adds up."""
     return [ranks.total(state, group)]
+
+
+class OfWeights(Measure):
+    """Its states are filled by ``look``; summed over ranks they are ``models`` times what one rank saw."""
+
+    needs: frozenset[Need] = frozenset({"weights"})
+    no_interval = "weights alone, which no image changes"
+    of_images = False
+
+    models: Tensor = counts()  # summed over ranks that have seen the weights, each once
+
+    def add(self, batch: HeadBatch) -> None:
+        recorded = batch.need("weights", self.name)
+        if not self.models:
+            self.models += 1
+            self.look(recorded)
+
+    @abc.abstractmethod
+    def look(self, weights: Sequence[HeadWeights]) -> None:
+        """Fill the states from the weights of each site."""

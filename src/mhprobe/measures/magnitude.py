@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mhprobe.heads import KINDS, HeadWeights
-from mhprobe.measures.base import sums
-from mhprobe.measures.parts.of_weights import OfWeights
+from mhprobe.measures.base import OfWeights, sums
 
 
 class Magnitude(OfWeights):

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadLayout, HeadWeights
-from mhprobe.measures.base import sums
-from mhprobe.measures.parts.of_weights import OfWeights
+from mhprobe.measures.base import OfWeights, sums
 from mhprobe.measures.parts.pairs import Pairs, flat_heads, groups, warn_duplicates
 from mhprobe.stats.significance import Z95
 

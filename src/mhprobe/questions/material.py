@@ -29,7 +29,7 @@ from mhprobe.questions import stored
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.subject import Subject, look
 from mhprobe.recording.measuring import Columns
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, Walk, measure
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.report.result import Sample
 from mhprobe.weights.twin import RandomTwin
 

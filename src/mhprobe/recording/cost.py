@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation, Need
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 IMAGES = 4  # enough to count: operations are proportional to images

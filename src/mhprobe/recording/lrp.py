@@ -31,8 +31,7 @@ from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.heads import Relevance
-from mhprobe.recording.objective import objective, refuse_features
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import logits_of, objective, refuse_features
 from mhprobe.recording.state import inspecting, usable
 
 

@@ -20,7 +20,7 @@ from mhprobe.gates.fill import Fill
 from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, Need, first_sites
 from mhprobe.measures.base import Measure, MeasureWarning
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 LEAST = 8  # images that are looked at together; fewer would leave the machine idle

@@ -1,13 +1,16 @@
-"""The output of a model as one tensor: its logits, or, where it classifies nothing, its features.
+"""The output of a model as one tensor, and the scalar that gradients are of: loss, a logit, or the length of features.
 
 Shapes: B images, C classes or features, T tokens.
 """
 
-from typing import Any
+from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from mhprobe.errors import UserError
+from mhprobe.backbones import puts_out_features
+from mhprobe.errors import UserError, one_of
+from mhprobe.heads import wide
+from mhprobe.recording.state import usable
 
 # of Hugging Face's outputs, what is closest to logits first
 _NAMED = ("logits", "pooler_output", "image_embeds", "text_embeds")
@@ -52,3 +55,32 @@ def _found(output: Any) -> Any:
         if isinstance(value, Tensor):
             return value
     return output[0] if isinstance(output, tuple | list) and output else None
+
+
+Of = Literal["loss", "top1", "label", "norm"]
+UNLABELLED = ("top1", "norm")  # of these, which need no labels
+
+
+def refuse_features(model: nn.Module, of: str, where: str = "record") -> None:
+    """UserError where features would be taken for logits; a wrapper may have a classifier of its own."""
+    if of != "norm" and puts_out_features(model):
+        raise UserError(
+            f"{where}: {type(model).__name__} gives features, no logits, so its {of} means nothing. Ask for their "
+            f"length: target='norm' (of='norm' in mhprobe.record)."
+        )
+
+
+def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
+    """(B, C) -> (B,): cross-entropy of the label in nats, the largest logit, the label's, or the length of all."""
+    one_of("record", "of", of, Of)
+    if of == "norm":
+        return wide(logits).norm(dim=1)
+    if of == "top1":
+        return logits.amax(1)
+    if labels is None:
+        raise UserError(f"record: the slope of the {of} needs labels, got None.")
+    labels = usable(labels)
+    if of == "label":
+        return logits.gather(1, labels[:, None]).squeeze(1)
+    # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/losses.py
+    return nn.functional.cross_entropy(wide(logits), labels, reduction="none")

@@ -31,8 +31,7 @@ from mhprobe.heads import (
 from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
-from mhprobe.recording.objective import UNLABELLED, Of, objective, refuse_features
-from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.outputs import UNLABELLED, Of, logits_of, objective, refuse_features
 from mhprobe.recording.patching import Run, patched
 from mhprobe.recording.replay import masked_logits
 from mhprobe.recording.state import inspecting, usable

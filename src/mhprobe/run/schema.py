@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import FillName, Kind, Part, Scope
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.run.sections import settings
 
 

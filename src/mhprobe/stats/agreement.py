@@ -1,4 +1,4 @@
-"""Do two ways to score heads agree, and does one tell two groups apart? Correlations, and the area under ROC.
+"""Do two ways to score heads agree, and does one tell two groups apart? Correlations, best heads, area under ROC.
 
 Shapes: A heads, M measures.
 """
@@ -53,7 +53,7 @@ def agreement(values: Mapping[str, Tensor], k: int) -> Agreement:
             rho[i, j] = spearman(x, y)
             low[i, j], high[i, j] = spearman_interval(float(rho[i, j]), len(x))
             if len(x) >= k:
-                overlap[i, j] = len(set(_top(x, k)) & set(_top(y, k))) / k
+                overlap[i, j] = int((lowest(-x, k) & lowest(-y, k)).sum()) / k
                 chance[i, j] = k / len(x)
     return Agreement(names, k, rho, overlap, chance, low, high)
 
@@ -100,11 +100,6 @@ def _both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a[known], b[known]
 
 
-def _top(x: Tensor, k: int) -> list[int]:
-    """The k heads with the largest value; of equal ones the first."""
-    return x.argsort(descending=True, stable=True)[:k].tolist()
-
-
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """The chance that a number of the first group is larger than one of the second; NaN where a group is empty.
 
@@ -122,3 +117,13 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
         return float("nan")
     above = inside[:, None] - outside[None]
     return float(((above > 0).double() + (above == 0).double() / 2).mean())
+
+
+def lowest(scores_A: Tensor, count: int) -> Tensor:
+    """(A,) bool, True for the ``count`` lowest scores; of equal ones the first, so that machines agree.
+
+    For the highest give ``-scores_A``. NaN is above everything.
+    """
+    mask = torch.zeros_like(scores_A, dtype=torch.bool)
+    mask[scores_A.argsort(stable=True)[:count]] = True
+    return mask

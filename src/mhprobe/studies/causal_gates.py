@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.gates.base import HeadGates, gates_of
-from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import objective
 from mhprobe.recording.state import inspecting
 
 BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98

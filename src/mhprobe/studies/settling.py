@@ -22,8 +22,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.report.masking import of_settling
 from mhprobe.report.report import Report, Sample
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.stats.agreement import spearman
-from mhprobe.stats.lowest import lowest
+from mhprobe.stats.agreement import lowest, spearman
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 

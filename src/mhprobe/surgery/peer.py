@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mhprobe.backbones import family_of, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
-from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import objective
 from mhprobe.surgery.costs import costs, head_shares
 from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import prune_heads

@@ -28,7 +28,7 @@ from mhprobe.io.tensors import digest
 from mhprobe.masking.base import LABELS, Evaluate, Scored
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.recording.fills import find_fill
-from mhprobe.recording.objective import Of
+from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
 from mhprobe.scoring.base import Score, looked, score_for

@@ -25,8 +25,7 @@ from mhprobe.masking.parts.cache import MaskCache, describe
 from mhprobe.measures.parts.losses import gate_slopes
 from mhprobe.recording.fills import beyond_fill
 from mhprobe.recording.measuring import score_heads
-from mhprobe.recording.objective import Of
-from mhprobe.recording.outputs import broken, refuse_broken
+from mhprobe.recording.outputs import Of, broken, refuse_broken
 from mhprobe.recording.record import record
 from mhprobe.recording.replay import Replay, forwards, gate_values
 from mhprobe.scoring.base import Score

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mhprobe.questions.material import Material
-from mhprobe.recording.objective import objective
+from mhprobe.recording.outputs import objective
 from mhprobe.recording.state import inspecting, usable
 from mhprobe.report.figures import training as figure
 from mhprobe.report.result import Result

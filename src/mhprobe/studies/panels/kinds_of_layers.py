@@ -20,7 +20,7 @@ from mhprobe.report import tables
 from mhprobe.report.figures import masking as figure
 from mhprobe.report.result import Result
 from mhprobe.scoring.parts.evaluate import Evaluator
-from mhprobe.stats.lowest import lowest
+from mhprobe.stats.agreement import lowest
 from mhprobe.stats.significance import wilson
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
