@@ -248,7 +248,8 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                         x = sum(map(cost, cells)) / len(cells)
                         points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
                 x, mean, low, high = zip(*sorted(points), strict=True)
-                again = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}  # who shares colour and marker
+                # who shares colour and marker
+                again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
                 axes.plot(x, mean, color=shade, marker=marker, markersize=3, lw=1, label=method, **again)
                 axes.fill_between(x, low, high, color=shade, alpha=0.15, lw=0)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
