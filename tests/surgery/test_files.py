@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import mhprobe
 import mhprobe.prune
 import runs
 from mhprobe.backbones import layout_of
+from mhprobe.heads import KINDS
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.weights.checkpoint import as_json, load_weights, save_weights
 from models import images_for
@@ -76,7 +78,12 @@ def test_the_documented_lines_reload_it_without_mhprobe(tmp_path):
     for path in sorted(WEIGHTS.glob("*_stem.safetensors")):  # those of docs/tutorials/engineer.md
         model, about = load_weights(path)
         networks.append((model, [0, 5, 17], about))
-    assert len(networks) > 2 * len(BACKBONES)
+    for kind in BACKBONES:  # mixes of heads and neurons, with an MLP that loses all of them
+        gates = mhprobe.attach(mixed := copy.deepcopy(network(kind)), units=KINDS)
+        last = gates.layout.span(len(gates.layout.sites) - 1)
+        heads = gates.layout.of("head").num_heads
+        networks.append((mixed, [0, *range(heads, heads + 40, 3), *range(last.start, last.stop)], description(kind)))
+    assert len(networks) > 3 * len(BACKBONES)
     for model, removed, about in networks:
         (folder := tmp_path / str(len(saved))).mkdir()
         pruned = save_pruned(model, removed, folder / "pruned.safetensors", about)
