@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,9 +15,25 @@ from located import LOCATED
 from mhprobe.backbones import attach
 from mhprobe.errors import UserError
 from mhprobe.looking import seen
-from mhprobe.looking.seen import Form, all_packed, attention_of_image, fitting, packed, unpacked
+from mhprobe.looking.seen import Form, all_packed, attention_of_image, fitting, packed
 from models import tiny_registers, tiny_swin, tiny_vit
 from oracles.attention import sites_of
+
+
+def unpacked(text, layout, form):
+    """Per site (windows, heads, rows, keys) weights as the page's script reads them."""
+    data, found, at = gzip.decompress(base64.b64decode(text)), [], 0
+    for site in layout.sites:
+        windows, keys = site.places().shape
+        fields = math.prod(math.ceil(side / form.field) for side in site.token_grid)
+        shape = (windows, site.num_heads, site.prefix_tokens + fields if site.windows is None else keys)
+        largest = np.frombuffer(data, "<u2", math.prod(shape), at).reshape(shape)
+        at += largest.nbytes
+        levels = np.frombuffer(data, "u1", math.prod(shape) * keys, at).reshape(*shape, keys)
+        at += levels.nbytes
+        found.append(torch.from_numpy(largest[..., None] / 65535 * (levels / form.levels) ** 2))
+    assert at == len(data)
+    return found
 
 
 @pytest.mark.parametrize("make", [tiny_vit, tiny_registers, tiny_swin])

@@ -8,13 +8,9 @@ over fields of patches, then images are left out.
 Shapes: S sites, W windows (1 for global attention), H heads of a site, R rows (queries), K keys of a window.
 """
 
-import base64
-import gzip
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
@@ -84,21 +80,6 @@ def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
         }
         for site in layout.sites
     ]
-
-
-def unpacked(text: str, layout: HeadLayout, form: Form) -> list[Tensor]:
-    """Per site (W, H, R, K) weights as a page reads them from ``packed``."""
-    data, found, at = gzip.decompress(base64.b64decode(text)), [], 0
-    for site in layout.sites:
-        windows, keys = site.places().shape
-        rows = keys if site.windows is not None else len(_rows(torch.zeros(1, 1, keys, keys), site, form.field)[0, 0])
-        shape = (windows, site.num_heads, rows)
-        largest = np.frombuffer(data, "<u2", math.prod(shape), at).reshape(shape)
-        at += largest.nbytes
-        levels = np.frombuffer(data, "u1", math.prod(shape) * keys, at).reshape(*shape, keys)
-        at += levels.nbytes
-        found.append(torch.from_numpy(largest[..., None] / 65535 * (levels / form.levels) ** 2))
-    return found
 
 
 def _rows(weights: Tensor, site: HeadSite, field: int) -> Tensor:
