@@ -468,10 +468,12 @@ The patching measures are simulated with 30 donors, fewer than the 256 that tabl
 """
 
 
-def main(draws: int) -> int:
-    print(PAGE, end="")
+def main(draws: int, *words: str) -> int:
+    """The page; or, for words, the rows of the simulations that have one of them in a promise."""
+    chosen = [each for each in SIMULATIONS if not words or any(word in name for name in each.promises for word in words)]
+    print("" if words else PAGE, end="")
     broken = 0
-    for simulation in SIMULATIONS:
+    for simulation in chosen:
         for row in shares(simulation, draws, first=10_000):
             promised = {"p": "5 %", "at most": "at most 5 %", "interval": "95 %"}[row.kind]
             broken += not row.kept
@@ -483,4 +485,4 @@ def main(draws: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 500))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 500, *sys.argv[2:]))

@@ -222,12 +222,13 @@ def test_half_of_the_images_make_every_interval_wider_by_the_root_of_two():
 
 
 def alike(batch: HeadBatch) -> HeadBatch:
-    """With heads that share something: of heads that share nothing all similarity is chance, which falls with n."""
+    """With heads and layers that share something: where they share nothing similarity is chance, which falls with n."""
+    shared = batch.z[0][:, :, :1].clone()
     for z in batch.z:
-        z += z.mean(1, keepdim=True) + 2 * z[:, :, :1]
+        z += z.mean(1, keepdim=True) + 2 * shared
     for stream in batch.stream or ():
         for part in stream[1:]:
-            part += 2 * stream.before
+            part += 2 * batch.stream[0].before
     return batch
 
 
