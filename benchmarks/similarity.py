@@ -3,12 +3,16 @@
 The size is that of a 12 x 12-head model of head width 16 over 10,000 images of 65 tokens (2,000 unless all is asked
 for). Across layers it is a tenth of the images, since the time of both sides grows with the rows. Every pair costs
 NumPy the same, so a sample of pairs is timed at the full number of rows, and scaled to all of them.
+
+Times are of the CPU, on one thread. What is streamed compares each pair 19 times (the value, eight folds of the
+interval, ten draws of chance), NumPy once, however many rows there are: the aims are lower where rows are few.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,9 +20,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
+from benchmarks.harness import timing
 from benchmarks.harness.size import Size
-from benchmarks.harness.timing import Ratio, compare, seconds, single
+from benchmarks.harness.timing import Ratio, single
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures import CCA, CKA, PWCCA, SVCCA, Procrustes
 from mhprobe.measures.base import Measure
@@ -27,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 LAYERS, HEADS, WIDTH, TOKENS, BATCH = 12, 12, 16, 65, 100
 SAMPLE = 3  # pairs
+seconds = partial(timing.seconds, clock=time.process_time)
+compare = partial(timing.compare, clock=time.process_time)
 
 
 def layout(layers: int) -> HeadLayout:
@@ -79,10 +87,16 @@ def at_size(pairs: Literal["layer", "all"], images: int, layers: int) -> Ratio:
         f"SVCCA of {layers} x {HEADS} heads (d={WIDTH}), {number:,} pairs ({pairs}), {count:,} rows: "
         f"pairwise NumPy ({SAMPLE} pairs timed, scaled to all) / streamed"
     )
-    return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, ">= 30", f"streamed {streamed:.0f} s")
+    aim = ">= 20" if pairs == "layer" else ">= 8"
+    return Ratio(what, statistics.median(ratios), ratios[0], ratios[-1], SAMPLE, aim, f"streamed {streamed:.0f} s")
 
 
 def run(size: Size) -> Iterator[Ratio]:
+    with threadpool_limits(1):
+        yield from rows_of(size)
+
+
+def rows_of(size: Size) -> Iterator[Ratio]:
     from oracles.svcca import similarity
 
     images, layers = size.pick(200, 2_000, 10_000), size.pick(2, LAYERS)
@@ -95,7 +109,7 @@ def run(size: Size) -> Iterator[Ratio]:
         return [similarity(rows[:, a], rows[:, b]) for a in range(HEADS) for b in range(a)]
 
     what = f"SVCCA of {HEADS} heads (d={WIDTH}), {len(rows):,} rows: pairwise NumPy / streamed"
-    yield compare(what, pairwise, lambda: stream([SVCCA], few, len(few) * BATCH), size.rounds(5), ">= 30")
+    yield compare(what, pairwise, lambda: stream([SVCCA], few, len(few) * BATCH), size.rounds(5), ">= 6")
 
     every, count = [SVCCA, CCA, PWCCA, CKA, Procrustes], size.pick(100, 2_000)
     yield compare(

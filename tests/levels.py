@@ -455,11 +455,13 @@ simulation draws.
 between five heads that share nothing, on 150 images. With ten draws their p has steps of 1/51. "Of a list" is the share
 of networks in which any of the five heads is named. js_distance lies far below its level: its null knows eight images.
 
-Rows "measure: interval" are of columns `low` and `high` of that measure, on 80 images of random heads that share
-something. The truth is the mean over all draws. Where a column has a name, `low` comes after it. With so few images
-the interval of fisher is too short: squares of slopes have long tails. Heads here are 3 wide; with
-heads of width 48 and 600 images p_svcca rejected in 5.0 % (standard error 1.9) and p_procrustes in 4.0 % (1.5) of
-60 draws.
+Rows "measure: interval" are of columns `low` and `high` of that measure, on 80 images of random heads and layers that
+share something. The truth is the mean over all draws. Where a column has a name, `low` comes after it. Squares of
+slopes have long tails: with 80 images the interval of fisher holds the truth in 94.0 %, with 300 in 94.8 % (20,000
+draws of squared normal numbers). Similarity that is chance alone has too wide an interval (98 to 99 %). So has
+position: of random heads the largest of many equal shares varies less than each of them. Heads here are 3 wide; with
+heads of width 48 and 600 images p_svcca rejected in 5.0 % (standard error 1.9) and p_procrustes in 4.0 % (1.5) of 60
+draws.
 
 The patching measures are simulated with 30 donors, fewer than the 256 that tables use by default.
 
@@ -470,7 +472,7 @@ The patching measures are simulated with 30 donors, fewer than the 256 that tabl
 
 def main(draws: int, *words: str) -> int:
     """The page; or, for words, the rows of the simulations that have one of them in a promise."""
-    chosen = [each for each in SIMULATIONS if not words or any(word in name for name in each.promises for word in words)]
+    chosen = [law for law in SIMULATIONS if not words or any(word in name for word in words for name in law.promises)]
     print("" if words else PAGE, end="")
     broken = 0
     for simulation in chosen:

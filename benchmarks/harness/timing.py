@@ -45,10 +45,10 @@ def from_rounds(what: str, ratios: Sequence[float], limit: str = "", note: str =
     return Ratio(what, middle, low, high, len(ratios), limit, note)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def compare(
@@ -58,6 +58,7 @@ def compare(
     rounds: int,
     limit: str = "",
     note: str = "",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Ratio:
     """Time both in turn, after one warm-up each (none for a single round); the ratio is taken within each round.
 
@@ -69,8 +70,8 @@ def compare(
     start = time.perf_counter()
     while len(ratios) < rounds and (len(ratios) < FEWEST or time.perf_counter() - start < PATIENCE):
         if len(ratios) % 2:
-            below, above = seconds(denominator), seconds(numerator)
+            below, above = seconds(denominator, clock), seconds(numerator, clock)
         else:
-            above, below = seconds(numerator), seconds(denominator)
+            above, below = seconds(numerator, clock), seconds(denominator, clock)
         ratios.append(above / below)
     return from_rounds(what, ratios, limit, note)
