@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,18 @@ def test_a_list_behind_a_line_of_text_is_a_list(hooks):
     assert hooks.lists_stand_apart(page) == "It says:\n\n- one\n  goes on\n- two\n\n```\ncode\n- no list\n```"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_a_page_with_all_that_it_says_and_shows(hooks, path):
+    text, pictures = hooks.notebook(path)
+    cells = json.loads(path.read_text())["cells"]
+    assert all("".join(cell["source"]).replace("../docs/", "../") in text for cell in cells)
+    shown = [out for cell in cells for out in cell.get("outputs", ()) if "image/png" in out.get("data", {})]
+    assert len(pictures) == len(shown) > 0 and all(f"]({name})" in text for name in pictures)
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
+    printed = [line for cell in cells for out in cell.get("outputs", ()) for line in out.get("text", ())]
+    assert all(line.rstrip() in text for line in printed)
+
+
 @pytest.mark.slow
 def test_it_builds_without_a_broken_link(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e .[docs]")
@@ -51,6 +64,11 @@ def test_it_builds_without_a_broken_link(tmp_path):
     fetched = re.findall(r"<(?:script|link)[^>]+(?:src|href)=\"?(https?:[^\"> ]+)", front)
     assert not [address for address in fetched if "github.com/mhprobe" not in address]  # nothing, the search included
     assert "iframe-worker" in front and (tmp_path / "site" / "vendor" / "iframe-worker.js").is_file()
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        assert (tmp_path / "site" / "notebooks" / f"{path.stem}.html").is_file()
+    assert f'href="../notebooks/{path.stem}.html"' in (tmp_path / "site" / "tutorials" / "notebooks.html").read_text()
+    look = (tmp_path / "site" / "example" / "look.html").read_text()
+    assert "china.jpg" in look and "example/look.html" in (tmp_path / "site" / "example.html").read_text()
     assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
     entry = (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]
     assert "null_draws" in entry and SVCCA.fooled_by.partition(": ")[2] in entry  # options and more, from the class

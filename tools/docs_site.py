@@ -1,10 +1,12 @@
-"""Hooks of mkdocs: what the site is made of is found, not listed. README's links, the API and the example come along.
+"""Hooks of mkdocs: what the site is made of is found, not listed; links of README, the API and notebooks come along.
 
 The navigation: pages named in ORDER come first, in this order; every other page of docs/ after them.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 from pathlib import Path
@@ -20,7 +22,7 @@ SOURCE = "https://github.com/mhprobe/mhprobe/blob/main/"
 ORDER = {  # sections by what a reader wants, and their pages: a page that is not there is left out
     "Start": [
         *("index.md", "your_model.md", "start.md", "commands.md", "example.md"),
-        *("tutorials/notebooks.md", "others.md", "glossary.md"),
+        *("tutorials/notebooks.md", "notebooks/", "others.md", "glossary.md"),
     ],
     "See": [
         *("look.md", "tutorials/researcher.md", "which-measure.md", "measures.md", "maps.md", "reading-figures.md"),
@@ -34,13 +36,17 @@ ORDER = {  # sections by what a reader wants, and their pages: a page that is no
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Pages that are made, not written: the front page, the API, the changelog, the example."""
+    """Pages that are made, not written: the front page, the API, the changelog, pages to click, notebooks."""
     made = {
         "index.md": (ROOT / "README.md").read_text().replace("](docs/", "]("),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
         "api.md": api(),
         "example.md": example(files, config),
     }
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        made[f"notebooks/{path.stem}.md"], pictures = notebook(path)
+        for name, picture in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
     config["nav"] = navigation([file.src_uri for file in files.documentation_pages()])
@@ -83,6 +89,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         base = ROOT if page.file.src_uri in ("index.md", "changelog.md") else ROOT / "docs" / here
         place = Path(os.path.normpath(base / target.partition("#")[0]))
+        if place.suffix == ".ipynb":
+            return f"]({os.path.relpath(place.relative_to(ROOT).with_suffix('.md'), here)})"
         folder = ROOT / "docs" / target
         if base == ROOT and folder.is_dir():  # of README: a folder of pages stands for its first
             first = folder / "README.md" if (folder / "README.md").exists() else sorted(folder.glob("*.md"))[0]
@@ -113,15 +121,44 @@ def api() -> str:
     )
 
 
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as it is committed: its text with what it printed, and its pictures by file name."""
+    parts, pictures = [], {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"]).replace("](../docs/", "](../")
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for out in cell.get("outputs", ()):
+            data = out.get("data", {})
+            if "image/png" in data:
+                name = f"{path.stem}-{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![output of the cell above]({name})")
+            elif text := "".join(out.get("text", data.get("text/plain", ""))).rstrip():
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n", pictures
+
+
 def example(files: Files, config: Any) -> str:
-    """The report of the newest demo of this checkout, whole."""
+    """Pages to click: photographs seen by the ViT-S, and the newest demo of this checkout, whole."""
+    import sklearn.datasets
+
+    import mhprobe
+
+    photos = Path(sklearn.datasets.__file__).parent / "images"
+    look = mhprobe.look(ROOT / "weights" / "cifar10_vit_dinov2.safetensors", photos, show_progress=False)
+    whose = "photographs (danielbuechele and vultilion, CC BY 2.0), seen by a ViT-S fine-tuned on CIFAR-10"
+    pages = {"look": (look.page, whose)}
     runs = sorted((ROOT / "outputs" / "demo").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        return "# An example\n\n`make demo` writes one: open `report.html` in the folder that it names.\n"
-    text = runs[-1].read_text(encoding="utf-8").replace(str(ROOT) + "/", "").replace(str(ROOT), ".")
-    files.append(File.generated(config, "example/report.html", content=text))
-    return (
-        "# An example\n\nThe report of the demo, with its head atlas, as `make demo` writes it: "
-        "[open it alone](example/report.html).\n\n"
-        '<iframe src="example/report.html" title="report of the demo" style="width:100%;height:80vh"></iframe>\n'
-    )
+    for name, what in (("report", "the report of the demo"), ("live", "the same, with heads that switch live")):
+        if runs and (page := runs[-1].with_name(f"{name}.html")).is_file():
+            text = page.read_text(encoding="utf-8").replace(str(ROOT) + "/", "").replace(str(ROOT), ".")
+            pages[name] = text, what
+    for name, (text, _) in pages.items():
+        files.append(File.generated(config, f"example/{name}.html", content=text))
+    shown = [
+        f"[{what[0].upper()}{what[1:]}](example/{name}.html).\n\n"
+        f'<iframe src="example/{name}.html" title="{what}" loading="lazy" style="width:100%;height:80vh"></iframe>\n'
+        for name, (_, what) in pages.items()
+    ]
+    more = "" if runs else "`make demo` writes more: open `report.html` in the folder that it names.\n"
+    return "\n".join(["# Pages to click\n", *shown, more])
