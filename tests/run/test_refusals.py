@@ -79,6 +79,14 @@ def test_settings_that_give_no_answer(tmp_path, override):
     assert one_line(error)
 
 
+@pytest.mark.parametrize(("option", "problem"), [("lrr=1e-3", "not permitted"), ("lr=-1", "greater than 0")])
+def test_what_differs_when_training_from_scratch_is_an_option_of_training(option, problem):
+    given = ("gates=hard_concrete_target", "weights=random", f"+voita.scratch_optim.{option}")
+    with pytest.raises(UserError, match=rf"voita\.scratch_optim\.{option.partition('=')[0]}: .*{problem}") as error:
+        runs.checked("studies.voita", *runs.TINY, *given)
+    assert one_line(error)
+
+
 def test_all_of_the_images_is_no_part_of_them(tmp_path):
     whole = ("+trainer.limit_val_batches=1.0", "+trainer.limit_test_batches=1.0", "+trainer.fast_dev_run=false")
     assert runs.config("train", tmp_path, *whole).trainer.model_dump()["limit_val_batches"] == 1.0

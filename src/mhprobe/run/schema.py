@@ -296,16 +296,11 @@ def check(command: str, cfg: DictConfig) -> Config:
         reason = str(error.msg).splitlines()[0].rstrip(".")
         raise UserError(f"{error.full_key}: {reason}; choose the option that has it.") from None
     _refuse_no_numbers(plain)
-    try:
-        checked = Config.model_validate({**plain, "command": command})
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UserError(_gone(key)) from None
-        raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
+    checked: Config = _valid(Config, {**plain, "command": command})
     if gone := sorted(settings(command) - plain.keys()):
         raise UserError(_gone(gone[0]))
+    if checked.voita is not None:
+        _valid(Optim, {**plain["optim"], **checked.voita.scratch_optim}, "voita.scratch_optim.")
     _refuse_parts(plain["trainer"])
     masking = checked.masking
     if masking is not None and masking.step is not None and masking.steps is not None:
@@ -318,6 +313,18 @@ def check(command: str, cfg: DictConfig) -> Config:
     if checked.backbone.get("num_classes") == 0:
         refuse_without_classifier(command)
     return checked
+
+
+def _valid(section: type[_Section], values: dict[str, Any], where: str = "") -> Any:
+    """The section with these values; UserError names the key, below ``where``."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = where + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise UserError(_gone(key)) from None
+        raise UserError(f"{key}: {first['msg']}, got {quoted(first['input'], 100)}.") from None
 
 
 def _refuse_no_numbers(value: Any, key: str = "") -> None:
