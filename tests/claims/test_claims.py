@@ -90,12 +90,16 @@ def test_narrow_heads_are_compared_within_a_network_that_has_two_widths():
     assert known()["narrow_heads_are_more_alike"].estimate(evidence).effect == pytest.approx(0.2)
 
 
+UNKNOWN = {"claim": "heads_of_a_block_are_alike", "effect": None, "low": None, "high": None, "count": 0}
+
+
 @pytest.mark.parametrize(
     ("claim", "of_runs", "reason"),
     [
         ("pruned_beats_from_scratch", {"outcomes": lambda: None}, "same test images"),
         ("importance_settles_early", {"tables": {}}, "no heads in its first quarter"),
-        ("narrow_heads_are_more_alike", {"rows": lambda kind: []}, "no verdict on heads_of_a_block_are_alike"),
+        ("narrow_heads_are_more_alike", {"rows": lambda kind: []}, "no number for heads_of_a_block_are_alike"),
+        ("narrow_heads_are_more_alike", {"rows": lambda kind: [UNKNOWN]}, "no number for heads_of_a_block_are_alike"),
     ],
 )
 def test_a_run_that_does_not_say_it_is_no_answer(claim, of_runs, reason):

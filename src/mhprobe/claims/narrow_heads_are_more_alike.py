@@ -18,7 +18,7 @@ def effect(of: Evidence, svcca: Columns) -> Estimate:
     width = torch.tensor([site.head_dim for _, _, site in of.layout])
     if (narrow := width < width.max()).any():
         return mean_of(of.layout, svcca["value"], svcca["null"], narrow, ~narrow)
-    rows = {row["claim"]: row for row in of.run("wider").rows("claims")}
-    if "heads_of_a_block_are_alike" not in rows:
-        raise UserError("the network of wider heads has no verdict on heads_of_a_block_are_alike.")
-    return minus_another(mean_of(of.layout, svcca["value"], svcca["null"]), rows["heads_of_a_block_are_alike"])
+    judged = [row for row in of.run("wider").rows("claims") if row["claim"] == "heads_of_a_block_are_alike"]
+    if not judged or judged[0]["effect"] is None:
+        raise UserError("the network of wider heads has no number for heads_of_a_block_are_alike.")
+    return minus_another(mean_of(of.layout, svcca["value"], svcca["null"]), judged[0])
