@@ -17,6 +17,7 @@ from mhprobe.claims.parts.estimates import (
     minus_another,
     more_often,
     most_alike,
+    over_heads,
     over_images,
     rank_correlation,
     share,
@@ -157,6 +158,13 @@ def test_chance_is_subtracted_and_said_where_it_is_not_the_same_on_both_sides():
     above = (values - chance).where(pairs, torch.nan)
     assert against.effect == pytest.approx(float(above[:3].nanmean() - above[3:].nanmean()))
     assert math.isnan(against.chance)
+
+
+def test_chance_stands_on_the_same_scale_as_an_effect_beyond_a_half():
+    values = drawn(12)
+    found = over_heads(layout_of(12), lambda kept: float(values[kept].mean()), chance=1 / 3)
+    assert found.beyond(0.5).effect == pytest.approx(found.effect - 0.5)
+    assert found.beyond(0.5).chance == pytest.approx(1 / 3 - 0.5)
 
 
 def test_a_rank_correlation_has_the_interval_of_the_other_pages():

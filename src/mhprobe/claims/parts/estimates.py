@@ -53,7 +53,7 @@ class Estimate:
 
     def beyond(self, number: float) -> "Estimate":
         """Return the estimate of the effect minus a number, e.g. of a share minus a half for "most"."""
-        moved = {name: getattr(self, name) - number for name in ("effect", "low", "high")}
+        moved = {name: getattr(self, name) - number for name in ("effect", "low", "high", "chance")}
         return replace(self, p=lambda effect, times=1.0: self.p(effect + number, times), **moved)
 
 
