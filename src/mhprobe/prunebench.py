@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def run(cfg: Config, folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
     from mhprobe.report.html import finish_report
+    from mhprobe.report.runs.facts import command
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
     from mhprobe.run.cells import Cells, refuse, results
@@ -27,7 +28,7 @@ def run(cfg: Config, folder: Path) -> None:
     report = builders.report(cfg, folder, model.gates.layout)
     cells = Cells(cfg, data, model, pruning.one_process(builders.trainer(cfg, [], report)))
     cells.run()
-    report.add_all(results(cfg.weights, cells.there()))
+    report.add_all(results(command(cfg.command, folder), cells.there()))
     finish_report(folder, cfg.command, model.gates.layout.of("head"), model.description)
     report.close()
     show(folder)

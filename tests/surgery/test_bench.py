@@ -34,6 +34,9 @@ def ran(cfg, folder):
 
 def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_path, monkeypatch):
     weights = f"weights={trained.folder / 'model.safetensors'}"
+    typed = tmp_path / "run" / "config" / "overrides.yaml"
+    typed.parent.mkdir(parents=True)
+    typed.write_text(f"- {weights}\n- prune.images=24\n")
     rows = ran(config(tmp_path, weights, "methods=[random,fisher]", "seeds=[0,1]"), tmp_path / "run")
     done = [row for row in rows if not row["note"]]
     assert {(row["method"], row["seed"]) for row in done} == {(m, s) for m in ("random", "fisher") for s in "01"}
@@ -41,8 +44,9 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         assert 0.3 < float(row["flops"]) <= 0.6 and row["images"] == "101" and float(row["minutes"]) > 0
         assert float(row["difference"]) == pytest.approx(float(row["repaired"]) - float(row["dense"]))
     missing = [row for row in rows if row["note"]]
-    assert missing and all(row["note"].startswith("not run: python -m mhprobe.prunebench weights=") for row in missing)
-    assert "methods=[magnitude] budgets=[0.6] seeds=[1]" in {r["note"].split(" ", 6)[-1] for r in missing}
+    command = f"not run: python -m mhprobe.prunebench {weights} prune.images=24 "  # the same settings: the same cell
+    assert missing and all(row["note"].startswith(command) for row in missing)
+    assert "methods=[magnitude] budgets=[0.6] seeds=[1]" in {row["note"].removeprefix(command) for row in missing}
     ranked = runs.rows(tmp_path / "run" / "tables" / "prunebench_ranking.csv")
     assert {row["method"] for row in ranked} == {"random", "fisher"} and all(row["seeds"] == "2" for row in ranked)
     assert (tmp_path / "run" / "report.html").is_file()
@@ -57,9 +61,12 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
     assert asked == ["magnitude_0.6_0", "magnitude_0.6_1"]  # what is there is not run again ...
     assert [row for row in again if row["method"] in ("random", "fisher")] == done
     assert {row["note"] for row in again if row["method"] == "magnitude"} == {"ValueError: its own mistake"}
-    asked.clear()
-    ran(config(tmp_path, weights, "methods=[random,magnitude]", "seeds=[0,1]", "prune.images=25"), tmp_path / "run")
-    assert len(asked) == 4  # ... but with other images, and what failed
+    others = {"magnitude_0.6_0": "seed=0", "random_0.6_0": "score=kl", "random_0.6_1": "prune.speed=true"}
+    for cell, other in {**others, "fisher_0.6_0": "prune.images=25"}.items():
+        asked.clear()
+        method, _, seed = cell.split("_")
+        ran(config(tmp_path, weights, f"methods=[{method}]", f"seeds=[{seed}]", other), tmp_path / "run")
+        assert asked == [cell], other  # ... but what failed, and what other settings make other numbers of
 
 
 def test_budgets_and_methods_that_there_are_not_are_refused(tmp_path):

@@ -54,13 +54,14 @@ class Cells:
         assert cfg.prune is not None, "a section of mhprobe.prunebench"
         self.settings: Prune = cfg.prune
         shared = facts(cfg.plain(), self.description, data.fingerprint)
-        shared |= cfg.prune.model_dump(include={"images", "select_on", "repair", "tune_epochs"})
+        told = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
+        shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score}
         self.made_from: dict[Cell, str] = {}
         for seed in cfg.seeds:
             for budget in cfg.budgets:
                 for name, part in cfg.method.items():
-                    told = json.dumps([{**shared, "seed": seed}, part, budget], sort_keys=True, default=str)
-                    self.made_from[Cell(name, budget, seed)] = hashlib.sha256(told.encode()).hexdigest()[:16]
+                    text = json.dumps([{**shared, "seed": seed}, part, budget], sort_keys=True, default=str)
+                    self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def there(self) -> dict[Cell, Kept | None]:
         """All cells; None for those that were not run with these settings."""
@@ -111,14 +112,14 @@ class Cells:
         return Kept(json.loads(found[1]["row"]), {stage: flags.bool() for stage, flags in found[0].items()})
 
 
-def results(weights: str | None, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
-    """The table of cells, the ranking, and accuracy against FLOPs and against measured time."""
+def results(command: str, cells: Mapping[Cell, Kept | None]) -> dict[str, Result]:
+    """The table of cells, the ranking, and accuracy against FLOPs and against measured time.
+
+    command: of this run; a cell that was not run has it in the table, with what asks for that cell alone.
+    """
     rows = []
     for cell, kept in cells.items():
-        missing = (
-            f"not run: python -m mhprobe.prunebench weights={weights} methods=[{cell.method}] "
-            f"budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
-        )
+        missing = f"not run: {command} methods=[{cell.method}] budgets=[{cell.budget:g}] seeds=[{cell.seed}]"
         note = missing if kept is None else kept.row.get("failed", "")
         rows.append({**cell._asdict(), **(kept.row if kept is not None and not note else {}), "note": note})
     found = {"prunebench": Result(_table(rows), about="One row per method, budget (share of FLOPs) and seed.")}
