@@ -209,13 +209,15 @@ async function pieces() {
   says.textContent = `The network is too large for this page. Choose ${LIVE.beside}, which lies in the same folder.`;
   for (;;) {
     await new Promise((resume) => input.addEventListener("change", resume, { once: true }));
+    const file = input.files[0];
+    if (!file) continue; // the choice was taken back
     try {
-      const bytes = await input.files[0].arrayBuffer(), length = Number(new DataView(bytes).getBigUint64(0, true));
+      const bytes = await file.arrayBuffer(), length = Number(new DataView(bytes).getBigUint64(0, true));
       const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length)));
       const found = LIVE.pieces.map((_, p) => new Uint8Array(bytes, ...header[`piece/${p}`].data_offsets.map((at, i, [from]) => (i ? at - from : 8 + length + at))));
       input.parentElement.hidden = true;
       return found;
-    } catch { says.textContent = `${input.files[0].name} has no network in it: expected ${LIVE.beside} of this run.`; }
+    } catch { says.textContent = `${file.name} has no network in it: expected ${LIVE.beside} of this run.`; }
   }
 }
 // what keeping the weights as something smaller changes
