@@ -69,10 +69,20 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         assert asked == [cell], other  # ... but what failed, and what other settings make other numbers of
 
 
-def test_budgets_and_methods_that_there_are_not_are_refused(tmp_path):
-    for option, match in (("budgets=[1.5]", "budgets: expected shares"), ("methods=[best]", "methods: expected some")):
-        with pytest.raises(mhprobe.UserError, match=match):
-            mhprobe.prunebench.run(config(tmp_path, option), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ("budgets=[1.5]", "budgets: expected shares"),
+        ("methods=[best]", "methods: expected some"),
+        ("methods=[]", "methods: expected one at the least"),
+        ("seeds=[]", "seeds: expected one at the least"),
+        ("prune.rounds=3", r"prune\.rounds: all cells have 1, got 3"),
+        ("prune.elastic=true", r"prune\.elastic: all cells have false, got True"),
+    ],
+)
+def test_what_no_cell_can_follow_is_refused(tmp_path, option, match):
+    with pytest.raises(mhprobe.UserError, match=match):
+        mhprobe.prunebench.run(config(tmp_path, option), tmp_path / "run")
 
 
 def test_a_seed_draws_what_a_method_draws_and_its_images(trained, tmp_path, monkeypatch):

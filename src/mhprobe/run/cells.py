@@ -28,6 +28,9 @@ from mhprobe.surgery.pruning import Images
 
 log = logging.getLogger(__name__)
 
+# what mhprobe.prune can do and a bench does in one way
+ONE_WAY = {"rounds": 1, "fold": "zero", "proj_bias": "keep", "elastic": False, "torch_export": False}
+
 
 class Kept(NamedTuple):
     """A cell that was run. row: of the table, or why it "failed". right: (N,) bool per stage, right test images."""
@@ -37,11 +40,17 @@ class Kept(NamedTuple):
 
 
 def refuse(cfg: Config) -> None:
-    """UserError for a budget out of range, and for a method that there is not."""
+    """UserError for a budget out of range, a method that there is not, and a setting that no cell follows."""
+    for key in ("budgets", "methods", "seeds"):
+        if getattr(cfg, key) == []:
+            raise UserError(f"{key}: expected one at the least, got an empty list.")
     if wrong := [budget for budget in cfg.budgets if not 0 < budget < 1]:
         raise UserError(f"budgets: expected shares of the FLOPs between 0 and 1, got {wrong[0]}.")
     if unknown := [name for name in cfg.methods or () if name not in cfg.method]:
         raise UserError(f"methods: expected some of {', '.join(cfg.method)}, got {unknown[0]}.")
+    for key, usual in ONE_WAY.items():
+        if (given := getattr(cfg.prune, key)) != usual:
+            raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {given}; use mhprobe.prune.")
 
 
 class Cells:
