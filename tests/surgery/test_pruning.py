@@ -62,6 +62,32 @@ def images_of(model, **options):
     return Images(Data(model), torch.device("cpu"), **options)
 
 
+class Aside(Data):
+    """Of the test images so many are set aside."""
+
+    def __init__(self, model, count):
+        super().__init__(model)
+        self.count, self.sizes, self.set_aside = count, {**SIZES, "calibration": count}, f"first {count}"
+
+    def batches(self, split, device, images=None):
+        if split != "calibration":
+            return super().batches(split, device, images)
+        return super().batches("test", device, torch.arange(self.count))
+
+
+def test_kept_answers_on_images_set_aside_are_of_these_images_and_of_this_fill(model, tmp_path):
+    mask = torch.arange(layout_of(model).num_heads)[None] % 2 == 0
+
+    def losses(count, look_at, fold, cache):
+        images = Images(Aside(model, count), torch.device("cpu"), look_at=look_at, cache=cache)
+        images.show(model)
+        return images.calibrate(model, False, images.stands_in(model, fold))(mask).losses
+
+    for asked in ((16, 24, "mean"), (16, 8, "mean"), (16, 8, "zero"), (10, 8, "zero"), (16, 24, "mean")):
+        torch.testing.assert_close(losses(*asked, tmp_path), losses(*asked, None), rtol=0, atol=0)
+    assert len(list(tmp_path.iterdir())) == 4  # the last was known
+
+
 def names(found):
     return [(row.round, row.stage, row.heads) for row in found.stages]
 

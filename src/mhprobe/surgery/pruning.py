@@ -212,8 +212,10 @@ class Images:
         score, cache = self.scores.get(shown), None
         if self.cache is not None:
             weights = digest({**model.state_dict(), "gates": gates_of(model).effective()})
-            images = [self.split, self.chosen.tolist()] if shown == "chosen" else shown
-            how = {"images": images, "rescale": rescale, "fill": fill is not None, "score": describe(type(score))}
+            chosen = [self.split, self.chosen.tolist()]
+            images = chosen if shown == "chosen" else [shown, self.data.set_aside]
+            fill_from = None if fill is None else chosen
+            how = {"images": images, "rescale": rescale, "fill_from": fill_from, "score": describe(type(score))}
             cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
         return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
 
