@@ -177,8 +177,8 @@ def crossed(difference_RN: Tensor) -> Crossed:
     parts = [(difference_RN.mean(0).var() / images, images - 1)]
     if repeats > 1:
         parts.append((difference_RN.mean(1).var() / repeats, repeats - 1))
-    variance = sum((part for part, _ in parts), torch.zeros(1))
-    spread = sum((part**2 / freedom for part, freedom in parts), torch.zeros(1))
+    variance = sum((part for part, _ in parts), torch.zeros_like(mean))
+    spread = sum((part**2 / freedom for part, freedom in parts), torch.zeros_like(mean))
     freedom = torch.where(spread > 0, variance**2 / spread, images - 1)
     half = t_quantile(freedom) * variance.sqrt()
     p = two_sided(mean, variance.sqrt(), freedom)
