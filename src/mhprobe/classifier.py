@@ -64,10 +64,10 @@ class GatedClassifier(L.LightningModule):
         self.penalty = penalty
         freeze(backbone, frozen)
         if not any(parameter.requires_grad for parameter in (*backbone.parameters(), *self.gates.parameters())):
-            raise UserError(f"gates.frozen: with frozen={frozen} and fixed gates nothing is left to train.")
+            raise UserError(f"frozen: with frozen={frozen} and fixed gates nothing is left to train.")
         self.description = description
         if algorithm == "muon" and penalty is not None and list(penalty.parameters()):
-            raise UserError("optim.algorithm: muon cannot maximise the multipliers of this gates.penalty; use adamw.")
+            raise UserError("algorithm: muon cannot maximise the multipliers of these gates' penalty; use adamw.")
         self.algorithm, self.lr, self.weight_decay, self.layer_decay = algorithm, lr, weight_decay, layer_decay
         self.warmup_epochs, self.min_lr, self.gate_lr = warmup_epochs, min_lr, gate_lr
         self.teacher, self.teacher_weight, self.temperature = teacher, teacher_weight, temperature

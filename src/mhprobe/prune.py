@@ -17,7 +17,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.report.html import finish_report
     from mhprobe.report.summary import show
     from mhprobe.run import builders, pruning
-    from mhprobe.run.construct import construct
+    from mhprobe.run.construct import construct, keyed
     from mhprobe.weights.checkpoint import gates_kept, load_weights
 
     pruning.refuse(cfg)
@@ -29,19 +29,20 @@ def run(cfg: Config, folder: Path) -> None:
     device = pruning.one_process(builders.trainer(cfg, [], report))
     dense = model.to(device).backbone.eval()
     order = None if settings.order is None else construct(settings.order, "prune.order")
-    source = pruning.source_of(settings, order, cfg.seed)
     weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else None
-    found = pruning.run_pruning(
-        settings,
-        dense,
-        pruning.images(cfg, model, data, device),
-        report,
-        source,
-        model.description,
-        train=pruning.retraining(cfg, dense, model.description, data, report) if settings.tune_epochs else None,
-        kept=None if weights is None else gates_kept(weights),
-        made=pruning.made_from(cfg, data, weights or {}),
-    )
+    with keyed(settings.model_dump(), "prune"):
+        source = pruning.source_of(settings, order, cfg.seed)
+        found = pruning.run_pruning(
+            settings,
+            dense,
+            pruning.images(cfg, model, data, device),
+            report,
+            source,
+            model.description,
+            train=pruning.retraining(cfg, dense, model.description, data, report) if settings.tune_epochs else None,
+            kept=None if weights is None else gates_kept(weights),
+            made=pruning.made_from(cfg, data, weights or {}),
+        )
     if found.scored == LABELS and not found.optimistic:  # two runs are compared on images that neither has looked at
         builders.keep_outcomes(folder, found.right[-1], data)
     attach(found.model, units={"head"})  # what looks at heads finds them by their gates

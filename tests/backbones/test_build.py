@@ -19,5 +19,5 @@ def test_a_patch_size_that_is_one_number_is_that_of_both_sides():
 @pytest.mark.parametrize("setting", [{"num_heads": True}, {"depth": False}, {"num_heads": 0}], ids=str)
 def test_a_size_that_is_a_flag_or_nothing_is_refused(setting):
     """True heads would be one head."""
-    with pytest.raises(UserError, match=rf"backbone.{next(iter(setting))}: expected at least 1, got"):
+    with pytest.raises(UserError, match=rf"^{next(iter(setting))}: expected at least 1, got"):
         build(**{**XCIT, **setting}, num_classes=3)

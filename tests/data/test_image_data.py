@@ -143,15 +143,15 @@ def test_lightning_gets_augmented_training_and_plain_evaluation_batches(tmp_path
 @pytest.mark.parametrize(
     "options, line",
     [
-        ({"batch_size": 0}, "data.batch_size: expected a whole number of at least 1, got 0"),
-        ({"eval_batch_size": 0}, "data.eval_batch_size: expected a whole number of at least 1, got 0"),
-        ({"batch_size": "many"}, "data.batch_size: expected a whole number of at least 1, got 'many'"),
-        ({"limit_train": 0}, "data.limit_train: expected a whole number of at least 1, got 0"),
-        ({"num_workers": -1}, "data.num_workers: expected a whole number of at least 0, got -1"),
-        ({"val_fraction": 1.5}, "data.val_fraction: expected a share between 0 and 1, got 1.5"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+        ({"eval_batch_size": 0}, "eval_batch_size: expected a whole number of at least 1, got 0"),
+        ({"batch_size": "many"}, "batch_size: expected a whole number of at least 1, got 'many'"),
+        ({"limit_train": 0}, "limit_train: expected a whole number of at least 1, got 0"),
+        ({"num_workers": -1}, "num_workers: expected a whole number of at least 0, got -1"),
+        ({"val_fraction": 1.5}, "val_fraction: expected a share between 0 and 1, got 1.5"),
         (
             {"val_fraction": 0.001},
-            "data.val_fraction: 0.001 of 60 training images leaves 0 to validate and 60 to train",
+            "val_fraction: 0.001 of 60 training images leaves 0 to validate and 60 to train",
         ),
         ({"sizes": (3, 3)}, "every class needs one to train on"),
     ],

@@ -84,7 +84,7 @@ def test_grey_and_transparent_images_become_rgb(tmp_path):
 
 
 def test_a_missing_root_is_named(tmp_path):
-    assert refusal(ImageFolder(tmp_path / "no.zip")).startswith(f"data.root: {tmp_path / 'no.zip'} does not exist.")
+    assert refusal(ImageFolder(tmp_path / "no.zip")).startswith(f"root: {tmp_path / 'no.zip'} does not exist.")
     with pytest.raises(UserError, match="got null"):
         ImageFolder(None)
 
@@ -100,7 +100,7 @@ def test_a_truncated_archive_is_named(tmp_path, kind, share):
     root = WRITERS[kind](tmp_path, class_files(6, 6))
     data = root.read_bytes()
     root.write_bytes(data[: int(len(data) * share)])
-    assert f"data.root: {root} is damaged or cut short (" in refusal(ImageFolder(root, 32))
+    assert f"root: {root} is damaged or cut short (" in refusal(ImageFolder(root, 32))
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -108,7 +108,7 @@ def test_a_truncated_archive_is_named(tmp_path, kind, share):
 def test_a_damaged_image_is_named_inside_its_archive(tmp_path, kind, contents):
     root = WRITERS[kind](tmp_path, class_files() | {"test/dog/1.png": contents})
     line = refusal(ImageFolder(root, 32))
-    assert line.startswith(f"data.root: {root}: test/dog/1.png is damaged (") and "0x" not in line
+    assert line.startswith(f"root: {root}: test/dog/1.png is damaged (") and "0x" not in line
 
 
 @pytest.mark.parametrize("lacks, has", [("test", "train"), ("train", "test")])
@@ -199,7 +199,7 @@ def test_a_download_that_fails_names_what_works_offline(tmp_path, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", unreachable)
     line = refusal(Cifar10(None, download_dir=tmp_path))
-    assert "cifar-10-python.tar.gz" in line and "data.root=<archive or folder you have> or data=digits" in line
+    assert "cifar-10-python.tar.gz" in line and " root=<archive or folder you have> or data=digits" in line
     (tmp_path / "empty").mkdir()
     assert "could not be fetched" in refusal(Cifar10(tmp_path / "empty"))
     assert "could not be fetched" in refusal(Cifar10(tmp_path / "empty"))  # the lock left there is no data

@@ -71,7 +71,7 @@ BROKEN = {
 def test_a_broken_table_is_refused_in_one_line(tmp_path, name):
     rows, words = BROKEN[name]
     path = written(tmp_path / "t.csv", HEADER, *rows)
-    with pytest.raises(UserError, match=rf"^gates\.mask: .*t\.csv.*{words}") as error:
+    with pytest.raises(UserError, match=rf"^mask: .*t\.csv.*{words}") as error:
         read_kept(path, LAYOUT)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 

@@ -144,8 +144,8 @@ def test_costs_of_neurons_are_what_their_removal_spares(build):
 @pytest.mark.parametrize(
     ("order", "options", "words"),
     [
-        (KeepBest(), {"target": {"flops": 0.5}}, "prune.order: looks at one unit after the other, .* 192 neurons"),
-        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "units": "layer"}, "prune.units: looks at one"),
+        (KeepBest(), {"target": {"flops": 0.5}}, "^order: looks at one unit after the other, .* 192 neurons"),
+        (Knapsack(measure=Fisher), {"target": {"flops": 0.5}, "units": "layer"}, "^units: looks at one"),
         (Knapsack(measure=Fisher), {"remove": 3}, "counts heads alone; of a mix"),
         (Knapsack(measure=Fisher), {"target": {"heads": 3}}, "counts heads alone; of a mix"),
         (Knapsack(measure=Fisher), {"target": {"flops": 0.01}}, r"flops=0.01 can't be met: .* 0\.\d+ is left"),

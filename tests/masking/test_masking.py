@@ -300,7 +300,7 @@ def test_a_single_step_is_the_same_point_and_searches_no_further():
 
 @pytest.mark.parametrize("option", ["step", "steps"])
 def test_negative_steps_are_refused(option):
-    with pytest.raises(UserError, match=f"masking.{option}: expected a whole number of at least 0"):
+    with pytest.raises(UserError, match=f"^{option}: expected a whole number of at least 0"):
         masking_curve(VIT, CurveSpec("c", "index", KeepBest(search=PLAIN)), Table(0), Table(1), **{option: -1})
 
 

@@ -96,7 +96,7 @@ def test_the_model_is_left_as_it_was_and_the_answer_repeats(build):
     "options", [{"weight": 0}, {"weight": math.nan}, {"lr": -1}, {"steps": 0}, {"start_steps": -1}]
 )
 def test_options_that_cannot_work_are_refused(options):
-    with pytest.raises(mhprobe.UserError, match=rf"causal\.{next(iter(options))}"):
+    with pytest.raises(mhprobe.UserError, match=rf"^{next(iter(options))}: "):
         causal_gates(Toy([0.0] * 6).vit, lambda epoch: [], **options)
 
 

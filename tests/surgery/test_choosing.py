@@ -73,7 +73,7 @@ def test_lists_and_files_name_heads(model, tmp_path):
     "heads", [["a"], 3, [], [1.5], [True], [-1], [6], {"a": 1}, [[1]], None, "nowhere.txt"], ids=str
 )
 def test_what_is_no_list_of_heads_is_refused_in_a_line(model, heads):
-    with pytest.raises(mhprobe.UserError, match=r"^prune\.heads: ") as error:
+    with pytest.raises(mhprobe.UserError, match=r"^heads: ") as error:
         given(model, heads)
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
@@ -84,7 +84,7 @@ def test_what_is_no_list_of_heads_is_refused_in_a_line(model, heads):
 def test_a_file_that_lists_no_heads_is_refused_in_a_line(model, tmp_path, text):
     for name in ("b.json", "b.txt"):
         (tmp_path / name).write_text(text)
-        with pytest.raises(mhprobe.UserError, match=r"^prune\.heads: .*b\.") as error:
+        with pytest.raises(mhprobe.UserError, match=r"^heads: .*b\.") as error:
             given(model, str(tmp_path / name))
         assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
@@ -109,8 +109,8 @@ def test_a_point_of_a_masking_curve_names_heads(model, tmp_path):
         ({"curve": "best", "remove": 3}, "no point with 3; the nearest is 2"),
         ({"curve": "best", "step": 9}, "no point with 9; the nearest is 2"),
         ({"curve": "best", "step": 0}, "names no head"),
-        ({"curve": "best"}, "step .* or prune.remove"),
-        ({"curve": "best", "step": 1, "remove": 2}, "step .* or prune.remove"),
+        ({"curve": "best"}, "step .* or remove"),
+        ({"curve": "best", "step": 1, "remove": 2}, "step .* or remove"),
         ({"step": 1}, "best, random, got None"),
         ({"curve": "worst", "step": 1}, "best, random, got worst"),
     ]:
@@ -233,10 +233,10 @@ def test_whole_layers_go_or_are_refused_with_what_fits(model, evaluate):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "prune.remove=<how many heads>, or"),
-        ({"remove": 1, "target": {"heads": 1}}, "prune.remove=<how many heads>, or"),
+        ({}, "remove=<how many heads>, or"),
+        ({"remove": 1, "target": {"heads": 1}}, "remove=<how many heads>, or"),
         ({"remove": 6}, r"1 to 5 can go, got 6; the nearest is 5"),
-        ({"target": {"heads": 0}}, r"prune.target.heads: of 6 heads 1 to 5 can go, got 6; the nearest is 1"),
+        ({"target": {"heads": 0}}, r"^target.heads: of 6 heads 1 to 5 can go, got 6; the nearest is 1"),
         ({"target": {"heads": 1.5}}, "whole number of heads, got 1.5"),
         ({"target": {"flops": 0.01}}, r"prune.target: flops=0.01 can't be met: .* is left"),
         ({"target": {"flops": 1.5}}, "what shall be left, from 0 to 1, got 1.5"),

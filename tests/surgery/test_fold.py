@@ -71,7 +71,7 @@ def test_what_no_bias_can_hold_is_refused():
         mhprobe.prune_heads(model, [0], fold=places)
     mean = find_fill(model, "mean", lambda: batches(model))
     model.blocks[0].attn.proj.bias = None
-    with pytest.raises(mhprobe.UserError, match=r"projection of blocks.0.attn has no bias.*prune.fold=zero"):
+    with pytest.raises(mhprobe.UserError, match=r"projection of blocks.0.attn has no bias.*fold=zero"):
         mhprobe.prune_heads(model, [0], fold=mean)
 
 

@@ -197,7 +197,7 @@ def test_a_bias_that_was_dropped_stays_dropped(model):
 
 
 def test_given_heads_have_no_rounds(model):
-    with pytest.raises(mhprobe.UserError, match=r"prune\.rounds.*prune=order"):
+    with pytest.raises(mhprobe.UserError, match=r"^rounds.*prune=order"):
         prune(model, images_of(model), Given([0]), rounds=2)
 
 

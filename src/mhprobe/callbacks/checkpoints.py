@@ -76,8 +76,8 @@ class Best(ModelCheckpoint):
         if steps < each * every:
             raise UserError(
                 f"trainer: the training ends after {steps} steps and the first validation comes after {each * every} "
-                f"({every} epochs of {each}), so no weights would be chosen. Raise trainer.max_epochs or "
-                f"trainer.max_steps, or validate more often (trainer.check_val_every_n_epoch)."
+                f"({every} epochs of {each}), so no weights would be chosen. Raise the trainer's "
+                f"max_epochs or max_steps, or validate more often (its check_val_every_n_epoch)."
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

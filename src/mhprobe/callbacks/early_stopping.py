@@ -23,12 +23,14 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def __init__(self, report: Report, patience: int = 6) -> None:
         if patience < 1:
-            raise UserError(f"early_stopping.patience: expected a number of validations from 1 on, got {patience}.")
+            raise UserError(f"patience: expected a number of validations from 1 on, got {patience}.")
         super().__init__("val/accuracy", mode="max", patience=patience)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if getattr(pl_module, "penalty", None) is not None:
-            raise UserError("callback.early_stopping: with gates.penalty accuracy is to fall; leave one of them out.")
+            raise UserError(
+                "early_stopping: with a price on open heads, the gates' penalty, accuracy is to fall; leave one out."
+            )
         trainer.should_stop = self.wait_count >= self.patience  # a run that goes on may have ended already
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

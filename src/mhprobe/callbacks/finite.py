@@ -73,6 +73,6 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
 def _stopped(trainer: L.Trainer, what: str, where: str) -> UserError:
     return UserError(
         f"{what} at epoch {trainer.current_epoch}, step {trainer.global_step}, first in {where}; training stopped "
-        f"before this step changed the weights. Lower optim.lr or set trainer.gradient_clip_val, and go on "
-        f"from the last checkpoint with ckpt_path=last and resume.allow=[optim.lr]."
+        f"before this step changed the weights. Lower the optimiser's lr or set the trainer's gradient_clip_val, and "
+        f"go on from the last checkpoint with ckpt_path=last, what you changed listed in allow of resume."
     )

@@ -29,6 +29,7 @@ def run(cfg: Config, folder: Path) -> None:
         of_choice=parts.chosen_on,
         second=parts.second and construct(parts.second, "evidence.second"),
         runs=parts.runs,
+        key="evidence.runs",
     )
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     question = Question("claims", ask, names, control=cfg.control is not None)

@@ -52,13 +52,13 @@ def open_archive(path: str | Path) -> Archive:
     if path.is_dir():
         return Folder(path)
     if not path.exists():
-        raise UserError(f"data.root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive.")
+        raise UserError(f"root: {path} does not exist. Give a folder or a .tar, .tar.gz, .tgz or .zip archive.")
     name = path.name.lower() if path.is_file() else ""  # a pipe would be waited for
     if name.endswith(TAR_SUFFIXES):
         return Tar(path)
     if name.endswith(".zip"):
         return Zip(path)
-    raise UserError(f"data.root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}.")
+    raise UserError(f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}.")
 
 
 class Folder:
@@ -75,7 +75,7 @@ class Folder:
             ways[itself] += 1
             if itself in above or ways[itself] > WAYS or len(above) > DEPTH:
                 raise UserError(
-                    f"data.root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
+                    f"root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
                     f"often (over {WAYS} times) linked to. Remove such links."
                 )
             for entry in entries:
@@ -84,7 +84,7 @@ class Folder:
                 else:
                     found.append(Path(entry.path).relative_to(self.path).as_posix())
             if len(found) > MOST:
-                raise UserError(f"data.root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
+                raise UserError(f"root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
         return found
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
@@ -93,11 +93,11 @@ class Folder:
             try:
                 what = path.stat()
                 if not stat.S_ISREG(what.st_mode):
-                    raise UserError(f"data.root: {path} is a device or a pipe, expected a file. Remove it.")
+                    raise UserError(f"root: {path} is a device or a pipe, expected a file. Remove it.")
                 small_enough(path, what.st_size)
                 data = path.read_bytes()
             except OSError as error:
-                raise UserError(f"data.root: {path} cannot be read ({error.strerror}).") from None
+                raise UserError(f"root: {path} cannot be read ({error.strerror}).") from None
             yield name, data
 
     def key(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _look(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
         with os.scandir(folder) as entries:
             return (here.st_dev, here.st_ino), list(entries)
     except OSError as error:
-        raise UserError(f"data.root: {folder} cannot be read ({error.strerror}). Remove it, or the link.") from None
+        raise UserError(f"root: {folder} cannot be read ({error.strerror}). Remove it, or the link.") from None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -125,7 +125,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        raise UserError(f"data.root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
+        raise UserError(f"root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
 
 
 def _state(path: Path) -> str:
@@ -158,9 +158,7 @@ def _sample(path: Path, parts: int) -> bytes:
 def small_enough(where: object, size: int) -> None:
     """UserError if ``size`` bytes are more than one image can have."""
     if size > LARGEST:
-        raise UserError(
-            f"data.root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it."
-        )
+        raise UserError(f"root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it.")
 
 
 class _File(ABC):
@@ -181,14 +179,14 @@ class _File(ABC):
                 small_enough(f"{self.path}: {name}", size)
                 names.append(name)
                 if len(names) > MOST:
-                    raise UserError(f"data.root: {self.path} has more than {MOST:,} files, expected images.")
+                    raise UserError(f"root: {self.path} has more than {MOST:,} files, expected images.")
         except UserError:
             raise
         except _DAMAGE as error:
             raise self._damaged(error) from None
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise UserError(
-                f"data.root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} such files): "
+                f"root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} such files): "
                 f"which is meant? Pack it anew, each file once."
             )
         return names
@@ -209,7 +207,7 @@ class _File(ABC):
     def _damaged(self, error: Exception) -> UserError:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists every format it tried
         return UserError(
-            f"data.root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
+            f"root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
             f"Fetch it again and compare its size or checksum with the original."
         )
 

@@ -43,9 +43,9 @@ class Augment:
     def __post_init__(self) -> None:
         for name in ("crop_padding", "rand_augment", "magnitude", "mixup", "cutmix"):
             if getattr(self, name) < 0:
-                raise UserError(f"data.augment.{name}: expected 0 or more, got {getattr(self, name)}.")
+                raise UserError(f"{name}: expected 0 or more, got {getattr(self, name)}.")
         if self.magnitude > STRONGEST:
-            raise UserError(f"data.augment.magnitude: expected 0 to {STRONGEST}, got {self.magnitude}.")
+            raise UserError(f"magnitude: expected 0 to {STRONGEST}, got {self.magnitude}.")
 
     @property
     def mixes(self) -> list[str]:
@@ -60,8 +60,7 @@ class Augment:
         height, width = images.shape[-2:]
         if self.crop_padding >= min(height, width):
             raise UserError(
-                f"data.augment.crop_padding: expected less than the images' {min(height, width)} pixels, "
-                f"got {self.crop_padding}."
+                f"crop_padding: expected less than the images' {min(height, width)} pixels, got {self.crop_padding}."
             )
         shifts = 2 * self.crop_padding + 1
         down = draw(fold(seed, epoch, _DOWN), index, shifts) - self.crop_padding

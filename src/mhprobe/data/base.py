@@ -93,17 +93,17 @@ class ImageData(L.LightningDataModule):
             ("num_workers", num_workers, 0),
             *((f"limit_{split}", limit, 1) for split, limit in self.limits.items() if limit is not None),
         ]:
-            whole_number(f"data.{name}", value, least)
+            whole_number(name, value, least)
         if num_workers > (most := max(FEW_WORKERS, 2 * (os.cpu_count() or 1))):
             raise UserError(
-                f"data.num_workers: expected at most {most}, two for each of this machine's processors, got "
+                f"num_workers: expected at most {most}, two for each of this machine's processors, got "
                 f"{num_workers}; each is a process with a copy of torch. 0 is usually the fastest."
             )
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
-            raise UserError(f"data.val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}.")
+            raise UserError(f"val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}.")
         if not isinstance(calibration_fraction, int | float) or not 0 <= calibration_fraction < 1:
             raise UserError(
-                f"data.calibration_fraction: expected a share from 0 to below 1, got {quoted(calibration_fraction)}."
+                f"calibration_fraction: expected a share from 0 to below 1, got {quoted(calibration_fraction)}."
             )
 
     # what it holds
@@ -122,14 +122,14 @@ class ImageData(L.LightningDataModule):
         train = np.setdiff1d(np.arange(len(labels)), val)
         if not len(val) or len(np.unique(labels[train])) < len(np.unique(labels)):
             raise UserError(
-                f"data.val_fraction: {self.val_fraction} of {len(labels)} training images leaves {len(val)} to "
+                f"val_fraction: {self.val_fraction} of {len(labels)} training images leaves {len(val)} to "
                 f"validate and {len(train)} to train on; every class needs one to train on. Change it or add images."
             )
         aside = val[stratified(labels[val], round(self.calibration_fraction * len(val)), self.seed)]
         if self.calibration_fraction and not 0 < len(aside) < len(val):
             raise UserError(
-                f"data.calibration_fraction: {self.calibration_fraction} of {len(val)} validation images are "
-                f"{len(aside)}, expected at least one and not all. Change it, or raise data.val_fraction."
+                f"calibration_fraction: {self.calibration_fraction} of {len(val)} validation images are "
+                f"{len(aside)}, expected at least one and not all. Change it, or raise val_fraction."
             )
         whole = {
             "train": Images(cached["train"], train),

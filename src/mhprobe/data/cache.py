@@ -233,7 +233,7 @@ def _make_room(folder: Path, paths: list[Path]) -> None:
         raise UserError(
             f"cache_dir: the decoded images need {needed:,} bytes in {folder.parent}, which has {free:,} free "
             f"({error.strerror}). Make room, choose another place with cache_dir=<folder>, or store smaller images "
-            f"(data.source.stored_size)."
+            f"(stored_size)."
         ) from None
 
 
@@ -249,7 +249,7 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
         return
     if len(changed):
         raise UserError(
-            f"data.root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, decode to other "
+            f"root: {len(changed)} images of {name}, the first is number {changed[0]} of {split}, decode to other "
             f"pixels than before although the files have the same size and time: they were damaged on disk. Fetch them "
             f"again, or remove {before} if they were changed on purpose."
         )

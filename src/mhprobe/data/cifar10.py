@@ -74,7 +74,7 @@ def _download(folder: Path) -> None:
     except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: the file came damaged
         raise UserError(
             f"CIFAR-10 could not be fetched from {URL} to {folder} ({error}). Without a network use "
-            f"data.root=<archive or folder you have> or data=digits."
+            f"root=<archive or folder you have> or data=digits."
         ) from None
     finally:
         socket.setdefaulttimeout(before)
@@ -86,7 +86,7 @@ def _python_batches(archive: Archive) -> Contents:
     wanted = [batch for batches in BATCHES.values() for batch in batches]
     missing = [batch for batch in wanted if batch not in files]
     if missing:
-        raise UserError(f"data.root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
+        raise UserError(f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
     loaded = {
         name.rsplit("/", 1)[-1]: _load_batch(data, f"{archive.path}: {name}")
         for name, data in archive.read([files[batch] for batch in wanted])
@@ -120,7 +120,7 @@ def _load_batch(data: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         pixels, labels = np.asarray(batch["data"], dtype=np.uint8), np.asarray(batch["labels"], dtype=np.int64)
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(f"data.root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again.") from None
+        raise UserError(f"root: {where} is not an intact CIFAR-10 batch ({error}). Fetch it again.") from None
     if pixels.shape != (len(labels), 3072) or not len(labels) or labels.min() < 0 or labels.max() > 9:
-        raise UserError(f"data.root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}.")
+        raise UserError(f"root: {where}: expected (N, 3072) pixels and labels 0 to 9, got {pixels.shape}.")
     return pixels, labels

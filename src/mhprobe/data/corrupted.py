@@ -47,9 +47,9 @@ class Corrupted:
         kinds = list(KINDS) if kinds is None else kinds
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown or not kinds:
-            raise UserError(f"data.source.kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
+            raise UserError(f"kinds: expected some of {', '.join(KINDS)}, got {list(kinds)}.")
         if severity not in range(1, 6):
-            raise UserError(f"data.source.severity: expected 1 (slight) to 5, got {quoted(severity)}.")
+            raise UserError(f"severity: expected 1 (slight) to 5, got {quoted(severity)}.")
         self.source, self.kinds, self.severity, self.seed = source, tuple(kinds), severity, seed
         self.name = f"{source.name}_corrupted"
 

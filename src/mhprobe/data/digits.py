@@ -23,9 +23,7 @@ class Digits:
 
     def __init__(self, test_fraction: float = 0.2, split_seed: int = 0) -> None:
         if not 0 < test_fraction < 1:
-            raise UserError(
-                f"data.source.test_fraction: expected a share between 0 and 1, got {quoted(test_fraction)}."
-            )
+            raise UserError(f"test_fraction: expected a share between 0 and 1, got {quoted(test_fraction)}.")
         self.test_fraction, self.split_seed = test_fraction, split_seed
 
     def key(self) -> dict[str, Any]:

@@ -44,9 +44,9 @@ class ImageFolder:
 
     def __init__(self, root: str | Path | None, stored_size: int = 256) -> None:
         if root is None:
-            raise UserError("data.root: expected a folder or archive of train/<class>/* and test/<class>/*, got null.")
+            raise UserError("root: expected a folder or archive of train/<class>/* and test/<class>/*, got null.")
         if stored_size < 1:
-            raise UserError(f"data.stored_size: expected at least 1 pixel, got {stored_size}.")
+            raise UserError(f"stored_size: expected at least 1 pixel, got {stored_size}.")
         self.root, self.stored_size = root, stored_size
 
     def key(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     """List the class folders of ``archive``; images become ``size`` px square, or must be so if not ``resize``."""
     found = _class_folders(archive)
     classes = {split: {name for s, name, _ in found if s == split} for split in SPLITS}
-    where = f"data.root: {archive.path}"
+    where = f"root: {archive.path}"
     for split in SPLITS:
         if not classes[split]:
             raise UserError(
@@ -100,12 +100,12 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         if split not in SPLITS or hidden:
             continue
         if not leaf.lower().endswith(SUFFIXES):
-            raise UserError(f"data.root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
+            raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
         roots.add("/".join(part for part in root if part))
         found.append((split, name, file))
     if len(roots) > 1:
         raise UserError(
-            f"data.root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
+            f"root: {archive.path} holds {len(roots)} data sets, in {', '.join(sorted(roots)[:3])}. "
             f"Choose one of these folders."
         )
     return found
@@ -159,10 +159,10 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
         # its message for an unknown format is an object's address
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
-        raise UserError(f"data.root: {where} is damaged ({reason}). Replace or remove it.") from None
+        raise UserError(f"root: {where} is damaged ({reason}). Replace or remove it.") from None
     if image.size != (size, size):
         if not resize:
-            raise UserError(f"data.root: {where} has {image.width} x {image.height} pixels, expected {size} x {size}.")
+            raise UserError(f"root: {where} has {image.width} x {image.height} pixels, expected {size} x {size}.")
         scale = size / min(image.size)
         width, height = (max(size, round(side * scale)) for side in image.size)
         left, top = (width - size) // 2, (height - size) // 2
@@ -179,7 +179,7 @@ def _eight_bits(image: PillowImage, where: str) -> PillowImage:
     if image.mode in ("I", "F"):
         kind = "whole numbers of 32 bits" if image.mode == "I" else "floating-point numbers"
         raise UserError(
-            f"data.root: {where} has {kind} for pixels, which do not say what is white; expected 8 or 16 bits. Save it "
+            f"root: {where} has {kind} for pixels, which do not say what is white; expected 8 or 16 bits. Save it "
             f"as one of these."
         )
     return image

@@ -99,7 +99,7 @@ class TrainOrder(Sampler[Picks]):
             fits = num_images // world_size
             if rank == 0:
                 log.warning(
-                    "data.batch_size: %d images on each of %d processes exceed the %d training images: using %d.",
+                    "batch_size: %d images on each of %d processes exceed the %d training images: using %d.",
                     batch_size, world_size, num_images, fits,
                 )  # fmt: skip
             batch_size = fits

@@ -37,11 +37,11 @@ class Photos:
 
     def __init__(self, root: str | Path | None, stored_size: int = 256, test_fraction: float = 0.5) -> None:
         if root is None:
-            raise UserError("data.root: expected a folder or archive of images, got null.")
+            raise UserError("root: expected a folder or archive of images, got null.")
         if stored_size < 1:
-            raise UserError(f"data.stored_size: expected at least 1 pixel, got {stored_size}.")
+            raise UserError(f"stored_size: expected at least 1 pixel, got {stored_size}.")
         if not 0 < test_fraction < 1:
-            raise UserError(f"data.source.test_fraction: expected a share between 0 and 1, got {test_fraction}.")
+            raise UserError(f"test_fraction: expected a share between 0 and 1, got {test_fraction}.")
         self.root, self.stored_size, self.test_fraction = root, stored_size, test_fraction
 
     def key(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Photos:
         files = sorted(file for file in archive.names() if is_image(file))
         if len(files) < LEAST:
             raise UserError(
-                f"data.root: {archive.path} has {len(files)} images, expected at least {LEAST} ({', '.join(SUFFIXES)})."
+                f"root: {archive.path} has {len(files)} images, expected at least {LEAST} ({', '.join(SUFFIXES)})."
             )
         alike = np.zeros(len(files), dtype=np.int64)
         test = stratified(alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0)

@@ -30,7 +30,7 @@ class Scenes:
     def __init__(self, size: int = 32, train: int = 4000, test: int = 1000, objects: int = 3, seed: int = 0) -> None:
         if size < 16 or min(train, test) < 2 * len(SHAPES) or not 1 <= objects <= 3:
             raise UserError(
-                f"data.source: scenes have size >= 16, train and test >= {2 * len(SHAPES)}, objects 1 to 3; "
+                f"size: scenes have size >= 16, train and test >= {2 * len(SHAPES)}, objects 1 to 3; "
                 f"got size {size}, train {train}, test {test}, objects {objects}."
             )
         self.size, self.train, self.test, self.objects, self.seed = size, train, test, objects, seed

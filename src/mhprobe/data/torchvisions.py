@@ -51,7 +51,7 @@ class Downloaded(ABC):
                     try:
                         item = part[i]
                     except OSError as error:
-                        raise UserError(f"data.root: {self.file(part, i)} cannot be read ({error}).") from None
+                        raise UserError(f"root: {self.file(part, i)} cannot be read ({error}).") from None
                     yield split, position, *self.decoded(item)
 
         return Contents(
@@ -83,11 +83,11 @@ class Downloaded(ABC):
             make = getattr(datasets, self.dataset)
             return make(self.root, split=name, download=self._may_download, **self.options)
         except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
-            instead = f"data.root=<folder with {self.folder}> or data={self.instead}"
+            instead = f"root=<folder with {self.folder}> or data={self.instead}"
             if not self._may_download:
                 raise UserError(
-                    f"data.root: {self.title} is not in {self.root}, or not whole; expected {self.root / self.folder} "
-                    f"as torchvision unpacks it. Use {instead}, or data.root=null to download it."
+                    f"root: {self.title} is not in {self.root}, or not whole; expected {self.root / self.folder} "
+                    f"as torchvision unpacks it. Use {instead}, or root=null to download it."
                 ) from None
             raise UserError(
                 f"{self.title} is not in {self.root} and could not be fetched ({error}). Without a network use "

@@ -70,7 +70,7 @@ class HeadGates(nn.Module):
     ) -> None:
         super().__init__()
         if low is not None and high is not None and not low < high:
-            raise UserError(f"gates.relaxation: expected low < high, got low={low}, high={high}.")
+            raise UserError(f"low: expected low < high, got low={low}, high={high}.")
         self.layout, self.low, self.high = layout, low, high
         first = next(model.parameters())
         self.values = nn.Parameter(torch.ones(layout.num_heads, device=first.device), requires_grad=learnable)
@@ -163,7 +163,7 @@ class HeadGates(nn.Module):
         """The amount above which a head is kept: a number, or "likelier" for Voita's rule. UserError without one."""
         if isinstance(rule, str):
             raise UserError(
-                f"gates.threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and exactly 1, "
+                f"threshold: {quoted(rule)} compares the chances of a gate that is exactly 0 and exactly 1, "
                 f"which only hard-concrete gates have. Give a number."
             )
         return rule
@@ -178,11 +178,11 @@ class HeadGates(nn.Module):
             number, head, site = list(self.layout)[int((~amount.isfinite()).nonzero()[0])]
             raise UserError(
                 f"gates: head {head} of {site.name} has the gate {self.effective()[self.layout.flat(number, head)]}, "
-                f"expected a finite one. Lower gates.lr and train again."
+                f"expected a finite one. Lower the gates' lr and train again."
             )
         if keep is None:
             return amount > self.threshold(threshold)
-        nearest_target(keep, self.layout.num_heads, "gates.keep")
+        nearest_target(keep, self.layout.num_heads, "keep")
         return lowest(-amount, keep)
 
     @torch.no_grad()
@@ -199,7 +199,7 @@ class HeadGates(nn.Module):
         """
         if self.values.requires_grad:
             raise UserError(
-                "gates.mask: training would open plain learnable gates again; choose gates=fixed or hard_concrete."
+                "mask: training would open plain learnable gates again; choose gates=fixed or hard_concrete."
             )
         self.values[self.layout.mask(mask).to(self.values.device)] = 0.0
 

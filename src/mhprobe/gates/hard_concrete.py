@@ -108,12 +108,12 @@ class HardConcreteGates(HeadGates):
             ("start_std", start_std, start_std >= 0, "a deviation of 0 or more"),
         ]:
             if not (fine and math.isfinite(value)):
-                raise UserError(f"gates.relaxation.{name}: expected {expected}, got {value}.")
+                raise UserError(f"{name}: expected {expected}, got {value}.")
         begin = min(start, math.inf if high is None else high)
         opens_at = math.log((1 - gamma) / (zeta - 1))  # sigmoid(this) stretches to exactly 1
         if not (math.isfinite(start) and begin >= opens_at):
             raise UserError(
-                f"gates.relaxation.start: a converged model needs gates that are open at the start, which takes "
+                f"start: a converged model needs gates that are open at the start, which takes "
                 f"{opens_at:.2f} or more, got {begin}."
             )
         super().__init__(model, layout, low=low, high=high)

@@ -14,6 +14,6 @@ def check_ramp(begin: float, rise: float) -> None:
     """Refuse shares that do not fit into the run."""
     if not (begin >= 0 and rise >= 0 and begin + rise <= 1):
         raise UserError(
-            f"gates.penalty: begin and rise are shares of the run, expected begin + rise <= 1 and neither below 0, "
+            f"begin: begin and rise are shares of the run, expected begin + rise <= 1 and neither below 0, "
             f"got begin={begin}, rise={rise}."
         )

@@ -30,14 +30,14 @@ class Target(nn.Module):
         super().__init__()
         check_ramp(begin, rise)
         if not lr > 0:
-            raise UserError(f"gates.penalty.lr: expected a rate above 0, got {lr}.")
+            raise UserError(f"lr: expected a rate above 0, got {lr}.")
         self.heads, self.begin, self.rise, self.lr = heads, begin, rise, lr
         self.linear = nn.Parameter(torch.zeros(()))
         self.square = nn.Parameter(torch.zeros(()))
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
         """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
-        nearest_target(self.heads, len(amount), "gates.penalty.heads")
+        nearest_target(self.heads, len(amount), "heads")
         wanted = 1 - (1 - self.heads / len(amount)) * ramp(progress, self.begin, self.rise)
         excess = amount.mean() - wanted
         return self.linear * excess + self.square * excess**2

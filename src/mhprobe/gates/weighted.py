@@ -25,7 +25,7 @@ class Weighted(nn.Module):
     def __init__(self, weight: float, begin: float = 0.0, rise: float = 0.0) -> None:
         super().__init__()
         if not (math.isfinite(weight) and weight >= 0):
-            raise UserError(f"gates.penalty.weight: expected a number of 0 or more, got {weight}.")
+            raise UserError(f"weight: expected a number of 0 or more, got {weight}.")
         check_ramp(begin, rise)
         self.weight, self.begin, self.rise = weight, begin, rise
 

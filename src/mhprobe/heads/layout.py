@@ -170,7 +170,7 @@ class HeadSite:
         if self.grid is None:
             raise UserError(
                 f"{self.name}: the model takes images of any size, so its tokens have no fixed grid. Build it with a "
-                f"size: backbone.img_size=<pixels>."
+                f"size, of the backbone img_size=<pixels>."
             )
         return self.grid
 

@@ -83,7 +83,7 @@ def read_column(path: str | Path, column: str, layout: Heads, asker: str) -> Ten
     return found
 
 
-def read_kept(path: str | Path, layout: Heads, asker: str = "gates.mask") -> Tensor:
+def read_kept(path: str | Path, layout: Heads, asker: str = "mask") -> Tensor:
     """(A,) bool, the column ``kept``; UserError if the table keeps none."""
     found = torch.zeros(layout.num_heads, dtype=torch.bool)
     for number, head, row in _heads(path, ("kept",), layout, asker):

@@ -51,7 +51,7 @@ def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
             square = decode(data, side, True, name)
             pictures.append(_address(decode(data, SHOWN, True, name)))
         except UserError as error:
-            left_out.append(str(error).removeprefix("data.root: "))
+            left_out.append(str(error).removeprefix("root: "))
             continue
         names.append(name)
         pixels.append(torch.from_numpy(square.copy()).permute(2, 0, 1))

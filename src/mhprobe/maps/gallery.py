@@ -228,7 +228,7 @@ def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
         small_enough(path, file.stat().st_size)
         pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=path)
     except UserError as error:
-        raise UserError(str(error).replace("data.root: ", "images: ")) from None
+        raise UserError(str(error).replace("root: ", "images: ")) from None
     return torch.tensor(pixels).permute(2, 0, 1), -1
 
 

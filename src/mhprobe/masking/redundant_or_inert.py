@@ -137,9 +137,9 @@ class RedundantOrInert:
 
     def __post_init__(self) -> None:
         if not 0 < self.level < 1:
-            raise UserError(f"masking.join: level is above 0 and below 1, got {self.level}.")
+            raise UserError(f"level: it is above 0 and below 1, got {self.level}.")
         if not self.similar and not self.distant:
-            raise UserError("masking.join: name at least one pairwise measure under similar or distant.")
+            raise UserError("similar: name at least one pairwise measure under similar or distant.")
 
     def measures(self, layout: HeadLayout) -> dict[str, Any]:
         """Return the measures that are needed, by name."""

@@ -46,7 +46,8 @@ class Masking:
     specs: by name; for one that does not fit the model, why. cache: the folder of scores. select_on: the split that
     greedy orders are chosen on. steps: the longest curve, None for all heads. step: only this point of every curve (for
     sweeps). join: says of the heads that could go whether they are redundant or inert; None to leave that out. score:
-    what is right and what is lost; None for the labels, or what the model and the data allow without.
+    what is right and what is lost; None for the labels, or what the model and the data allow without. key: of the
+    curves, for messages.
     """
 
     specs: Mapping[str, CurveSpec | UserError]
@@ -56,6 +57,7 @@ class Masking:
     step: int | None = None
     join: RedundantOrInert | None = None
     score: type[Score] | None = None
+    key: str = "curves"
     _scores: dict[str, Score] = field(default_factory=dict)
     _fills: dict[str, Fill | None] = field(default_factory=dict)
     _shares: dict[str, Cost] | None = None
@@ -90,8 +92,8 @@ class Masking:
         try:
             return masking_curve(subject.layout, spec, select, report, costs=costs, **path, **chosen)
         except UserError as error:
-            where = f"masking.curves.{name}"
-            raise UserError(f"{where}: {error} To go on without it: ~{where}.") from error
+            where, reason = f"{self.key}.{name}", str(error).removeprefix(f"curve {name}: ")
+            raise UserError(f"{where}: {reason} To go on without it: ~{where}.") from error
 
     def masked_heads(self, subject: Subject, curves: Sequence[Curve]) -> list[MaskedHead]:
         """Measure the heads that the searched curves mask, on the images that the paths were chosen on.

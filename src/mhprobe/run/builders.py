@@ -38,7 +38,7 @@ from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, Sample
 from mhprobe.report.runs.facts import origin
 from mhprobe.report.summary import show
-from mhprobe.run.construct import construct, explained, refuse_plain
+from mhprobe.run.construct import construct, explained, keyed, refuse_plain
 from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
@@ -92,22 +92,24 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
     gates = cfg.gates
-    made = GatedClassifier(
-        backbone,
-        description,
-        make_gates=explained(construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"),
-        units=gates.units,
-        penalty=construct(gates.penalty, "gates.penalty") if gates.penalty else None,
-        gate_lr=gates.lr,
-        frozen=gates.frozen,
-        **optim(cfg, data),
-    )
+    with keyed({"gates": gates.model_dump(), "optim": cfg.optim.model_dump() if cfg.optim else {}}):
+        made = GatedClassifier(
+            backbone,
+            description,
+            make_gates=explained(construct(gates.relaxation, "gates.relaxation"), "gates.relaxation"),
+            units=gates.units,
+            penalty=construct(gates.penalty, "gates.penalty") if gates.penalty else None,
+            gate_lr=gates.lr,
+            frozen=gates.frozen,
+            **optim(cfg, data),
+        )
     if is_first() and any(images.startswith("test:") for images in description.get("chosen_by", ())):
         log.warning("weights: test images chose the heads of this network: its numbers on test images are too good.")
     if cfg.command == "train" and learns_gates(made) and "neuron" in made.gates.layout.kinds:
         raise UserError("gates.units: the history of learned gates is of heads, expected gates.units=[head].")
     if gates.mask:
-        made.gates.close(~read_kept(gates.mask, made.gates.layout))
+        with keyed(gates.model_dump(), "gates"):
+            made.gates.close(~read_kept(gates.mask, made.gates.layout))
     if cfg.compile:
         backbone.compile()
     return made
@@ -149,7 +151,7 @@ def _teacher(path: str, sees: str, data: ImageData) -> Teacher:
             return Recalled(path, data.class_names, spec, data.cache_dir)
         return Teacher(path, data.class_names, spec)
     except UserError as error:
-        raise UserError(f"optim.teacher: {str(error).removeprefix('optim.teacher: ')}") from None
+        raise UserError(f"optim.teacher: {str(error).removeprefix('teacher: ')}") from None
 
 
 def weights_file(cfg: Config) -> str | None:
@@ -354,7 +356,8 @@ def _fresh(cfg: Config, data: ImageData) -> tuple[nn.Module, Description]:
     features = _features_asked(cfg)
     # None: as many as its own classifier has
     classes = 0 if features else None if data.unlabelled else data.num_classes
-    backbone = construct({**part, "num_classes": classes}, "backbone")
+    with keyed(cfg.backbone, "backbone"):
+        backbone = construct({**part, "num_classes": classes}, "backbone")
     if checkpoint is not None:
         load_foreign(backbone, str(checkpoint), "backbone.checkpoint", new_classifier=trains)
     elif part.get("pretrained") and not trains:
@@ -425,9 +428,10 @@ def prepared(part: dict[str, Any], where: str) -> ImageData:
         refuse_plain(part.get(key), f"{where}.{key}")
     if type(seed := part.get("seed", 0)) is not int:
         raise UserError(f"{where}.seed: expected a whole number, got {quoted(seed)}.")
-    made: ImageData = construct(part, where)
-    made.prepare_data()
-    made.setup()
+    with keyed(part, where):
+        made: ImageData = construct(part, where)
+        made.prepare_data()
+        made.setup()
     return made
 
 

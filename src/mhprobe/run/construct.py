@@ -1,6 +1,8 @@
 """Build a part of the configuration with a ``_target_``; a wrong key or value is named in one line."""
 
+import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +29,7 @@ def construct(part: Any, where: str, **extra: Any) -> Any:
         while cause.__cause__ is not None and not isinstance(cause, UserError):
             cause = cause.__cause__
         if isinstance(cause, UserError):
-            raise cause from None
+            raise with_key(cause, part, where) from None
         if isinstance(cause, WRONG):
             raise UserError(f"{where}: {_said(cause)} (given {short(' '.join(_given(part)), 300)})") from error
         raise
@@ -81,12 +83,41 @@ def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         try:
             return make(*args, **kwargs)
-        except UserError:
-            raise
+        except UserError as error:
+            raise with_key(error, getattr(make, "keywords", {}), where) from error
         except WRONG as error:
             raise UserError(f"{where}: {_said(error)}") from error
 
     return made
+
+
+@contextlib.contextmanager
+def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
+    """Put its key in front of the option of ``part`` that an error begins with, and in its advice (``option=...``)."""
+    try:
+        yield
+    except UserError as error:
+        raise with_key(error, part, where) from error
+
+
+def with_key(error: UserError, part: Any, where: str) -> UserError:
+    """The error with keys of the configuration for options of a part: the one it begins with, those that it advises."""
+    text = str(error)
+    option = re.match(r"\w+(?=[:.])", text)
+    if place := option and next((place for place in _places(part) if place[-1] == option[0]), None):
+        text = ".".join(filter(None, [where, *place[:-1], text]))
+    if where and isinstance(part, Mapping) and part:
+        named = "|".join(re.escape(str(key)) for key in part)
+        text = re.sub(rf"(?<= )({named})(?==)", rf"{where}.\1", text)
+    return UserError(text) if text != str(error) else error
+
+
+def _places(part: Any) -> list[tuple[str, ...]]:
+    """Keys of all options in a part, those nearest to its top first."""
+    if not isinstance(part, Mapping):
+        return []
+    inside = [(str(key), *place) for key, value in part.items() for place in _places(value)]
+    return [*((str(key),) for key in part), *sorted(inside, key=len)]
 
 
 def _said(error: BaseException) -> str:

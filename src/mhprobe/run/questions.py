@@ -110,7 +110,7 @@ def _usual(cfg: Config, material: Material) -> list[Question]:
         asked.append(Question(name, ask, names, control=material.twin is not None))
     if cfg.optim is not None and builders.learns_gates(cast(Any, material.model)):
         rule = functools.partial(learned_gates, keep=cfg.gates.keep, threshold=cfg.gates.threshold)
-        asked.append(Question("gates", rule))
+        asked.append(Question("gates", explained(rule, "gates")))
     if material.masking is not None:
         asked.append(Question("masking_curves", masking_curves, curves=tuple(material.masking.specs)))
     return asked
@@ -153,16 +153,16 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
             spec.check(layout)
             specs[name] = spec
         except UserError as error:
+            specs[name] = unfit = UserError(str(error).replace(f"curve {name}: ", f"masking.curves.{name}: "))
             if not cfg.paper:
-                raise
-            specs[name] = error
+                raise unfit from error
     fit = [spec for spec in specs.values() if isinstance(spec, CurveSpec)]
     longest = max((len(make_units(spec.units, layout, spec.exclude_layers).names) for spec in fit), default=0)
     if settings.step is not None and settings.step > longest:
         raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings.step}.")
     options = settings.model_dump(include={"select_on", "steps", "step"})
     join = construct(settings.join, "masking.join") if settings.join else None
-    return Masking(specs, Path(cfg.cache_dir) / "orders", join=join, score=score(cfg), **options)
+    return Masking(specs, Path(cfg.cache_dir) / "orders", join=join, score=score(cfg), key="masking.curves", **options)
 
 
 def _curve(name: str, part: Curve, fill: FillName) -> CurveSpec:

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
     from mhprobe.questions.plan import Question
+    from mhprobe.run.construct import explained
     from mhprobe.run.questions import answer
     from mhprobe.studies.causal_roles import causal_roles
 
     assert cfg.causal is not None
-    roles = Question("causal", functools.partial(causal_roles, **cfg.causal.model_dump()))
+    roles = Question("causal", explained(functools.partial(causal_roles, **cfg.causal.model_dump()), "causal"))
     answer(cfg, folder, lambda material: [roles]).complain()
 
 

@@ -67,7 +67,7 @@ def causal_gates(
         ("start_steps", start_steps, -1),
     ]:
         if not value > least:
-            raise UserError(f"causal.{name}: expected more than {least}, got {value}.")
+            raise UserError(f"{name}: expected more than {least}, got {value}.")
     gates = gates_of(model)
     factors = gates.effective()
     stream = _endless(batches)

@@ -96,7 +96,7 @@ def needs_onnx() -> None:
     """UserError if a package that ``onnx_bytes`` needs is not installed."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
-            raise UserError(f"prune.onnx: needs the package {package}: pip install 'mhprobe[export]'.")
+            raise UserError(f"onnx: needs the package {package}: pip install 'mhprobe[export]'.")
 
 
 def ready(model: nn.Module) -> nn.Module:

@@ -62,38 +62,36 @@ class Given:
         """
         layout = layout_of(model)
         if isinstance(self.heads, list | tuple):
-            choice = Choice(_listed(layout, list(self.heads), "prune.heads"))
+            choice = Choice(_listed(layout, list(self.heads), "heads"))
         elif not isinstance(self.heads, str):
-            raise UserError(
-                f"prune.heads: expected a list as in [3,17], a file, a table or gates, got {quoted(self.heads)}."
-            )
+            raise UserError(f"heads: expected a list as in [3,17], a file, a table or gates, got {quoted(self.heads)}.")
         elif self.heads == "gates":
             choice = Choice(_closed(model, kept, self.threshold))
         elif Path(self.heads).suffix == ".csv":
             choice = self._table(self.heads, layout)
         else:
-            choice = Choice(_listed(layout, _numbers(self.heads), f"prune.heads: {self.heads}"))
+            choice = Choice(_listed(layout, _numbers(self.heads), f"heads: {self.heads}"))
         if not choice.mask.any():
-            raise UserError(f"prune.heads: {self.heads} names no head, so nothing would be removed.")
+            raise UserError(f"heads: {self.heads} names no head, so nothing would be removed.")
         return choice
 
     def _table(self, path: str, layout: HeadLayout) -> Choice:
-        rows = read_rows(path, (), "prune.heads")
+        rows = read_rows(path, (), "heads")
         if "kept" in rows[0]:
             chosen_by = tuple(rows[0].get("chosen_by", "").split())
-            return Choice(~read_kept(path, layout, "prune.heads"), chosen_by=chosen_by)
+            return Choice(~read_kept(path, layout, "heads"), chosen_by=chosen_by)
         if not {"curve", "step", "heads_masked", "masked"} <= set(rows[0]):
             raise UserError(
-                f"prune.heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or those of "
+                f"heads: {path} has the columns {', '.join(rows[0])}; expected head and kept, or those of "
                 f"masking_curves.csv. To remove the lowest in a table of scores: prune=order prune/order=by_table "
-                f"prune.order.table={path} prune.remove=<how many>."
+                f"with this table and remove=<how many>."
             )
-        check_layout(path, rows, layout, "prune.heads")
+        check_layout(path, rows, layout, "heads")
         row = self._point(path, rows)
-        masked = _listed(layout, row["masked"].split(), f"prune.heads: {path}, column masked")
+        masked = _listed(layout, row["masked"].split(), f"heads: {path}, column masked")
         if row["heads_masked"] != str(int(masked.sum())):
             raise UserError(
-                f"prune.heads: {path}: the column masked names {int(masked.sum())} heads at this point, heads_masked "
+                f"heads: {path}: the column masked names {int(masked.sum())} heads at this point, heads_masked "
                 f"says {quoted(row['heads_masked'])}. Was the file edited?"
             )
         split, images = row.get("chosen_on", ""), row.get("chosen_by", "")
@@ -103,24 +101,22 @@ class Given:
     def _point(self, path: str, rows: list[dict[str, str]]) -> dict[str, str]:
         """The row of the curve's point."""
         if (self.step is None) == (self.remove is None):
-            raise UserError(
-                "prune: of a curve give prune.step (its point) or prune.remove (how many heads are off there)."
-            )
+            raise UserError("step: of a curve give step (its point) or remove (how many heads are off there).")
         names = sorted({row["curve"] for row in rows})
         name = self.curve if self.curve is not None or len(names) > 1 else names[0]
         if name not in names:
-            raise UserError(f"prune.curve: {path} has {', '.join(names)}, got {name}. Give prune.curve=<one of them>.")
+            raise UserError(f"curve: {path} has {', '.join(names)}, got {name}. Give curve=<one of them>.")
         # a mean over random repeats names no heads; of several repeats the first is taken
         points = [row for row in rows if row["curve"] == name and (row["masked"] or row["step"] == "0")]
         option, column = ("remove", "heads_masked") if self.step is None else ("step", "step")
         wanted = self.remove if self.step is None else self.step
         assert wanted is not None
         if wrong := [row[column] for row in points if not _whole(row[column])]:
-            raise UserError(f"prune.heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
+            raise UserError(f"heads: {path}, column {column}: expected whole numbers, got {quoted(wrong[0])}.")
         there = [int(row[column]) for row in points]
         if wanted not in there:
             nearest = min(there, key=lambda number: abs(number - wanted), default="none")
-            raise UserError(f"prune.{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}.")
+            raise UserError(f"{option}: {name} in {path} has no point with {wanted}; the nearest is {nearest}.")
         return points[there.index(wanted)]
 
 
@@ -142,7 +138,7 @@ def _numbers(path: str) -> list[Any]:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"prune.heads: cannot read {path} ({getattr(error, 'strerror', None) or error}). Expected a list as in "
+            f"heads: cannot read {path} ({getattr(error, 'strerror', None) or error}). Expected a list as in "
             f"[3,17], a file, a table or gates."
         ) from error
     if Path(path).suffix != ".json":
@@ -152,7 +148,7 @@ def _numbers(path: str) -> list[Any]:
     except (ValueError, RecursionError):
         heads = None
     if not isinstance(heads, list):
-        raise UserError(f"prune.heads: {path} holds no list, expected one of head indices: [3, 17].")
+        raise UserError(f"heads: {path} holds no list, expected one of head indices: [3, 17].")
     return heads
 
 
@@ -161,17 +157,17 @@ def _closed(model: nn.Module, kept: Tensor | None, threshold: float | None) -> T
     if kept is not None and threshold is None:
         if bool(kept.all()):
             raise UserError(
-                f"prune.heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
-                f"gates.penalty.weight, or give prune.threshold."
+                f"heads: the run that learned the gates keeps all {len(kept)} heads. Train with a higher "
+                f"weight of the gates' penalty, or give a threshold."
             )
         return ~kept
     gates = find_gates(model)
     if gates is None or bool((gates.effective() == 1).all()):
-        raise UserError("prune.heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")
+        raise UserError("heads: the weights have no learned gates; all are 1. Train with gates=<...> first.")
     size = gates.effective().abs().cpu()
     mask = size <= (threshold or 0.0)
     if not mask.any():
         raise UserError(
-            f"prune.threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min().item():.4g}."
+            f"threshold: no gate is at or below {threshold or 0.0}; the nearest is {size.min().item():.4g}."
         )
     return mask

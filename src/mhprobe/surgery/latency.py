@@ -44,7 +44,7 @@ def latency_cost(file: str | Path, model: nn.Module, layout: HeadLayout, images:
     for key, value in wanted.items():
         if table.get(key) != value:
             raise UserError(
-                f"prune.latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
+                f"latency_table: {file} has {key} {quoted(table.get(key))}, expected {quoted(value)}. Name a "
                 f"file that is not there yet: it is measured here."
             )
     return functools.partial(_left, layout, [_fitted(*rows) for rows in _rows(table, layout)], table["whole"])
@@ -56,7 +56,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         table = None
     if not isinstance(table, dict) or not {"machine", "whole", "widths", "seconds"} <= set(table):
-        raise UserError(f"prune.latency_table: {file} is no table of latency. Name a file that is not there yet.")
+        raise UserError(f"latency_table: {file} is no table of latency. Name a file that is not there yet.")
     return table
 
 

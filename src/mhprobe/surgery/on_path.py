@@ -51,19 +51,19 @@ class OnPath:
     def __post_init__(self) -> None:
         if (self.remove is None) == (self.target is None):
             raise UserError(
-                "prune: say how far to go with prune.remove=<how many heads>, or with prune.target={heads: <left>}, "
+                "remove: say how far to go with remove=<how many heads>, or with target={heads: <left>}, "
                 "{flops: <share left>}, {params: <share left>} or {latency: <share left>}."
             )
 
     def check(self, layout: HeadLayout, rounds: int) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
         if self.latency_table is not None and (rounds > 1 or "latency" not in (self.target or {})):
-            raise UserError("prune.latency_table: prices prune.target={latency: <share left>} in one round.")
+            raise UserError("latency_table: prices target={latency: <share left>} in one round.")
         if "neuron" in layout.kinds:
             if not self.order.of_neurons or self.units != "head":
-                refuse_neurons(layout, "prune.order" if self.units == "head" else "prune.units")
+                refuse_neurons(layout, "order" if self.units == "head" else "units")
             if self.remove is not None or "heads" in (self.target or {}):
-                raise UserError("prune.remove: counts heads alone; of a mix give prune.target={flops: <share left>}.")
+                raise UserError("remove: counts heads alone; of a mix give target={flops: <share left>}.")
         num_heads = layout.num_heads
         remove = self._in_all(num_heads)
         if remove is None:
@@ -72,11 +72,11 @@ class OnPath:
             option = "remove" if self.target is None else "target.heads"
             nearest = min(max(remove, 1), num_heads - 1)
             raise UserError(
-                f"prune.{option}: of {num_heads} heads 1 to {num_heads - 1} can go, got {remove}; the nearest is "
+                f"{option}: of {num_heads} heads 1 to {num_heads - 1} can go, got {remove}; the nearest is "
                 f"{nearest if self.target is None else num_heads - nearest}."
             )
         if remove < rounds:
-            raise UserError(f"prune.rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")
+            raise UserError(f"rounds: {rounds} rounds for {remove} heads; the nearest is {remove}.")
 
     def choose(
         self,
@@ -124,7 +124,7 @@ class OnPath:
             return self.remove
         heads = self.target["heads"]
         if heads != int(heads):
-            raise UserError(f"prune.target.heads: expected a whole number of heads, got {heads}.")
+            raise UserError(f"target.heads: expected a whole number of heads, got {heads}.")
         return num_heads - int(heads)
 
     def _units(
@@ -148,8 +148,8 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
     if exact and left[-1] != wanted:
         total = masks_SA.shape[1]
         raise UserError(
-            f"prune.remove: units of several heads step from {total - left[-2]} to {total - left[-1]} removed, got "
-            f"{total - wanted}. Ask for one of them, or take prune.units=head."
+            f"remove: units of several heads step from {total - left[-2]} to {total - left[-1]} removed, got "
+            f"{total - wanted}. Ask for one of them, or take units=head."
         )
 
 

@@ -66,7 +66,7 @@ class Promised:
         """
         check_images(self.guarantee, calibrate.images)
         layout = layout_of(model)
-        refuse_neurons(layout, "prune.guarantee")
+        refuse_neurons(layout, "guarantee")
         units = make_units(self.units, layout, self.exclude_layers)
         units = constrain(units, Limits(layout, self.min_heads_per_layer), WHERE)
         steps = self.remove if self.units == "head" else None
@@ -83,8 +83,8 @@ class Promised:
         steps = int((gone[1:] <= min(most, self.remove or most)).sum())
         if not steps:
             raise UserError(
-                f"prune.remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
-                f"many, or take prune.units=head."
+                f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
+                f"many, or take units=head."
             )
         return dataclasses.replace(
             path,
@@ -114,11 +114,11 @@ def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
             continue
         if split == "calibration":
             raise UserError(
-                "prune.guarantee: images that were set aside have decided before how many heads of this network go: "
+                "guarantee: images that were set aside have decided before how many heads of this network go: "
                 "each set promises once. Prune the whole network anew, or promise on images of another data set."
             )
         raise UserError(
-            f"prune.guarantee: the heads were chosen on {split} images that may be among those that are set aside now. "
+            f"guarantee: the heads were chosen on {split} images that may be among those that are set aside now. "
             f"Choose them with this run's options of data (calibration_fraction, val_fraction, seed, limits)."
         )
 
@@ -127,9 +127,9 @@ def check_images(guarantee: Guarantee, images: int) -> None:
     """UserError where so few images could never show it."""
     if images < (needed := guarantee.images_needed):
         raise UserError(
-            f"prune.guarantee: {images} calibration images can never show that at most {guarantee.points:g} points are "
+            f"guarantee: {images} calibration images can never show that at most {guarantee.points:g} points are "
             f"lost with {100 * guarantee.confidence:g} % confidence; {needed} are the least. Raise "
-            f"data.calibration_fraction or prune.guarantee.points."
+            f"the data's calibration_fraction or the guarantee's points."
         )
 
 

@@ -257,7 +257,7 @@ def prune(
     if isinstance(source, OnPath):
         source.check(layout, rounds)
     elif rounds > 1:
-        raise UserError(f"prune.rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
+        raise UserError(f"rounds: {rounds} rounds need heads that are chosen anew in each: prune=order.")
     given = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())

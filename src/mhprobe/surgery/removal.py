@@ -139,8 +139,8 @@ def refuse_unfoldable(model: nn.Module) -> None:
         if seam.output.bias is None or seam.point is not seam.output:
             why = "has no bias" if seam.output.bias is None else "stands behind a norm"
             raise UserError(
-                f"prune.fold: the projection of {site.name} {why}, so a head's constant cannot move into its bias; use "
-                f"prune.fold=zero."
+                f"fold: the projection of {site.name} {why}, so a head's constant cannot move into its bias; use "
+                f"fold=zero."
             )
 
 

@@ -176,8 +176,8 @@ def read_description(path: Path) -> dict[str, Any]:
             ""
             if path.exists()
             else (
-                " Weights of another training have none: give backbone.name=<timm's name> "
-                f"backbone.checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
+                " Weights of another training have none: give the backbone a name=<timm's name> and "
+                f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
             )
         )
         raise UserError(f"weights: {path} is missing or damaged: it rebuilds the model.{other}") from error

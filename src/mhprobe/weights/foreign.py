@@ -52,8 +52,8 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     if fits < len(own) / 2:
         raise UserError(
             f"{where}: {path} is of another architecture: {fits} of the {len(own)} tensors of this "
-            f"{type(model).__name__} are in it. It has {_some(list(found))}. Give the backbone.name and sizes that it "
-            f"was trained with."
+            f"{type(model).__name__} are in it. It has {_some(list(found))}. Give the backbone's name and sizes that "
+            f"it was trained with."
         )
     changes = _changed(found, state, own)
     classifier = _classifier_keys(model)

@@ -44,7 +44,7 @@ class Teacher:
         self.model.requires_grad_(False)
         if description["class_names"] != list(class_names):
             raise UserError(
-                f"optim.teacher: {path} knows the classes {', '.join(description['class_names'][:3])} ..., the data "
+                f"teacher: {path} knows the classes {', '.join(description['class_names'][:3])} ..., the data "
                 f"has {', '.join(list(class_names)[:3])} ... Give a network that was trained on the same classes."
             )
         self.theirs, self.ours = InputSpec(**input_spec(self.model)), spec
@@ -108,7 +108,7 @@ class Recalled(Teacher):
                 both = [self.model(images).float() for images in (batch.images, batch.images.flip(-1))]
                 logits = torch.stack(both).mean(0)[batch.valid].cpu()
                 if not bool(logits.isfinite().all()):
-                    raise UserError("optim.teacher: its logits of training images are NaN or infinite. Give another.")
+                    raise UserError("teacher: its logits of training images are NaN or infinite. Give another.")
                 answers[batch.index[batch.valid].cpu()] = logits
                 if time.monotonic() - saved > EVERY:
                     keep()

@@ -41,7 +41,7 @@ class RandomTwin:
         if attach(twin, units=layout.kinds).layout != layout:
             raise UserError(
                 "control: expected weights whose heads are those of their architecture, got pruned ones, which have "
-                "no random twin. Leave it out (probe.control=null, of a study control=null), or take the weights "
+                "no random twin. Leave it out (control=null, in probe or in the study), or take the weights "
                 "before the removal."
             )
         self.model, self.twin = model, twin.eval()

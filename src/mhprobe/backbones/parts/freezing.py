@@ -45,7 +45,7 @@ def part_of(model: nn.Module, part: Part) -> list[nn.Parameter]:
     if not found:
         known = ", ".join(other for other in get_args(Part) if any(True for _ in _PARTS[other](model)))
         raise UserError(
-            f"gates.frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
+            f"frozen: mhprobe cannot tell the {part} of this {type(model).__name__} ({family_of(model).title}) "
             f"from the rest. It can freeze {known}; frozen=weights freezes all but the gates."
         )
     return found

@@ -33,7 +33,7 @@ def build(
 
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
-        raise UserError(f"backbone.name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
+        raise UserError(f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
     _refuse_no_size({"attn_head_dim": attn_head_dim, **kwargs})
@@ -55,7 +55,7 @@ def build(
             raise UserError(f"backbone {name}: {_first_line(error)} Check the sizes given under backbone.") from error
         raise UserError(
             f"backbone {name}: the pretrained weights could not be fetched ({_first_line(error)}) "
-            f"Without a network give backbone.pretrained=false backbone.checkpoint=<weights you have>, or fetch them "
+            f"Without a network give pretrained=false checkpoint=<weights you have>, or fetch them "
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
@@ -106,14 +106,14 @@ def registered(name: str) -> dict[str, Any]:
 def _refuse_no_size(settings: dict[str, Any]) -> None:
     for key in SIZES & set(settings):
         if isinstance(value := settings[key], bool) or (type(value) is int and value < 1):  # true would be one head
-            raise UserError(f"backbone.{key}: expected at least 1, got {value}.")
+            raise UserError(f"{key}: expected at least 1, got {value}.")
 
 
 def _strange_setting(name: str, attn_head_dim: int | None, error: BaseException) -> UserError:
     """The error for a setting that the model does not take, or not with these others."""
     if attn_head_dim is not None and "attn_layer" in str(error):
         return UserError(
-            f"backbone.attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, "
+            f"attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, "
             f"got {name}. Leave it out."
         )
     return UserError(f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone.")

@@ -37,7 +37,8 @@ class Measured(Evidence):
     """Evidence of a trained network.
 
     material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
-    None for the same one with damaged test images. runs: folders of other runs, by what they are to this network.
+    None for the same one with damaged test images. runs: folders of other runs, by what they are to this network;
+    key: what a message calls them.
     Images, at most: of_maps, test images that maps and relations between patches are judged on; of_control, test images
     that the untrained twin is shown; of_choice, validation images that orders and heads are chosen on.
     """
@@ -51,11 +52,12 @@ class Measured(Evidence):
         of_choice: int,
         second: ImageData | None = None,
         runs: Mapping[str, str | None] | None = None,
+        key: str = "runs",
     ) -> None:
         self.material, self.layout, self.maps, self.of_maps = material, material.layout, maps, of_maps
         self.twin = None if material.twin is None else Untrained(_of_fewer(material, "test", of_control))
         self.choosing = _of_fewer(material, "val", of_choice)
-        self.other, self.runs = second, runs or {}
+        self.other, self.runs, self.key = second, runs or {}, key
 
     def columns(self, name: str) -> Columns:
         return self.material.columns(name)
@@ -89,7 +91,7 @@ class Measured(Evidence):
 
     def run(self, name: str) -> Run:
         if not (folder := self.runs.get(name)):
-            raise UserError(f"it needs another run, evidence.runs.{name}=<its folder>.")
+            raise UserError(f"it needs another run, {self.key}.{name}=<its folder>.")
         return read_run(Path(folder))
 
     @functools.cached_property

@@ -46,10 +46,10 @@ class CurveSpec:
 
     def limited_units(self, layout: HeadLayout, costs: Mapping[str, Cost]) -> Units:
         """The units, which know how far the curve may go. costs: what masks leave of flops, parameters and latency."""
-        refuse_neurons(layout, f"masking.curves.{self.name}")
+        refuse_neurons(layout, f"curve {self.name}")
         target = None if self.target is None else target_of(self.target, layout, costs)
         units = make_units(self.units, layout, self.exclude_layers)
-        return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"masking.curves.{self.name}")
+        return constrain(units, Limits(layout, self.min_heads_per_layer, target), f"curve {self.name}")
 
     def check(self, layout: HeadLayout) -> None:
         """UserError for what can be seen to be impossible before the model has run."""
@@ -104,7 +104,7 @@ def masking_curve(
     chosen_by: digest of these images.
     """
     for name, value in (("steps", steps), ("step", step)):
-        whole_number(f"masking.{name}", value, none="all")
+        whole_number(name, value, none="all")
     units = spec.limited_units(layout, costs or {})
     length = spec.order.length(units, layout)
     length = length if steps is None else min(steps, length)
@@ -116,7 +116,7 @@ def masking_curve(
     paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:
-            check_reached(units.limits, path.masks()[-1], f"masking.curves.{spec.name}")
+            check_reached(units.limits, path.masks()[-1], f"curve {spec.name}")
     if step is not None and any(len(path.names) < step for path in paths):
         return []
 

@@ -128,7 +128,7 @@ def refuse_neurons(layout: HeadLayout, where: str) -> None:
     if "neuron" in layout.kinds:
         raise UserError(
             f"{where}: looks at one unit after the other, and the model has {layout.counted}; expected gates on heads "
-            f"alone. A mix of both is pruned by prune/order=knapsack with prune.target={{flops: <share left>}}."
+            f"alone. A mix of both is pruned by prune/order=knapsack with target={{flops: <share left>}}."
         )
 
 

@@ -52,7 +52,7 @@ def before_tuning(material: Material, before: str | Path, images: int = 500) -> 
     if not gives_features(network):
         raise UserError(
             "before_tuning: weights before tuning have no classifier, this network has one. Leave it out "
-            "(backbone.num_classes=0)."
+            "(num_classes=0 of the backbone)."
         )
     if unfit := [name for name, each in measures.items() if each.kind != "per_head" or "labels" in each.needs]:
         raise UserError(f"before_tuning: {unfit[0]} is of pairs or labels, expected measures of single heads.")
