@@ -41,10 +41,11 @@ def test_any_budget_of_the_file_is_what_the_command_prunes_to_it(trained, tmp_pa
     assert same(mhprobe.load(file, flops=1), mhprobe.load(file))
 
 
-def test_each_budget_has_its_promise(trained, tmp_path):
+def test_each_budget_has_its_promise(trained, tmp_path, capsys):
     asked = ("data.calibration_fraction=0.9", "prune.target={flops:0.5}", "prune.guarantee.points=6")
     cfg = config(tmp_path, trained, "prune.guarantee.confidence=0.5", *asked)
     mhprobe.prune.run(cfg, tmp_path / "run")
+    printed = capsys.readouterr().out
     file = tmp_path / "run" / "elastic.safetensors"
     about = json.loads(file.with_suffix(".json").read_text())
     promise = about["made"]["elastic"]["promise"]
@@ -60,6 +61,8 @@ def test_each_budget_has_its_promise(trained, tmp_path):
     steps = torch.stack([right(mhprobe.load(file, flops=budget)) for budget in budgets])
     count = kept_promise(right(model.backbone), steps, 6, 0.5, cfg.seed)
     assert promise["kept"] == budgets[:count] and 0 < count < len(budgets)
+    held = ", ".join(f"{budget:g}" for budget in budgets[:count])
+    assert f"promised to lose at most 6 points: at flops {held}, so not here\n" in printed  # at .5, which was pruned to
     assert mhprobe.load(file, flops=0.95).promise == {"points": 6.0, "confidence": 0.5, "images": len(steps[0])}
     assert mhprobe.load(file, flops=0.93).promise is None and mhprobe.load(file, params=0.95).promise is None
     assert any(images.startswith("calibration:") for images in about["chosen_by"])  # which promise once

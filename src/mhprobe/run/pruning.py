@@ -330,6 +330,9 @@ def _elastic(
         calibrate = images.calibrate(model, False)
         budgets["promise"] = elastic.promise_budgets(model, budgets, settings.target, calibrate, *told)
         chosen_by = (*chosen_by, f"calibration:{images.data.set_aside}")
+        (unit, least), kept = next(iter(settings.target.items())), budgets["promise"]["kept"]
+        held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
+        print(f"promised to lose at most {promise.points:g} points: {held}{'' if least in kept else ', so not here'}")
     about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
     about["made"] = {**about["made"], "elastic": budgets}
     if (folded := folded_gates(model)) is not None:
