@@ -187,3 +187,9 @@ def test_more_methods_than_colours_are_told_apart():
     lines = [line for line in pareto(rows).axes[1].lines if line.get_label() in names]
     looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
     assert len(looks) == len(lines) == 11
+
+
+def test_a_method_that_makes_the_network_slower_is_drawn_too():
+    row = {"budget": 0.5, "flops": 0.5, "speedup_64": 0.5, "dense": 0.9, "repaired": 0.8, "seed": 0}
+    shares, times = pareto([{**row, "method": "slow"}]).axes
+    assert shares.get_xlim() == (0, 1.05) and times.get_xlim()[1] >= 2
