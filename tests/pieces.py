@@ -5,6 +5,7 @@ Commands and members are those that are there.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -43,6 +44,7 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     for order in names("prune/order"):
         table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
         yield "prune", ("prune=order", f"prune/order={order}", "prune.remove=1", *table, *few)
+    yield "prunebench", ("budgets=[.8]", "methods=[fisher]", "seeds=[0]", "prune.tune_epochs=1", *few)
     for paper in names("paper"):
         yield "study", (f"+paper={paper}",)
     yield "claims", ("evidence.maps_of=4", "evidence.control_of=20")
@@ -71,3 +73,7 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
     # a network that has learned nothing is asked for the accuracy of masks, too
     with patch.object(Measured, "_refuse_guessing", lambda self: None):
         launch.module(command).run(cfg, Path(folder))
+    for cells in Path(folder).glob("tables/prunebench.csv"):  # a cell that fails costs itself alone
+        with cells.open(newline="") as file:
+            failed = [row["note"] for row in csv.DictReader(file) if row["method"] in cfg.methods and row["note"]]
+        assert failed == []

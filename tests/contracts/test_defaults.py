@@ -92,7 +92,8 @@ def test_what_a_yaml_leaves_out_can_be_seen_and_set_also_below_what_the_command_
     added = "+masking.curves.mine={units: head, order: {_target_: mhprobe.masking.beam.Beam}}"
     cfg = runs.composed("mask", "masking=orders", "masking.join.similar.svcca.variance=0.5", added)
     assert cfg.masking.join.similar.svcca.variance == 0.5
-    assert cfg.masking.join.similar.svcca.folds == in_python(get_object("mhprobe.measures.svcca.PairMeasure"))["folds"]
+    pairs = in_python(get_object("mhprobe.measures.parts.pairs.Similarity"))
+    assert cfg.masking.join.similar.svcca.folds == pairs["folds"]
     assert cfg.masking.curves.mine.order.width == in_python(get_object("mhprobe.masking.beam.Beam"))["width"]
 
 

@@ -99,6 +99,7 @@ ELSEWHERE = {  # simulated where their own promise is explained
     "agreement",  # its intervals are spearman_interval's
     "interval",  # of resampled means: bootstrap's; of an error and its freedom: tests/contracts/test_intervals.py
     "p_of_interval",  # there it is Student's test
+    "percentiles",  # the ends of bootstrap's
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import binomtest
 
 import mhprobe
+import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.by_score import ByScore
@@ -203,12 +204,7 @@ def test_given_heads_have_no_rounds(model):
 
 def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys, monkeypatch):
     time_once(monkeypatch)
-    settings = {
-        **dict(
-            heads=[0, 4], curve=None, step=None, remove=None, threshold=None, rounds=1, proj_bias="keep", fold="zero"
-        ),
-        **dict(onnx=False, torch_export=False, speed=True, speed_rounds=6, repair={"per": "none"}),
-    }
+    settings = runs.config("prune", tmp_path, "prune=given", "prune.heads=[0,4]", "prune.speed=true").prune
     report = Report(tmp_path, layout_of(model))
     found = run_pruning(settings, model, images_of(model), report, source_of(settings, None), description("vit"))
     loaded = mhprobe.load_pruned(tmp_path / "pruned.safetensors")
