@@ -202,6 +202,13 @@ def test_a_score_that_cannot_be_given_is_said(options, reason):
         mhprobe.masking_curve(model, [pictures(model)], units="layer", **options)
 
 
+def test_neighbours_of_too_few_images_are_refused_with_what_to_do():
+    features = loud(num_classes=0)
+    loader = [(pictures(features)[:5], labels_for(5))]
+    with pytest.raises(mhprobe.UserError, match=r"more than 5 images .* got 5\. Give more .* or take cosine"):
+        mhprobe.masking_curve(features, loader, units="layer", score="knn")
+
+
 def test_features_are_not_judged_as_logits_where_there_are_labels():
     features = loud(num_classes=0)
     loader = [(pictures(features), labels_for(COUNT))]

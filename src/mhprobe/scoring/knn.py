@@ -25,7 +25,10 @@ class KNN(Cosine):
     def __init__(self, outputs: Tensor, labels: Tensor | None = None) -> None:
         super().__init__(outputs, labels)
         if len(outputs) <= NEIGHBOURS:
-            raise UserError(f"score=knn: needs more than {NEIGHBOURS} images, got {len(outputs)}.")
+            raise UserError(
+                f"score=knn: needs more than {NEIGHBOURS} images to choose masks on, and to judge them on, got "
+                f"{len(outputs)}. Give more images, keep more for validation, or take cosine."
+            )
 
     def judge(self, units_BC: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         assert self.labels is not None  # score_for looked
