@@ -67,6 +67,10 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         method, _, seed = cell.split("_")
         ran(config(tmp_path, weights, f"methods=[{method}]", f"seeds=[{seed}]", other), tmp_path / "run")
         assert asked == [cell], other  # ... but what failed, and what other settings make other numbers of
+    asked.clear()
+    monkeypatch.setattr(cells, "our_digest", lambda: "edited")
+    ran(config(tmp_path, weights, "methods=[fisher]", "seeds=[1]"), tmp_path / "run")
+    assert asked == ["fisher_0.6_1"]  # and what other code made
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
+from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
 from mhprobe.io.tensors import packed, unpacked
 from mhprobe.report.figures.pruned import pareto
@@ -64,12 +65,13 @@ class Cells:
         self.settings: Prune = cfg.prune
         shared = facts(cfg.plain(), self.description, data.fingerprint)
         told = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
-        shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score}
+        shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}
         for seed in cfg.seeds:
             for budget in cfg.budgets:
                 for name, part in cfg.method.items():
-                    text = json.dumps([{**shared, "seed": seed}, part, budget], sort_keys=True, default=str)
+                    about = {**shared, "seed": seed, "method": part, "code": stands_on(part), "budget": budget}
+                    text = json.dumps(about, sort_keys=True, default=str)
                     self.made_from[Cell(name, budget, seed)] = hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def there(self) -> dict[Cell, Kept | None]:
