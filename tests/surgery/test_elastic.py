@@ -41,6 +41,13 @@ def test_any_budget_of_the_file_is_what_the_command_prunes_to_it(trained, tmp_pa
     assert same(mhprobe.load(file, flops=1), mhprobe.load(file))
 
 
+def test_heads_of_a_layer_go_together_as_when_they_were_pruned(trained, tmp_path):
+    together = ("gates.units=[head]", "prune.units=layer", "prune.target={flops:0.9}")
+    mhprobe.prune.run(config(tmp_path, trained, *together), tmp_path / "run")
+    small = mhprobe.load(tmp_path / "run" / "elastic.safetensors", flops=0.9)
+    assert same(small, mhprobe.load(tmp_path / "run" / "pruned.safetensors"))
+
+
 def test_each_budget_has_its_promise(trained, tmp_path, capsys):
     asked = ("data.calibration_fraction=0.9", "prune.target={flops:0.5}", "prune.guarantee.points=6")
     cfg = config(tmp_path, trained, "prune.guarantee.confidence=0.5", *asked)

@@ -48,6 +48,7 @@ def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str,
     assert isinstance(source.order, Knapsack)
     return {
         "units": sorted(layout.kinds),
+        "step": source.units,
         "scores": scores_A.tolist(),
         **{name: getattr(source.order, name) for name in OPTIONS},
         **{name: getattr(source, name) for name in LIMITS},
@@ -60,7 +61,7 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
     model: the dense network, with gates on the units. UserError for a budget that is out of reach.
     """
     order = Knapsack(measure=lambda layout: None, **{name: elastic[name] for name in OPTIONS})
-    source = OnPath(order, target=target, **{name: elastic[name] for name in LIMITS})
+    source = OnPath(order, elastic["step"], target=target, **{name: elastic[name] for name in LIMITS})
     layout = layout_of(model)
     image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
     scores = torch.tensor(elastic["scores"], dtype=torch.float64)
