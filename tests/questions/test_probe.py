@@ -245,3 +245,18 @@ def test_a_history_of_measures_that_are_gone_is_forgotten():
     history = History({}, report=None)
     history.load_state_dict({"history": {"gone": [[0, 1, [1.0]]]}, "last_step": 1})
     assert history.points == {} and history.last_step == 1
+
+
+def test_a_measure_without_control_is_said_once(tmp_path, monkeypatch, caplog):
+    """Its own question asks for the control, and so does the agreement of measures."""
+
+    def refused(self):
+        raise mhprobe.UserError("no network to compare with.")
+
+    monkeypatch.setattr("mhprobe.weights.twin.RandomTwin.__call__", refused)
+    (folder := tmp_path / "run").mkdir()
+    two = ("measure=[gate_importance,confidence]", "probe.control=random_init")
+    mhprobe.probe.run(config(tmp_path, *two), folder)
+    said = [record.getMessage() for record in caplog.records if "no control" in record.getMessage()]
+    names = ("confidence", "gate_importance")
+    assert sorted(said) == [f"{name}: no control. no network to compare with." for name in names]

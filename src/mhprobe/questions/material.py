@@ -41,13 +41,14 @@ class Known:
     """Everything that was measured of one model on one data set.
 
     columns, refused: by a measure's name and whether it is of the control. curves: by name. broken: why nothing at all
-    can be recorded of the network on these images.
+    can be recorded of the network on these images. told: measures whose control is missing, as was said.
     """
 
     columns: dict[tuple[str, bool], Columns] = field(default_factory=dict)
     refused: dict[tuple[str, bool], UserError] = field(default_factory=dict)
     curves: dict[str, list[Curve]] = field(default_factory=dict)
     broken: UserError | None = None
+    told: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -87,8 +88,9 @@ class Material(Subject):
         try:
             return None if self.twin is None else self._columns(name, control=True)
         except UserError as error:
-            if self.first:
+            if self.first and name not in self.known.told:  # several questions ask for it
                 log.warning("%s: no control. %s", name, error)
+            self.known.told.add(name)
             return None
 
     def try_columns(self, name: str) -> Columns | None:
