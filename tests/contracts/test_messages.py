@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,3 +116,13 @@ def test_parts_that_are_made_now_or_later_complain_under_their_keys():
     later = construct({"_target_": f"{__name__}.refuse", "_partial_": True, "option": "option"}, "score")
     with pytest.raises(UserError, match=r"^score\.option: expected another"):
         explained(later, "score")()
+
+
+def test_an_error_that_needs_no_key_is_not_its_own_cause():
+    """Whoever follows causes to the first would never arrive."""
+    with pytest.raises(UserError) as error, keyed({"root": None}, "data"):
+        raise UserError("all is wrong.") from OSError("first")
+    assert isinstance(error.value.__cause__, OSError)
+    with pytest.raises(UserError) as again:
+        explained(functools.partial(refuse, "other"), "score")()
+    assert again.value.__cause__ is None

@@ -84,7 +84,7 @@ def explained(make: Callable[..., Any], where: str) -> Callable[..., Any]:
         try:
             return make(*args, **kwargs)
         except UserError as error:
-            raise with_key(error, getattr(make, "keywords", {}), where) from error
+            raise with_key(error, getattr(make, "keywords", {}), where) from error.__cause__
         except WRONG as error:
             raise UserError(f"{where}: {_said(error)}") from error
 
@@ -97,7 +97,7 @@ def keyed(part: Mapping[str, Any], where: str = "") -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise with_key(error, part, where) from error
+        raise with_key(error, part, where) from error.__cause__  # it may be the same error
 
 
 def with_key(error: UserError, part: Any, where: str) -> UserError:
