@@ -17,7 +17,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout
 from mhprobe.measures.base import mean_of, sums
-from mhprobe.measures.parts.kinds import KINDS, OfKinds, given, kinds_of
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
 from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares
 from mhprobe.stats.intervals import SIZE
 
@@ -71,7 +71,7 @@ class NoOp(OfKinds):
         groups = [special_bWQK, places.pairs & ~special_bWQK, *(kinds[kind] for kind in KINDS)]
         queries = places.token >= 0
         for column, keys_bWQK in enumerate(groups):
-            self.size[span, column] += over_queries(given(slope_bWHQK, whole_1WHQK, keys_bWQK), queries)
+            self.size[span, column] += over_queries(weight_on(slope_bWHQK, whole_1WHQK, keys_bWQK), queries)
             self.pairs[span, column] += keys_bWQK.sum() * len(slope_bWHQK) / len(keys_bWQK)
         of_image = [(of_pairs(slope_bWHQK, keys), keys.sum((1, 2, 3))[:, None]) for keys in groups[:2]]
         self.add_images(span, *of_image[0], *of_image[1])

@@ -38,7 +38,6 @@ class OneHead(Paired):
     unit = "nats"
     larger = "the head alone serves as well as the layer"
     also = ("sufficiency",)
-
     sign = -1
 
     seen: Tensor = counts()  # selection images

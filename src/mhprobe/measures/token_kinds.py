@@ -15,7 +15,7 @@ from torch import Tensor
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import sums
-from mhprobe.measures.parts.kinds import KINDS, OfKinds, given, kinds_of
+from mhprobe.measures.parts.kinds import KINDS, OfKinds, kinds_of, weight_on
 from mhprobe.measures.parts.places import Piece, even_over, of_pairs, over_queries, shares, where_site
 from mhprobe.stats.intervals import SHARE
 
@@ -72,11 +72,11 @@ class TokenKinds(OfKinds):
         asked = [(kinds[kind], places.patch) for kind in KINDS] + [(kinds["cls"], places.is_class)]
         for column, (keys_bWQK, queries_WQ) in enumerate(asked):
             even_bWQ = (even_WQK * keys_bWQK).sum(-1)
-            self.mass[span, column] += over_queries(given(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ)
+            self.mass[span, column] += over_queries(weight_on(row_bWHQK, whole_1WHQK, keys_bWQK), queries_WQ)
             self.even[span, column] += over_queries(even_bWQ[:, :, None], queries_WQ) * len(row_bWHQK) / len(keys_bWQK)
             if COLUMNS[column] == self.main:
-                given_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
-                self.add_images(span, given_bH, piece.counts(queries_WQ))
+                weight_bH = of_pairs(row_bWHQK, keys_bWQK & queries_WQ[:, :, None])
+                self.add_images(span, weight_bH, piece.counts(queries_WQ))
 
     def finish(self) -> dict[str, Tensor]:
         queries = self.patch_queries

@@ -109,9 +109,8 @@ class OnPath:
         assert units.limits is not None and units.limits.target is not None
         check_reached(units.limits, mask, WHERE)
         _exactly(units, path.masks(), remove is not None and self.target is None)
-        return Choice(mask, self.rescale, scores=path.scores), left * units.limits.target.left(
-            mask
-        ) if costs_left else left
+        left *= units.limits.target.left(mask) if costs_left else 1.0
+        return Choice(mask, self.rescale, scores=path.scores), left
 
     def _costs(self, model: nn.Module, layout: HeadLayout, images: Tensor, target: Collection[str]) -> dict[str, Cost]:
         if self.latency_table is not None and "latency" in target:

@@ -56,7 +56,7 @@ _NOBODY = torch.iinfo(torch.int64).max
 
 
 class Pool:
-    """The images with the smallest numbers, at most ``size``, in as much room from the first on.
+    """At most ``size`` images, those with the smallest numbers. Room for all of them is taken with the first.
 
     number: (P,) int64, rising; the largest there is marks a free place. parts: tensors (P, ...), by place. Texts differ
     in length: those of a batch, or the pool's, are filled up with zeros to the longest.

@@ -34,7 +34,7 @@ class OfKinds(OfAttention, MeanOverImages):
         self.threshold = threshold
 
 
-def given(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tensor:
+def weight_on(weights_bWHQK: Tensor, whole_1WHQK: Tensor, keys: Tensor) -> Tensor:
     """(b, W, H, Q) sum of weights on ``keys`` (b, W, Q, K); (1, W, H, Q) over images too where all have the same keys.
 
     whole: the sum of the weights over images, from which kinds that depend on the grid alone are added up once.
