@@ -167,6 +167,17 @@ def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
         mhprobe.live(model, images.float(), labels)
 
 
+def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):
+    """A notebook puts ``_repr_html_`` into its page: there the frame answers, with an origin of its own."""
+    _, model, images, labels = kept
+    (tmp_path / "notebook.html").write_text(mhprobe.live(model, images[:20], labels[:20])._repr_html_())
+    cell = visit((tmp_path / "notebook.html").as_uri()).frame_locator("iframe")
+    cell.locator("#live[data-answered='']").wait_for(timeout=60_000)
+    assert "of all 20 test images" in cell.locator("#live-says").inner_text()
+    cell.locator("#grid .cell").first.click(modifiers=["Control"])
+    cell.locator("#live[data-answered='0']").wait_for(timeout=60_000)
+
+
 def smaller(kept, tmp_path, monkeypatch, most):
     """The same run, where a page holds a network of ``most`` bytes."""
     for module_name in ("mhprobe.questions.live", "mhprobe.report.html.live"):

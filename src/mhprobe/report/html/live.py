@@ -55,8 +55,11 @@ def _of(arrays: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def runtime() -> str:
-    """Return ONNX Runtime Web as a script of the page: what its module exports becomes the global ``ort``."""
-    text = (VENDOR / "ort.wasm.bundle.min.mjs").read_text(encoding="utf-8")
+    """Return ONNX Runtime Web as a script of the page: what its module exports becomes the global ``ort``.
+
+    It gets an address that it never asks: a notebook's cell that was opened from a file has none to which it can add.
+    """
+    text = (VENDOR / "ort.wasm.bundle.min.mjs").read_text(encoding="utf-8").replace("import.meta.url", '"about:blank"')
     names = _EXPORTED.search(text)
     assert names is not None  # the file is as it was published
     pairs = [each.split(" as ") for each in names[1].split(",")]
