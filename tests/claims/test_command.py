@@ -16,6 +16,7 @@ from mhprobe.claims.parts.estimates import Estimate
 from mhprobe.claims.parts.judge import Verdict
 from mhprobe.claims.parts.measured import Measured
 from mhprobe.errors import UserError
+from mhprobe.questions.material import Material
 from mhprobe.report.outcomes import matrix
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_run
@@ -68,6 +69,13 @@ def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, t
     rows = runs.rows(second / "tables" / "claims.csv")  # compared with itself
     assert [row["claim"] for row in rows] == asked.split(",")
     assert [float(row["effect"]) for row in rows] == pytest.approx([0.5, 0, 0]) and rows[2]["over"] == "images"
+
+
+def test_a_second_data_set_that_is_not_there_is_named_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(Material, "columns", None)
+    given = ("claims=[importance_agrees_between_data_sets]", "control=null", "+data@evidence.second=image_folder")
+    with pytest.raises(UserError, match=r"^evidence\.second\.\S*root: .*nowhere does not exist"):
+        command.run(settings(tmp_path, *given, f"evidence.second.source.root={tmp_path / 'nowhere'}"), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")

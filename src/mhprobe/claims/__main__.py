@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mhprobe.questions.material import Material
     from mhprobe.run.schema import Config
 
 
@@ -15,25 +16,29 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.claims.parts.asking import judged
     from mhprobe.claims.parts.claim import chosen
     from mhprobe.questions.plan import Question
+    from mhprobe.run import builders
     from mhprobe.run.construct import construct
     from mhprobe.run.questions import answer
 
     claims, parts = chosen(cfg.claims), cfg.evidence
     assert parts is not None
-    ask = functools.partial(
-        judged,
-        claims=claims,
-        maps={name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()},
-        of_maps=parts.maps_of,
-        of_control=parts.control_of,
-        of_choice=parts.chosen_on,
-        second=parts.second and construct(parts.second, "evidence.second"),
-        runs=parts.runs,
-        key="evidence.runs",
-    )
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
-    question = Question("claims", ask, names, control=cfg.control is not None)
-    answer(cfg, folder, lambda material: [question]).complain()
+    maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
+
+    def questions(material: Material) -> list[Question]:
+        ask = functools.partial(
+            judged,
+            claims=claims,
+            maps=maps,
+            of_maps=parts.maps_of,
+            of_control=parts.control_of,
+            of_choice=parts.chosen_on,
+            second=parts.second and builders.prepared(parts.second, "evidence.second"),
+            runs=parts.runs,
+        )
+        return [Question("claims", ask, names, control=cfg.control is not None)]
+
+    answer(cfg, folder, questions).complain()
 
 
 if __name__ == "__main__":
