@@ -252,7 +252,10 @@ def all_reduce(state: Tensor, group: Any | None = None) -> list[Tensor]:
 
 
 class OfWeights(Measure):
-    """Its states are filled by ``look``; summed over ranks they are ``models`` times what one rank saw."""
+    """Base of measures of the weights alone, which no image changes.
+
+    Each rank fills the states once, by ``look``: summed over ranks they are ``models`` times what one rank saw.
+    """
 
     needs: frozenset[Need] = frozenset({"weights"})
     no_interval = "weights alone, which no image changes"

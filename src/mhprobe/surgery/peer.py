@@ -68,7 +68,7 @@ class TorchPruning:
         return best
 
     def _scored(self, model: nn.Module, images: Images) -> Any:
-        """Its importance object, shown the gradients of the images that choose."""
+        """Importance object of Torch-Pruning, with the gradients of the images that choose."""
         from torch_pruning import importance
 
         if self.importance == "magnitude":

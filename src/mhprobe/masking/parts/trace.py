@@ -169,7 +169,7 @@ def trace(
 
 
 class Totals(NamedTuple):
-    """Of one curve on one split.
+    """Totals of one curve on one split.
 
     unmasked: accuracy with all heads. area_shared: mean accuracy over the heads masked, from none to ``shared_heads``,
         the most that every curve of this split reaches; larger is better for curves that keep, and only so far can
@@ -192,7 +192,7 @@ class Totals(NamedTuple):
 
 
 def totals(curves: Sequence[Curve]) -> list[Totals]:
-    """Of the curves that have more than one step."""
+    """Totals of the curves that have more than one step."""
     whole = [curve for curve in curves if curve.step[0] == 0 and len(curve.step) > 1]
     found = []
     for curve in whole:

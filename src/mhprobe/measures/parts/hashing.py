@@ -73,7 +73,7 @@ class Pool:
 
     @property
     def held(self) -> list[Tensor]:
-        """The numbers of the images that it has, and their parts."""
+        """Numbers of the images in the pool, and their parts, without free places."""
         return [each[: len(self)] for each in (self.number, *self.parts)]
 
     def add(self, number_B: Tensor, parts: Sequence[Tensor]) -> None:

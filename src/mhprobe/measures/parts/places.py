@@ -189,7 +189,7 @@ def shares(attn: Tensor, keys: Tensor) -> Tensor:
 
 
 def even_over(pairs: Tensor) -> Tensor:
-    """(W, Q, K) the same for attention that is spread evenly over the keys in ``pairs`` (W, Q, K) bool."""
+    """(W, Q, K) float64 attention that is spread evenly over the keys in ``pairs`` (W, Q, K) bool, 0 elsewhere."""
     return pairs / pairs.sum(-1, keepdim=True).clamp(min=1).double()
 
 
