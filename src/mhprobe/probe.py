@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    from mhprobe.run.construct import keyed
     from mhprobe.run.questions import answer
 
-    answer(cfg, folder).complain()
+    with keyed(cfg.measure or {}, "measure"):
+        answer(cfg, folder).complain()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_the_order_of_patches_does_not_matter():
 
 
 def test_too_few_different_patches_for_the_codes_are_refused():
-    with pytest.raises(UserError, match=r"rarity: 3 different patches for 4 codes.*of the measure rarity codes=3"):
+    with pytest.raises(UserError, match=r"rarity: 3 different patches for 4 codes.*fewer codes: rarity.codes=3"):
         Codes.fit(blobs()[:3].repeat(5, 1), 4)
     with pytest.raises(UserError, match="rarity: 0 different patches for 4 codes"):
         Codes.fit(torch.empty(0, 2), 4)

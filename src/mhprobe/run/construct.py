@@ -108,7 +108,7 @@ def with_key(error: UserError, part: Any, where: str) -> UserError:
         text = ".".join(filter(None, [where, *place[:-1], text]))
     if where and isinstance(part, Mapping) and part:
         named = "|".join(re.escape(str(key)) for key in part)
-        text = re.sub(rf"(?<= )({named})(?==)", rf"{where}.\1", text)
+        text = re.sub(rf"(?<= )((?:{named})(?:\.\w+)*)(?==)", rf"{where}.\1", text)
     return UserError(text) if text != str(error) else error
 
 

@@ -65,8 +65,8 @@ class Codes:
         if different < codes:
             raise UserError(
                 f"rarity: {different} different patches for {codes} codes, expected at least as many patches as codes. "
-                f"Use more images in the validation split, or fewer codes: of the measure rarity "
-                f"codes={max(different, 1)}."
+                f"Use more images in the validation split, or fewer codes: "
+                f"rarity.codes={max(different, 1)}."
             )
         centre = _spread(patch, codes)
         nearest = _nearest(patch, centre)
