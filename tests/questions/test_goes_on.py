@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import lightning as L
@@ -147,7 +148,7 @@ def test_a_kind_of_map_is_made_once(tmp_path, monkeypatch):
     assert tables(tmp_path / "again") == tables(tmp_path / "whole")
 
 
-def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch):
+def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch, capsys):
     told = ("prune=order", "prune/order=hurt_most", "prune.remove=2", "prune.rounds=2", "prune.tune_epochs=1")
     told = (*told, "weights=random", "optim.warmup_epochs=0", "prune.images=20", "masking=none", "measure=[]")
     asked = []
@@ -166,6 +167,7 @@ def test_a_pruning_chooses_and_tunes_no_round_twice(tmp_path, monkeypatch):
     asked.clear()
     mhprobe.prune.run(config("prune", tmp_path / "cache", *told), tmp_path / "again")
     assert asked == ["fit"]  # no mask, and the second round's tuning alone
+    assert re.findall("round (.): was tuned before", capsys.readouterr().out) == ["1"]
     assert kept("again") == kept("whole")
     mhprobe.prune.run(config("prune", tmp_path / "cache", *told, "seed=1"), tmp_path / "other_run")
     assert asked.count("fit") == 3 and "masks" in asked  # negative control: other images

@@ -180,6 +180,7 @@ def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data:
             builders.best(model, checkpoints)
             stored.write(builders.store(cfg), key, model.backbone.state_dict())
         else:  # by a run that was killed behind this round
+            print(f"round {number}: was tuned before with the same settings; those weights are taken")
             model.backbone.load_state_dict(tuned.columns)
         return model.backbone
 
