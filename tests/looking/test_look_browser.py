@@ -99,3 +99,14 @@ def test_nothing_is_wider_than_the_window_and_people_can_read_it(visit, pages, w
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         found = axe.Axe().run(page).response["violations"]
         assert found == [], [(each["id"], each["nodes"][0]["html"]) for each in found]
+
+
+def test_a_printed_row_of_heads_is_whole_and_open_heads_stand_beside_the_photograph(visit, pages):
+    page = visit(pages["vit"][0], width=720)
+    page.locator(".tile").first.click()
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.heads-row')).breakInside") == "avoid"
+    photo, opened = page.locator("#photo").bounding_box(), page.locator("#open").bounding_box()
+    assert opened["x"] >= photo["x"] + photo["width"] and opened["width"] > photo["width"]
+    assert opened["y"] < photo["y"] + 9
+    assert page.locator("button:not(.tile):visible").count() == 0

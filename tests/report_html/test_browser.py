@@ -225,6 +225,26 @@ def test_light_and_dark_are_a_click_apart(visit, address):
     assert visit(address, theme="dark").evaluate(paper) == page.evaluate(paper)
 
 
+def test_paper_is_white_and_has_nothing_to_click(visit, address):
+    page = visit(address, width=720, theme="dark")
+    page.click("#theme")
+    page.click("#theme")
+    page.evaluate("document.querySelector('.pictures img').height = 3000")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.querySelector('#atlas h2')).breakAfter") == "avoid"
+    assert "Click" not in page.inner_text("body")
+    assert page.locator("button:not(.link):visible, select:visible").count() == 0
+    assert not page.locator("#chosen, #tables").filter(visible=True).count()  # none is chosen, none is open
+    assert page.locator(".pictures img").first.bounding_box()["height"] <= 19 / 2.54 * 96 + 1  # of the 25 cm of a page
+    page.emulate_media(media="screen")
+    page.locator('[data-id="0"]').click(modifiers=["Control"])
+    page.locator("#tables summary").first.click()
+    page.emulate_media(media="print")
+    assert page.locator("#chosen, #tables, #tables details").filter(visible=True).count() == 3
+
+
 @pytest.mark.parametrize("width", [1280, 800, 390])
 def test_nothing_is_wider_than_the_screen(visit, address, comparison, width):
     for where in (address, comparison):
