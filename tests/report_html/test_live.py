@@ -174,6 +174,7 @@ def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):
     cell = visit((tmp_path / "notebook.html").as_uri()).frame_locator("iframe")
     cell.locator("#live[data-answered='']").wait_for(timeout=60_000)
     assert "of all 20 test images" in cell.locator("#live-says").inner_text()
+    assert cell.locator("h1").inner_text() == f"{type(model).__name__}/live"
     cell.locator("#grid .cell").first.click(modifiers=["Control"])
     cell.locator("#live[data-answered='0']").wait_for(timeout=60_000)
 

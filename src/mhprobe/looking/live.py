@@ -32,8 +32,8 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
         raise UserError(f"live: labels: expected one for each of {len(images)} images, got {len(labels)}.")
     names = class_names or [str(number) for number in range(getattr(backbone_of(model), "num_classes", 0))]
     with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
-        folder = Path(place) / "live"
-        folder.mkdir()
+        folder = Path(place) / type(backbone_of(model)).__name__ / "live"  # these two are the page's title
+        folder.mkdir(parents=True)
         titles = [f"image {number}" for number in range(len(images))]
         keep(folder, model, images, labels, names, titles, input_spec(backbone_of(model)), beside=False)
         (folder / "metrics.json").write_text("{}")
