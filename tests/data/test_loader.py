@@ -71,7 +71,7 @@ def test_a_batch_larger_than_the_set_is_cut_to_it_and_said_once(caplog):
     assert [len(rank) for rank in batches] == [1, 1]
     assert [len(rank[0].index) for rank in batches] == [3, 3]
     assert [r.getMessage() for r in caplog.records] == [
-        "data.batch_size: 64 images on each of 2 processes exceed the 7 training images: using 3."
+        "batch_size: 64 images on each of 2 processes exceed the 7 training images: using 3."
     ]
     with pytest.raises(UserError, match="1 images for 2 processes; use fewer"):
         TrainOrder(1, 4, seed=0, world_size=2)

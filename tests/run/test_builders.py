@@ -75,7 +75,7 @@ def test_a_batch_larger_than_the_set_becomes_the_set_and_one_image_is_enough(tmp
         cwd=tmp_path,
     )
     assert result.code == 0, result.err
-    [line] = [line for line in (result.out + result.err).splitlines() if "data.batch_size" in line]
+    [line] = [line for line in (result.out + result.err).splitlines() if "batch_size: " in line]
     assert "500" in line and "96" in line
     assert "1 image" in result.out
 

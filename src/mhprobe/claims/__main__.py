@@ -35,6 +35,7 @@ def run(cfg: Config, folder: Path) -> None:
             of_choice=parts.chosen_on,
             second=parts.second and builders.prepared(parts.second, "evidence.second"),
             runs=parts.runs,
+            key="evidence.runs",
         )
         return [Question("claims", ask, names, control=cfg.control is not None)]
 
