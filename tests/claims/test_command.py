@@ -79,6 +79,17 @@ def test_a_second_data_set_that_is_not_there_is_named_before_anything_is_measure
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_claims_about_accuracy_do_not_apply_to_features(tmp_path, told):
+    asked = "entropy_falls_with_depth,heads_of_a_block_are_alike,heads_have_class_roles,importance_predicts_cost"
+    asked += ",most_heads_can_go,one_head_is_enough,rollout_beats_raw_attention,compact_heat_is_right"
+    command.run(settings(tmp_path, f"claims=[{asked}]", "backbone.num_classes=0"), tmp_path)
+    reasons = {row["claim"]: row["reason"] for row in runs.rows(tmp_path / "tables" / "claims.csv")}
+    judged = {"entropy_falls_with_depth", "heads_of_a_block_are_alike"}
+    assert {name for name, reason in reasons.items() if not reason} == judged
+    assert all(re.search("gives features|labels", reason) for name, reason in reasons.items() if name not in judged)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_second_run_measures_nothing_again_and_asks_what_it_is_asked(tmp_path, monkeypatch, told):
     (folder := tmp_path / "run").mkdir()
     asked = "claims=[entropy_falls_with_depth,a_fifth_of_the_heads_goes]"

@@ -337,7 +337,7 @@ def _refuse_no_numbers(value: Any, key: str = "") -> None:
 
 
 NO_WEIGHTS = ("fetch", "prune")  # the first needs none, the second says so itself
-WITH_FEATURES = ("fetch", "maps", "mask", "probe", "prune")  # commands that need no classifier
+WITH_FEATURES = ("fetch", "claims", "maps", "mask", "probe", "prune")  # commands that need no classifier
 
 
 def refuse_without_classifier(command: str) -> None:

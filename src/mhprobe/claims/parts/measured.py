@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mhprobe import ranks
+from mhprobe.backbones import gives_features
 from mhprobe.claims.parts.claim import NOTHING_LEARNED, Columns, Evidence
 from mhprobe.claims.parts.place import place_errors
 from mhprobe.data.base import ImageData
@@ -113,15 +114,20 @@ class Measured(Evidence):
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy that heads could cost."""
-        data = self.material.data
-        if data.unlabelled:
+        self._refuse_features()
+        if self.material.data.unlabelled:
             raise UserError("the images have no labels, and accuracy is what it is about.")
         whole = self._evaluate("test")(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
         low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
         if float(low) <= self.material.chance:
             raise UserError("the network is not shown to be better than a guess: there is no accuracy to lose.")
 
+    def _refuse_features(self) -> None:
+        if gives_features(self.material.model):
+            raise UserError("the network gives features, no classes: it has no answers that could be right.")
+
     def _areas(self) -> dict[str, Tensor]:
+        self._refuse_features()
         backbone: Any = self.material.model.backbone
 
         def of_batch(batch: Batch) -> Tensor:
@@ -144,6 +150,7 @@ class Measured(Evidence):
         return {"high_norm_error": loud, "other_error": other}
 
     def _heat(self) -> dict[str, Tensor]:
+        self._refuse_features()
         backbone: Any = self.material.model.backbone
 
         def of_batch(batch: Batch) -> Tensor:
