@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mhprobe.errors import UserError
 
@@ -33,15 +33,19 @@ _DAMAGE = (
 )
 
 
-class Archive(Protocol):
-    path: Path
+class Archive(ABC):
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Every file's name below the root, with / between parts."""
 
+    @abstractmethod
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """The wanted files' contents, in the order that streams best."""
 
+    @abstractmethod
     def key(self) -> dict[str, Any]:
         """Return facts that change when the contents change, without reading all of them."""
 
@@ -61,28 +65,20 @@ def open_archive(path: str | Path) -> Archive:
     raise UserError(f"root: expected a folder or a .tar, .tar.gz, .tgz or .zip archive, got {path}.")
 
 
-class Folder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
+class Folder(Archive):
     def names(self) -> list[str]:
         found: list[str] = []
-        ways: Counter[tuple[int, int]] = Counter()
-        folders = [(str(self.path), frozenset[tuple[int, int]]())]  # and the folders that each lies in
-        while folders:
-            folder, above = folders.pop()
-            itself, entries = _look(folder)
-            ways[itself] += 1
-            if itself in above or ways[itself] > WAYS or len(above) > DEPTH:
+        ways: Counter[tuple[int, int]] = Counter()  # by the folder itself, whatever path led there
+        # class folders are often links to somewhere else
+        for folder, _, files in os.walk(self.path, onerror=_unreadable, followlinks=True):
+            place, itself = Path(folder).relative_to(self.path), os.stat(folder)
+            ways[itself.st_dev, itself.st_ino] += 1
+            if ways[itself.st_dev, itself.st_ino] > WAYS or len(place.parts) > DEPTH:
                 raise UserError(
                     f"root: {folder} is a link back to a folder it lies in, or too deep (over {DEPTH}) or too "
                     f"often (over {WAYS} times) linked to. Remove such links."
                 )
-            for entry in entries:
-                if _is_folder(entry):
-                    folders.append((entry.path, above | {itself}))
-                else:
-                    found.append(Path(entry.path).relative_to(self.path).as_posix())
+            found += [(place / file).as_posix() for file in files]
             if len(found) > MOST:
                 raise UserError(f"root: {self.path} has more than {MOST:,} files. Is it the folder you mean?")
         return found
@@ -110,22 +106,8 @@ class Folder:
         return {"path": str(self.path.resolve()), "files": digest.hexdigest()}
 
 
-def _look(folder: str) -> tuple[tuple[int, int], list[os.DirEntry[str]]]:
-    """Return the identity of a folder, whatever path led there, and its contents."""
-    try:
-        here = os.stat(folder)
-        with os.scandir(folder) as entries:
-            return (here.st_dev, here.st_ino), list(entries)
-    except OSError as error:
-        raise UserError(f"root: {folder} cannot be read ({error.strerror}). Remove it, or the link.") from None
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Or a link to one: class folders are often links to somewhere else."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        raise UserError(f"root: {entry.path} cannot be read ({error.strerror}). Remove the link.") from None
+def _unreadable(error: OSError) -> None:
+    raise UserError(f"root: {error.filename} cannot be read ({error.strerror}). Remove it, or the link.") from None
 
 
 def _state(path: Path) -> str:
@@ -161,11 +143,8 @@ def small_enough(where: object, size: int) -> None:
         raise UserError(f"root: {where} claims {size:,} bytes, expected at most {LARGEST:,} of one image. Remove it.")
 
 
-class _File(ABC):
+class _File(Archive):
     """An archive that is one file. Beside it may lie ``<file>.sha256``, as sha256sum writes it: then it must agree."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     def key(self) -> dict[str, Any]:
         sample = hashlib.sha256(_sample(self.path, SAMPLES)).hexdigest()

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -87,13 +88,11 @@ class ImageData(L.LightningDataModule):
         self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
         self.augment = augment or Augment()
         self.limits = {"train": limit_train, "val": limit_val, "test": limit_test, "calibration": limit_calibration}
-        for name, value, least in [
-            ("batch_size", self.batch_size, 1),
-            ("eval_batch_size", self.eval_batch_size, 1),
-            ("num_workers", num_workers, 0),
-            *((f"limit_{split}", limit, 1) for split, limit in self.limits.items() if limit is not None),
-        ]:
-            whole_number(name, value, least)
+        whole_number("num_workers", num_workers)
+        for name in ("batch_size", "eval_batch_size"):
+            whole_number(name, getattr(self, name), 1)
+        for split, limit in self.limits.items():
+            whole_number(f"limit_{split}", 1 if limit is None else limit, 1)
         if num_workers > (most := max(FEW_WORKERS, 2 * (os.cpu_count() or 1))):
             raise UserError(
                 f"num_workers: expected at most {most}, two for each of this machine's processors, got "
@@ -101,10 +100,8 @@ class ImageData(L.LightningDataModule):
             )
         if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
             raise UserError(f"val_fraction: expected a share between 0 and 1, got {quoted(val_fraction)}.")
-        if not isinstance(calibration_fraction, int | float) or not 0 <= calibration_fraction < 1:
-            raise UserError(
-                f"calibration_fraction: expected a share from 0 to below 1, got {quoted(calibration_fraction)}."
-            )
+        if not isinstance(share := calibration_fraction, int | float) or not 0 <= share < 1:
+            raise UserError(f"calibration_fraction: expected a share from 0 to below 1, got {quoted(share)}.")
 
     # what it holds
 
@@ -137,7 +134,7 @@ class ImageData(L.LightningDataModule):
             "test": Images(cached["test"], np.arange(len(cached["test"].labels))),
             **({"calibration": Images(cached["train"], aside)} if len(aside) else {}),
         }
-        return {split: _limited(images, self.limits[split], self.seed) for split, images in whole.items()}
+        return {split: images.limited(self.limits[split], self.seed) for split, images in whole.items()}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -273,8 +270,7 @@ class ImageData(L.LightningDataModule):
         """
         if isinstance(images, torch.Tensor) and images.dtype == torch.bool:
             raise UserError("batches: images: expected positions in the split or a number of images, got a mask.")
-        positions = np.array(evenly(images, len(self.splits[split]))) if isinstance(images, int) else images
-        chosen = positions.numpy() if isinstance(positions, torch.Tensor) else positions
+        chosen = evenly(images, len(self.splits[split])) if isinstance(images, int) else images
         # no workers: starting them for every walk costs more than the gathers they would hide
         pin = torch.device(device).type == "cuda"
         for batch in self._eval_loader(split, num_workers=0, pin=pin, chosen=chosen):
@@ -288,9 +284,9 @@ class ImageData(L.LightningDataModule):
         """Return ``count`` images, evenly from all of a split, or all, as one batch, alike on every rank."""
         return self.transform(self.stored(split, evenly(count, self.sizes[split])), train=False).to(device)
 
-    def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: np.ndarray | None = None) -> Loader:
+    def _eval_loader(self, split: str, num_workers: int, pin: bool, chosen: Any = None) -> Loader:
         images = self.splits[split]
-        chosen = np.arange(len(images)) if chosen is None else chosen
+        chosen = len(images) if chosen is None else np.asarray(chosen)
         return Loader(images, EvalOrder(chosen, self.eval_batch_size, *self._rank_and_world()), num_workers, pin)
 
     @property
@@ -300,10 +296,3 @@ class ImageData(L.LightningDataModule):
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-
-def _limited(images: Images, limit: int | None, seed: int) -> Images:
-    """At most ``limit`` of the images, of every class alike."""
-    if limit is None or limit >= len(images):
-        return images
-    return Images(images.cached, images.positions[stratified(images.labels, limit, seed)])

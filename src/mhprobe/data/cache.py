@@ -64,9 +64,9 @@ class CachedSplit:
                 f"it again: the images are decoded again."
             ) from error
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         # a worker process maps the file itself; pickling the map would copy every image
-        return {"folder": self.folder, "split": self.split}
+        return CachedSplit, (self.folder, self.split)
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,11 @@ def _read(folder: Path, verify: bool) -> Cache | None:
     if not intact:
         return None
     files = {name: facts["sha256"] for name, facts in body["files"].items() if not name.endswith(DIGESTS)}
-    contents = [body["class_names"], files]
     return Cache(
         class_names=tuple(body["class_names"]),
         size=tuple(body["size"]),
         splits={split: CachedSplit(folder, split) for split in body["splits"]},
-        checksum=_digest(contents),
+        checksum=_digest([body["class_names"], files]),
     )
 
 
@@ -154,12 +153,10 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             for split, labels in contents.labels.items()
         }
         _make_room(temporary, [path for decoded in arrays.values() for path in decoded.paths])
-        total = sum(len(labels) for labels in contents.labels.values())
-        written = 0
+        total, written = sum(len(labels) for labels in contents.labels.values()), 0
         with progress(f"decoding {source.name}", total, show=show) as done:
-            for split, position, *parts in contents.images():
+            for written, (split, position, *parts) in enumerate(contents.images(), 1):
                 arrays[split].put(position, *parts)
-                written += 1
                 if written % AT_ONCE == 0 or written == total:
                     done((written - 1) % AT_ONCE + 1)
         if written != total:
@@ -169,16 +166,13 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
             _save(temporary / f"{split}-labels.npy", labels)
             _compare(folder, split, arrays[split].digests, source.name)
         del arrays
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
+            for path in sorted(temporary.glob("*.npy"))
+        }
         body = {
-            "key": key,
-            "class_names": contents.class_names,
-            "size": contents.size,
-            "splits": sorted(contents.labels),
-            "decoder": _decoder(),
-            "files": {
-                path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-                for path in sorted(temporary.glob("*.npy"))
-            },
+            **{"key": key, "class_names": contents.class_names, "size": contents.size},
+            **{"splits": sorted(contents.labels), "decoder": _decoder(), "files": files},
         }
         (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
         for path in temporary.iterdir():

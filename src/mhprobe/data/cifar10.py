@@ -6,7 +6,6 @@ or class folders of image files (a folder, tar or zip). Classes are numbered ali
 
 import io
 import pickle
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ import numpy as np
 from mhprobe.data import images
 from mhprobe.data.archive import Archive, open_archive
 from mhprobe.data.source import Contents
+from mhprobe.data.torchvisions import soon
 from mhprobe.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 UNFINISHED = {"cifar-10-python.tar.gz", ".lock"}  # what a download that was cut short leaves
-SECONDS = 30  # without an answer, before a download is given up
 
 
 class Cifar10:
@@ -64,11 +63,9 @@ def _download(folder: Path) -> None:
     import filelock
     from torchvision.datasets import CIFAR10
 
-    before = socket.getdefaulttimeout()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / ".lock"):  # every rank may come here at once
-            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
+        with filelock.FileLock(folder / ".lock"), soon():  # every rank may come here at once
             CIFAR10(folder, download=True)  # checks what is there first
             complete.touch()
     except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: the file came damaged
@@ -76,16 +73,13 @@ def _download(folder: Path) -> None:
             f"CIFAR-10 could not be fetched from {URL} to {folder} ({error}). Without a network use "
             f"root=<archive or folder you have> or data=digits."
         ) from None
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def _python_batches(archive: Archive) -> Contents:
     """The original distribution: pickled dicts of (10000, 3072) uint8 data and labels."""
     files = {name.rsplit("/", 1)[-1]: name for name in archive.names()}
     wanted = [batch for batches in BATCHES.values() for batch in batches]
-    missing = [batch for batch in wanted if batch not in files]
-    if missing:
+    if missing := [batch for batch in wanted if batch not in files]:
         raise UserError(f"root: {archive.path} lacks {', '.join(missing)} of CIFAR-10's six batch files.")
     loaded = {
         name.rsplit("/", 1)[-1]: _load_batch(data, f"{archive.path}: {name}")

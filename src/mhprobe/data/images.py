@@ -5,6 +5,7 @@ Images are decoded once, to ``stored_size`` pixels square: short side resized (b
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
@@ -24,12 +25,10 @@ from mhprobe.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
-    from PIL.Image import Transpose
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 SPLITS = ("train", "test")
 _IGNORED = ("thumbs.db", "desktop.ini")
-ORIENTATION = 0x0112  # the EXIF tag
 _CHUNK = 64  # images per task of the pool: small ones cost less to decode than to hand over
 
 
@@ -41,10 +40,11 @@ class ImageFolder:
     """
 
     name = "image_folder"
+    expected = "train/<class>/* and test/<class>/*"
 
     def __init__(self, root: str | Path | None, stored_size: int = 256) -> None:
         if root is None:
-            raise UserError("root: expected a folder or archive of train/<class>/* and test/<class>/*, got null.")
+            raise UserError(f"root: expected a folder or archive of {self.expected}, got null.")
         if stored_size < 1:
             raise UserError(f"stored_size: expected at least 1 pixel, got {stored_size}.")
         self.root, self.stored_size = root, stored_size
@@ -96,8 +96,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     found, roots = [], set()
     for file in archive.names():
         *root, split, name, leaf = ("", "", *file.split("/"))
-        hidden = any(part.startswith((".", "__MACOSX")) for part in file.split("/")) or leaf.lower() in _IGNORED
-        if split not in SPLITS or hidden:
+        if split not in SPLITS or hidden(file):
             continue
         if not leaf.lower().endswith(SUFFIXES):
             raise UserError(f"root: {archive.path}: {file} is not an image; expected {', '.join(SUFFIXES)}.")
@@ -109,6 +108,16 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
             f"Choose one of these folders."
         )
     return found
+
+
+def hidden(file: str) -> bool:
+    """Return True if a file is one that people do not see."""
+    return any(part.startswith((".", "__MACOSX")) or part.lower() in _IGNORED for part in file.split("/"))
+
+
+def is_image(file: str) -> bool:
+    """Return True if a file is an image by its name, and not hidden."""
+    return not hidden(file) and file.lower().endswith(SUFFIXES)
 
 
 def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool) -> Iterator[tuple[str, np.ndarray]]:
@@ -145,15 +154,16 @@ def decode(data: bytes, size: int, resize: bool, where: str) -> np.ndarray:
 
     16-bit grey keeps its upper 8 bits, as Pillow does with 16-bit colours.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
             if resize:
                 opened.draft("RGB", (size, size))  # JPEG only: decode at the smallest scale that is large enough
+            opened.load()
+            with contextlib.suppress(SyntaxError, ValueError, TypeError, KeyError, struct.error):  # damaged EXIF
+                ImageOps.exif_transpose(opened, in_place=True)  # a camera held sideways writes its pixels sideways
             image = _eight_bits(opened, where).convert("RGB")
-            turn = _turn(opened)
-            image = image if turn is None else image.transpose(turn)
     except UserError:
         raise
     except Exception as error:  # PIL raises half a dozen unrelated types for damaged files
@@ -183,16 +193,3 @@ def _eight_bits(image: PillowImage, where: str) -> PillowImage:
             f"as one of these."
         )
     return image
-
-
-def _turn(image: PillowImage) -> Transpose | None:
-    """The turn that EXIF asks for, of a loaded image: a camera held sideways writes its pixels sideways."""
-    from PIL.Image import Transpose
-
-    try:
-        orientation = image.getexif().get(ORIENTATION)
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):  # damaged, where the pixels may be whole
-        return None
-    names = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
-    by_number = {number: Transpose[name] for number, name in enumerate(names, 2)}
-    return by_number.get(orientation) if isinstance(orientation, int) else None

@@ -6,6 +6,8 @@ Lightning asks a loader for its state after every batch it took. On resume it ha
 iter() and before it sets the epoch. So both are looked at only when the first batch is asked for.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,10 +18,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mhprobe.data.batch import Batch
 from mhprobe.data.cache import CachedSplit
-from mhprobe.data.draws import generator
+from mhprobe.data.draws import generator, stratified
 from mhprobe.errors import UserError
 
 log = logging.getLogger(__name__)
+FACTS = ("num_images", "batch_size", "world_size", "seed")  # under which (epoch, batches taken) means the same images
 
 
 class Picks(NamedTuple):
@@ -45,6 +48,12 @@ class Images(Dataset[Batch]):
     @property
     def labels(self) -> np.ndarray:
         return self.cached.labels[self.positions] if self.given is None else self.given
+
+    def limited(self, limit: int | None, seed: int) -> Images:
+        """At most ``limit`` of the images, of every class alike."""
+        if limit is None or limit >= len(self):
+            return self
+        return Images(self.cached, self.positions[stratified(self.labels, limit, seed)])
 
     def __getitem__(self, picks: Picks) -> Batch:
         where = self.positions[picks.index]
@@ -135,7 +144,6 @@ class Loader:
             images,
             sampler=order,
             batch_size=None,  # the sampler's items already are batches
-            collate_fn=_as_is,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin,
@@ -158,10 +166,6 @@ class Loader:
         self._loader._iterator = value
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
 class TrainLoader(Loader):
     """Training batches; its state is (epoch, batches taken), so that a resumed run takes the next one."""
 
@@ -169,13 +173,9 @@ class TrainLoader(Loader):
 
     def __init__(self, images: Images, order: TrainOrder, num_workers: int = 0, pin: bool = False) -> None:
         super().__init__(images, order, num_workers, pin)
+        self.sampler = order  # where Lightning looks for set_epoch
         self._epoch = self._taken = 0
         self._resuming = False
-
-    @property
-    def sampler(self) -> TrainOrder:
-        """The place where Lightning looks for set_epoch."""
-        return self.order
 
     def __iter__(self) -> Iterator[Batch]:
         # a generator: nothing here runs before the first batch is asked for, when the epoch is known
@@ -188,18 +188,12 @@ class TrainLoader(Loader):
             self._taken += 1  # before the yield: the state is asked for while the batch is in use
             yield batch
 
-    def _facts(self) -> dict[str, int]:
-        """Return the facts under which (epoch, taken) means the same images."""
-        order = self.order
-        return {name: getattr(order, name) for name in ("num_images", "batch_size", "world_size", "seed")}
-
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "taken": self._taken, **self._facts()}
+        return {"epoch": self._epoch, "taken": self._taken, **{name: getattr(self.order, name) for name in FACTS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        now = self._facts()
-        changed = [f"{name} was {state.get(name)}, is {now[name]}" for name in now if state.get(name) != now[name]]
-        if changed:
+        now = {name: (state.get(name), getattr(self.order, name)) for name in FACTS}
+        if changed := [f"{name} was {before}, is {after}" for name, (before, after) in now.items() if before != after]:
             raise UserError(
                 f"ckpt_path: the run cannot be continued exactly, its training data changed: {'; '.join(changed)}. "
                 f"Resume with the old settings, or start anew from its weights with weights=<checkpoint>."

@@ -18,14 +18,14 @@ from torch import Tensor
 from mhprobe.data.archive import open_archive
 from mhprobe.data.augment import normalise
 from mhprobe.data.draws import evenly, stratified
-from mhprobe.data.images import SUFFIXES, decode_all
+from mhprobe.data.images import SUFFIXES, ImageFolder, decode_all, is_image
 from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
 
 LEAST = 8  # so that half of them can be cut again
 
 
-class Photos:
+class Photos(ImageFolder):
     """Photographs without labels.
 
     root: folder or archive; files that are hidden, or no images by their names, are left out.
@@ -33,19 +33,16 @@ class Photos:
     the others choose. Which is which follows from the names alone.
     """
 
-    name = "photos"
+    name, expected = "photos", "images"
 
     def __init__(self, root: str | Path | None, stored_size: int = 256, test_fraction: float = 0.5) -> None:
-        if root is None:
-            raise UserError("root: expected a folder or archive of images, got null.")
-        if stored_size < 1:
-            raise UserError(f"stored_size: expected at least 1 pixel, got {stored_size}.")
+        super().__init__(root, stored_size)
         if not 0 < test_fraction < 1:
             raise UserError(f"test_fraction: expected a share between 0 and 1, got {test_fraction}.")
-        self.root, self.stored_size, self.test_fraction = root, stored_size, test_fraction
+        self.test_fraction = test_fraction
 
     def key(self) -> dict[str, Any]:
-        return {**open_archive(self.root).key(), "stored_size": self.stored_size, "test_fraction": self.test_fraction}
+        return {**super().key(), "test_fraction": self.test_fraction}
 
     def scan(self) -> Contents:
         archive = open_archive(self.root)
@@ -65,12 +62,6 @@ class Photos:
 
         labels = {split: alike[those] for split, those in numbers.items()}
         return Contents((), labels, (self.stored_size, self.stored_size), images)
-
-
-def is_image(file: str) -> bool:
-    """Return True if a file is an image by its name, and not hidden."""
-    hidden = any(part.startswith((".", "__MACOSX")) for part in file.split("/"))
-    return not hidden and file.lower().endswith(SUFFIXES)
 
 
 class PhotoLoader:

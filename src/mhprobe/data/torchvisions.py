@@ -1,5 +1,6 @@
 """Data sets that torchvision downloads and reads: how they are asked for, and how their pictures become squares."""
 
+import contextlib
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,17 @@ from mhprobe.data.source import Contents
 from mhprobe.errors import UserError
 
 SECONDS = 30  # without an answer, before a download is given up
+
+
+@contextlib.contextmanager
+def soon() -> Iterator[None]:
+    """Give up a download where no answer comes: torchvision sets no limit, and a silent network hangs for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 class Downloaded(ABC):
@@ -46,8 +58,7 @@ class Downloaded(ABC):
 
         def pictures() -> Iterator[tuple[Any, ...]]:
             for split, of_split in parts.items():
-                items = [(part, i) for part in of_split for i in range(len(part))]
-                for position, (part, i) in enumerate(items):
+                for position, (part, i) in enumerate((p, i) for p in of_split for i in range(len(p))):
                     try:
                         item = part[i]
                     except OSError as error:
@@ -57,8 +68,7 @@ class Downloaded(ABC):
         return Contents(
             class_names=tuple(parts["train"][0].classes),
             labels={
-                split: np.concatenate([np.array(part._labels, dtype=np.int64) for part in of_split])
-                for split, of_split in parts.items()
+                s: np.concatenate([np.array(p._labels, np.int64) for p in of_split]) for s, of_split in parts.items()
             },
             size=(self.stored_size, self.stored_size),
             images=pictures,
@@ -77,11 +87,10 @@ class Downloaded(ABC):
         """A part of torchvision's, fetched if need be; a UserError in one line where it is not in ``root``."""
         from torchvision import datasets
 
-        before = socket.getdefaulttimeout()
         try:
-            socket.setdefaulttimeout(SECONDS)  # torchvision sets none: a silent network would hang for minutes
-            make = getattr(datasets, self.dataset)
-            return make(self.root, split=name, download=self._may_download, **self.options)
+            with soon():
+                make = getattr(datasets, self.dataset)
+                return make(self.root, split=name, download=self._may_download, **self.options)
         except (OSError, RuntimeError) as error:  # URLError is an OSError; RuntimeError: not there, or damaged
             instead = f"root=<folder with {self.folder}> or data={self.instead}"
             if not self._may_download:
@@ -93,8 +102,6 @@ class Downloaded(ABC):
                 f"{self.title} is not in {self.root} and could not be fetched ({error}). Without a network use "
                 f"{instead}."
             ) from None
-        finally:
-            socket.setdefaulttimeout(before)
 
 
 def square(image: Any, size: int, blend: bool = False) -> np.ndarray:

@@ -6,7 +6,7 @@ C classes, M masks.
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -173,16 +173,6 @@ class HeadBatch:
     objects: Tensor | None = None
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @overload
-    def need(self, what: Literal["grad", "attn", "attn_grad"], name: str) -> tuple[Tensor, ...]: ...
-    @overload
-    def need(self, what: Literal["stream"], name: str) -> tuple[Stream, ...]: ...
-    @overload
-    def need(self, what: Literal["weights"], name: str) -> tuple[HeadWeights, ...]: ...
-    @overload
-    def need(self, what: Literal["direct"], name: str) -> Direct: ...
-    @overload
-    def need(self, what: Literal["labels"], name: str) -> Tensor: ...
     def need(self, what: str, name: str) -> Any:
         """The field ``what``; UserError where it was not recorded. name: of the one who asks, for the error."""
         found = getattr(self, what)
@@ -206,13 +196,9 @@ class HeadBatch:
 
 def first_sites(batch: HeadBatch, sites: int) -> HeadBatch:
     """The batch with its first so many sites alone: where neurons were recorded too, what its heads did."""
-    return replace(
-        batch,
-        z=batch.z[:sites],
-        grad=None if batch.grad is None else batch.grad[:sites],
-        weights=None if batch.weights is None else batch.weights[:sites],
-        relevance={need: values[:sites] for need, values in batch.relevance.items()},
-    )
+    grad, weights = batch.grad and batch.grad[:sites], batch.weights and batch.weights[:sites]
+    relevance = {need: values[:sites] for need, values in batch.relevance.items()}
+    return replace(batch, z=batch.z[:sites], grad=grad, weights=weights, relevance=relevance)
 
 
 _RECORDED = {  # what a need is called, and how to get it

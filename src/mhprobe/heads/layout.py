@@ -25,6 +25,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mhprobe.errors import UserError
 
@@ -48,59 +49,47 @@ class Windows:
     pad_first: bool = False
     strided: bool = False
 
-    def rows(self) -> Tensor:
-        """(T,) position of raster token t among one image's windowed rows (windows x tokens per window).
-
-        Found by moving an image of raster indices the way the block moves its tokens: roll, pad, partition.
-        Padding rows hold no token and are dropped.
-        """
-        (height, width), (win_h, win_w) = self.grid, self.size
-        index = torch.arange(height * width).view(height, width)
-        tall, wide = self.padded
-
-        def pad(index: Tensor) -> Tensor:
-            return torch.nn.functional.pad(index, (0, wide - index.shape[1], 0, tall - index.shape[0]), value=-1)
-
-        index = torch.roll(pad(index) if self.pad_first else index, (-self.shift[0], -self.shift[1]), (0, 1))
-        if self.strided:
-            index = index.view(win_h, tall // win_h, win_w, wide // win_w)
-            token_of_row = index.permute(1, 3, 0, 2).flatten()
-        else:
-            index = pad(index).view(tall // win_h, win_h, wide // win_w, win_w)
-            token_of_row = index.permute(0, 2, 1, 3).flatten()
-        rows = torch.empty(height * width, dtype=torch.long)
-        (occupied,) = torch.nonzero(token_of_row >= 0, as_tuple=True)
-        rows[token_of_row[occupied]] = occupied
-        return rows
-
     @property
     def padded(self) -> tuple[int, int]:
         """(rows, columns) of the grid filled up to whole windows."""
         return self.grid[0] + -self.grid[0] % self.size[0], self.grid[1] + -self.grid[1] % self.size[1]
 
     def places(self) -> Tensor:
-        """(windows, K) raster token at each of a window's K places, -1 where there is only padding."""
-        rows = self.rows()
-        count = math.prod(-(-side // win) for side, win in zip(self.grid, self.size, strict=True))
-        token_of_row = torch.full((count * math.prod(self.size),), -1)
-        token_of_row[rows] = torch.arange(len(rows))
-        return token_of_row.view(count, -1)
+        """(windows, K) raster token at each of a window's K places, -1 where there is only padding.
+
+        Found by moving an image of raster indices the way the block moves its tokens: roll, pad, partition.
+        """
+        (height, width), (tall, wide) = self.grid, self.padded
+        index, margin = torch.arange(height * width).view(height, width), (0, wide - width, 0, tall - height)
+        index = pad(index, margin, value=-1) if self.pad_first else index
+        index = index.roll((-self.shift[0], -self.shift[1]), (0, 1))
+        return self._cut(index if self.pad_first else pad(index, margin, value=-1))
+
+    def rows(self) -> Tensor:
+        """(T,) position of raster token t among one image's windowed rows (windows x tokens per window)."""
+        token_of_row = self.places().flatten()
+        return token_of_row.argsort()[(token_of_row < 0).sum() :]  # padding comes first
 
     def regions(self) -> Tensor:
         """(windows, K) label of the region each place belongs to: a shifted window attends within regions only.
 
         A roll brings rows (columns) from the far side next to each other; attention between them is masked.
         """
-        (height, width), (win_h, win_w) = self.grid, self.size
-        pad_h, pad_w = height + -height % win_h, width + -width % win_w
         sides = []
-        for length, win, shift in ((pad_h, win_h, self.shift[0]), (pad_w, win_w, self.shift[1])):
+        for length, win, shift in zip(self.padded, self.size, self.shift, strict=True):
             place = torch.arange(length)
             # before the last window, in it but not rolled, rolled
             sides.append((place >= length - win).long() + (place >= length - shift).long() if shift else place * 0)
-        label = 3 * sides[0][:, None] + sides[1] if any(self.shift) else torch.zeros(pad_h, pad_w, dtype=torch.long)
-        label = label.view(pad_h // win_h, win_h, pad_w // win_w, win_w)
-        return label.permute(0, 2, 1, 3).reshape(-1, win_h * win_w)
+        return self._cut(3 * sides[0][:, None] + sides[1])
+
+    def _cut(self, image: Tensor) -> Tensor:
+        """(rows, columns) of whole windows -> (windows, K)."""
+        (tall, wide), (win_h, win_w) = image.shape, self.size
+        if self.strided:
+            windows = image.view(win_h, tall // win_h, win_w, wide // win_w).permute(1, 3, 0, 2)
+        else:
+            windows = image.view(tall // win_h, win_h, wide // win_w, win_w).permute(0, 2, 1, 3)
+        return windows.reshape(-1, win_h * win_w)
 
 
 @dataclass(frozen=True)
@@ -146,12 +135,9 @@ class HeadSite:
     def support(self) -> Tensor:
         """(windows, K queries, K keys) bool: pairs that may attend to each other; padding never does."""
         places = self.places()
-        real = places >= 0
-        pairs = real[:, :, None] & real[:, None, :]
-        if self.windows is None:
-            return pairs
-        regions = self.windows.regions()
-        return pairs & (regions[:, :, None] == regions[:, None, :])
+        regions = torch.zeros_like(places) if self.windows is None else self.windows.regions()
+        regions = regions.where(places >= 0, torch.nan)  # which equals nothing
+        return regions[:, :, None] == regions[:, None, :]
 
     def positions(self) -> Tensor:
         """(T, 2) float64 (down, across) of each token in input pixels from the first of the grid; NaN for prefix."""

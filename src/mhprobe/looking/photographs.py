@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mhprobe.data.archive import open_archive
 from mhprobe.data.draws import evenly
-from mhprobe.data.images import SUFFIXES, decode, refuse_bombs
-from mhprobe.data.photos import is_image
+from mhprobe.data.images import SUFFIXES, decode, is_image, refuse_bombs
 from mhprobe.errors import UserError
 from mhprobe.report.html.pictures import data_url
 
