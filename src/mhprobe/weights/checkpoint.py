@@ -14,7 +14,6 @@ tensors' file) and ``digest`` (of the description itself). That of a pruned mode
 
 import hashlib
 import json
-import logging
 import os
 import zipfile
 from pathlib import Path
@@ -29,8 +28,7 @@ from mhprobe.gates import find_gates
 from mhprobe.heads import KINDS
 from mhprobe.io.files import replacing, write_all
 from mhprobe.weights.description import checked, digest
-
-log = logging.getLogger(__name__)
+from mhprobe.weights.foreign import in_float32
 
 # the parts of a description that belong to the model, not to the file it came in
 DESCRIBES = ("backbone", "class_names", "data", "timm", "kept", "proj_bias", "chosen_by")
@@ -78,7 +76,7 @@ def load_weights(path: str | Path) -> tuple[nn.Module, dict[str, Any]]:
         gate_values = torch.tensor(description["gates"])
     model = _built(description, path)
     try:
-        model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
+        model.load_state_dict(in_float32(state))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"weights: {path} does not fit the backbone it names ({reason}).") from error
@@ -173,21 +171,13 @@ def read_description(path: Path) -> dict[str, Any]:
         description = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         other = (
-            ""
-            if path.exists()
-            else (
-                " Weights of another training have none: give the backbone a name=<timm's name> and "
-                f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
-            )
+            f" Weights of another training have none: give the backbone a name=<timm's name> and "
+            f"checkpoint={path.with_suffix('')}.*, or mhprobe.load(path, name=<timm's name>)."
         )
-        raise UserError(f"weights: {path} is missing or damaged: it rebuilds the model.{other}") from error
-    checked(description, path)
-    if "digest" not in description:
-        log.warning(
-            "weights: %s has no digest, so damage to it cannot be seen; python -m mhprobe.weights %s adds one.",
-            path, path,
-        )  # fmt: skip
-    elif description["digest"] != digest(description):
+        raise UserError(
+            f"weights: {path} is missing or damaged: it rebuilds the model.{'' if path.exists() else other}"
+        ) from error
+    if checked(description, path).get("digest") != digest(description):
         raise UserError(f"weights: {path} was changed since it was written (its digest differs): damaged or edited.")
     return description
 

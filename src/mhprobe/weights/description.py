@@ -2,8 +2,8 @@
 
 timm's constructors take more than numbers: paths and addresses that they open (``checkpoint_path``,
 ``pretrained_cfg``), and what they open may be a pickle. So a setting of the backbone passes only if the model's own
-class takes it, if timm's loading code does not, and if its value is a number, a flag, a list of numbers or one of
-timm's own words.
+class takes it, if timm's loading code does not, and if its value is a number, a flag, a list of numbers or a plain
+word.
 """
 
 import difflib
@@ -14,7 +14,6 @@ import inspect
 import json
 import math
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,7 +132,7 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
             f"weights: {where}: backbone.{quoted(key)} is refused: it is no size or switch of {name} (it may name a "
             f"file or an address).{f' Was it {close[0]}?' if close else ''}"
         )
-    if not _harmless(key, value, known[key]):
+    if not _harmless(value):
         raise UserError(
             f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a list of numbers or a "
             f"name of timm's, got {quoted(value)}."
@@ -156,51 +155,28 @@ def _loading() -> frozenset[str]:
     """The arguments of timm that say where weights come from, or what is made of a model once it is there."""
     from timm.models import build_model_with_cfg, create_model
 
-    own = {"features_only", "out_indices", "feature_cls", "pruned", "num_classes", "device", "dtype"}
     taken = {*inspect.signature(create_model).parameters, *inspect.signature(build_model_with_cfg).parameters}
-    return frozenset({*own, *taken} - {"kwargs", "pretrained"})
+    others = {"features_only", "out_indices", "feature_cls", "pruned", "num_classes", "device", "dtype"}
+    return frozenset((taken | others) - {"kwargs", "pretrained"})
 
 
 @functools.cache
-def _settings(name: str) -> dict[str, Any]:
-    """Keyword -> annotation, of the classes that timm's file of this model builds classifiers from."""
+def _settings(name: str) -> frozenset[str]:
+    """Keywords of the classes that timm's file of this model builds classifiers from."""
     from timm.models import model_entrypoint
     from torch import nn
 
     module = importlib.import_module(model_entrypoint(name).__module__)
-    found: dict[str, Any] = {}
-    for made in vars(module).values():
-        if isinstance(made, type) and issubclass(made, nn.Module):
-            parameters = inspect.signature(made).parameters
-            if "num_classes" in parameters:
-                found |= {key: parameter.annotation for key, parameter in parameters.items()}
-    return {key: found[key] for key in found.keys() - _loading() - {"self", "args", "kwargs", "pretrained"}}
+    classes = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
+    taken = [{*inspect.signature(kind).parameters} for kind in classes]
+    keys = set[str]().union(*(keywords for keywords in taken if "num_classes" in keywords))
+    return frozenset(keys - _loading() - {"self", "args", "kwargs", "pretrained"})
 
 
-def _harmless(key: str, value: Any, annotation: Any) -> bool:
-    if value is None or isinstance(value, bool):
-        return annotation not in (int, float) or value is None  # true heads would be one head
+def _harmless(value: Any) -> bool:
     if isinstance(value, (int, float)):
         return math.isfinite(value) and 0 <= value <= LARGEST
     if isinstance(value, (list, tuple)):
-        return 0 < len(value) <= 64 and all(
-            isinstance(part, (int, float)) and _harmless(key, part, annotation) for part in value
-        )
-    return isinstance(value, str) and _timms_word(key, value, annotation)
-
-
-def _timms_word(key: str, word: str, annotation: Any) -> bool:
-    """Return True if timm itself defines this word for this keyword."""
-    from timm.layers import get_act_layer, get_norm_layer
-
-    for part, look_up in (("norm", get_norm_layer), ("act", get_act_layer)):
-        if part in key.split("_"):
-            try:
-                return look_up(word) is not None
-            except (AssertionError, KeyError):
-                return False
-    choices = [choice for kind in (annotation, *typing.get_args(annotation)) for choice in typing.get_args(kind)]
-    if any(isinstance(choice, str) for choice in choices):
-        return word in choices
-    # a mode without a list of its choices: a plain word, which names no file that a constructor would open
-    return annotation is str and re.fullmatch(r"[a-z0-9_]{0,32}", word) is not None
+        return 0 < len(value) <= 64 and all(isinstance(part, (int, float)) and _harmless(part) for part in value)
+    # a plain word names no address and no file that a constructor would open
+    return value is None or (isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]{0,32}", value) is not None)

@@ -45,11 +45,10 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     found, own = read_state(path, where), model.state_dict()
     with untold("timm.layers", logging.WARNING):  # load_foreign says in its own line what was resampled
         state = _fitting(found, model)
-    shapes = {k: (tuple(state[k].shape), tuple(own[k].shape)) for k in own if k in state}
+    shapes = {key: (tuple(state[key].shape), tuple(own[key].shape)) for key in own if key in state}
     wrong = {key: pair for key, pair in shapes.items() if pair[0] != pair[1]}
-    missing, extra = [k for k in own if k not in state], [k for k in state if k not in own]
-    fits = len(own) - len(wrong) - len(missing)
-    if fits < len(own) / 2:
+    missing, extra = [key for key in own if key not in state], [key for key in state if key not in own]
+    if (fits := len(own) - len(wrong) - len(missing)) < len(own) / 2:
         raise UserError(
             f"{where}: {path} is of another architecture: {fits} of the {len(own)} tensors of this "
             f"{type(model).__name__} are in it. It has {_some(list(found))}. Give the backbone's name and sizes that "
@@ -60,25 +59,27 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
     if not classifier and (name := _classifier_name(model)):
         extra = [key for key in extra if not key.startswith(f"{name}.")]  # a feature extractor needs none
     if {*wrong, *missing} <= classifier and not extra and {*wrong, *missing}:
+        theirs = f"{next(iter(wrong.values()))[0][0]} classes" if wrong else ""
         if not new_classifier:
-            rows = f"one for {next(iter(wrong.values()))[0][0]} classes" if wrong else "none"
             raise UserError(
                 f"{where}: {path} fits but for its classifier: the data has {len(own[min(classifier)])} classes, the "
-                f"file {rows}. Train a new one (mhprobe.train), or use the data that it was trained on."
+                f"file {f'one for {theirs}' if wrong else 'none'}. Train a new one (mhprobe.train), or use the data "
+                f"that it was trained on."
             )
-        changes.append(
-            f"the classifier for {next(iter(wrong.values()))[0][0]} classes does not fit this data, a new one begins"
-            if wrong
-            else "it has no classifier, a new one begins"
-        )
+        lost = f"the classifier for {theirs} does not fit this data" if wrong else "it has no classifier"
+        changes.append(f"{lost}, a new one begins")
         wrong, missing = {}, []
     if wrong or missing or extra:
         raise UserError(f"{where}: {path} does not fit: {_differences(wrong, missing, extra)}.")
-    fresh = {key: own[key] for key in classifier if key not in state or state[key].shape != own[key].shape}
     if changes:
         log.warning("%s: %s: %s.", where, path, "; ".join(changes))
-    floats = {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
-    model.load_state_dict({**{key: floats[key] for key in own if key in floats}, **fresh})
+    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
+    model.load_state_dict(own | in_float32(fitting))
+
+
+def in_float32(state: Mapping[str, Tensor]) -> State:
+    """The same tensors, those of other floating-point types in float32."""
+    return {key: value.float() if value.is_floating_point() else value for key, value in state.items()}
 
 
 def model_from(path: str | Path, name: str, **settings: Any) -> nn.Module:
@@ -101,7 +102,8 @@ def read_state(path: Path, where: str) -> State:
     if not path.is_file():
         raise UserError(f"{where}: no file {path}.")
     found = _read_safetensors(path, where) if path.suffix == ".safetensors" else _read_pickle(path, where)
-    while isinstance(found, Mapping) and not _is_state(found):
+    # of a state dict most values are tensors: Lightning's gates and metrics keep other things beside them
+    while isinstance(found, Mapping) and sum(isinstance(part, Tensor) for part in found.values()) <= len(found) / 2:
         key = next((key for key in HOLDERS if isinstance(found.get(key), Mapping)), None)
         if key is None:
             raise UserError(
@@ -112,12 +114,6 @@ def read_state(path: Path, where: str) -> State:
     if not isinstance(found, Mapping):
         raise UserError(f"{where}: {path} holds a {type(found).__name__}, expected tensors by name (a state dict).")
     return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
-
-
-def _is_state(found: Mapping[Any, Any]) -> bool:
-    """Return True if most values are tensors: Lightning's gates and metrics keep other things beside them."""
-    tensors = sum(isinstance(value, Tensor) for value in found.values())
-    return tensors > len(found) / 2
 
 
 def _read_safetensors(path: Path, where: str) -> Any:
@@ -145,20 +141,14 @@ def _fitting(state: State, model: nn.Module) -> State:
     """Return ``state`` under the model's own names, if need be in timm's translation."""
     own = model.state_dict()
     plain = _without_prefix(state, set(own))
-    if _same(plain, own):
-        return plain
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if translate is None:
+    if translate is None or (plain.keys() == own.keys() and _hits(plain, own) == len(own)):
         return plain
     try:
         translated = translate(dict(plain), model)
     except Exception:  # it looks for names of other projects' files; whatever it misses is reported as it is
         return plain
     return translated if _hits(translated, own) >= _hits(plain, own) else plain
-
-
-def _same(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> bool:
-    return state.keys() == own.keys() and all(state[key].shape == own[key].shape for key in own)
 
 
 def _hits(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:
@@ -185,13 +175,10 @@ def _without_prefix(state: State, names: set[str]) -> State:
     for key in state:
         parts = key.split(".")
         behind.update(".".join(parts[:i]) for i in range(len(parts)) if ".".join(parts[i:]) in names)
-    if not behind:
-        return state
     # of equals averaged weights, which are the ones that are evaluated
-    prefix = max(sorted(behind), key=lambda p: (behind[p], "ema" in p or "teacher" in p, -len(p)))
-    if not prefix:
-        return state
-    return {key.removeprefix(f"{prefix}."): value for key, value in state.items() if key.startswith(f"{prefix}.")}
+    prefix = max(sorted(behind), key=lambda p: (behind[p], "ema" in p or "teacher" in p, -len(p)), default="")
+    dotted = f"{prefix}." if prefix else ""
+    return {key.removeprefix(dotted): value for key, value in state.items() if key.startswith(dotted)}
 
 
 def _classifier_keys(model: nn.Module) -> set[str]:

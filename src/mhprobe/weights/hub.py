@@ -16,10 +16,10 @@ from torch import nn
 from mhprobe import __version__
 from mhprobe.backbones.parts.timm_models import untold
 from mhprobe.errors import UserError
-from mhprobe.io.files import write
+from mhprobe.io.files import write, write_all
 from mhprobe.report.runs import words
 from mhprobe.report.runs.run import Run, read_run
-from mhprobe.weights.checkpoint import load_weights, read_description, weights_files
+from mhprobe.weights.checkpoint import load_weights, read_description, save_weights
 from mhprobe.weights.description import checked, for_timm
 
 PREFIX = "hf-hub:"
@@ -54,24 +54,18 @@ def save_for_hub(path_or_model: str | Path | nn.Module, folder: Path, **about: A
 
     Raises UserError as ``push_to_hub`` does.
     """
+    pair, run = Path(folder) / NAMES[-1], None
     if isinstance(path_or_model, nn.Module):
-        description = _described(path_or_model, about)
-        files, run = weights_files(path_or_model, Path(folder) / NAMES[-1], description), None
+        save_weights(path_or_model, pair, _described(path_or_model, about))
     else:
         weights = found(path_or_model)
         if about:
             raise UserError(f"push_to_hub: {weights} says itself what {', '.join(about)} is.")
-        description = load_weights(weights)[1]
-        files = {
-            Path(folder) / NAMES[-1]: weights.read_bytes(),
-            Path(folder) / "model.json": weights.with_suffix(".json").read_bytes(),
-        }
+        load_weights(weights)  # refuses what is no pair
+        write_all({pair.with_suffix(end): weights.with_suffix(end).read_bytes() for end in (".safetensors", ".json")})
         run = weights.parent
-    for path, data in files.items():
-        write(path, data)
-    read_description((Path(folder) / NAMES[-1]).with_suffix(".json"))
-    write(Path(folder) / "README.md", card(description, run).encode())
-    return Path(folder)
+    write(pair.with_name("README.md"), card(read_description(pair.with_suffix(".json")), run).encode())
+    return pair.parent
 
 
 def found(path: str | Path) -> Path:
@@ -114,9 +108,8 @@ def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     description["timm"] = for_timm(description)
     checked(description, Path("push_to_hub"))
     with tempfile.TemporaryDirectory(prefix="mhprobe_") as folder:
-        pair = Path(folder) / "model.safetensors"
-        for path, data in weights_files(model, pair, description).items():
-            write(path, data)
+        pair = Path(folder) / NAMES[-1]
+        save_weights(model, pair, description)
         try:
             load_weights(pair)
         except UserError as error:
@@ -132,8 +125,7 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
 
     folder: of the run that made the weights; what it does not hold is left out.
     """
-    run = _run(folder)
-    kept = description.get("kept")
+    run, kept = _run(folder), description.get("kept")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
@@ -141,6 +133,7 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = _plain
+    speeds = run.rows("speed") if run else []
     return environment.get_template("card.md.jinja").render(
         version=__version__,
         name=description["backbone"]["name"],
@@ -153,7 +146,7 @@ def card(description: dict[str, Any], folder: Path | None) -> str:
         emptied_swin="swin" in description["backbone"]["name"] and not all((kept or {}).values()),
         accuracy=_accuracy(run),
         stages=run.rows("stages") if run else [],
-        speeds=_speeds(run),
+        speeds=[row for row in speeds if row["removed"] == speeds[0]["removed"]],  # of the heads that were removed
         command=run.facts.get("command") if run else None,
     )
 
@@ -170,12 +163,6 @@ def _accuracy(run: Run | None) -> str | None:
         return None
     share, low, high, images = known
     return f"{words.percent(share)} (95 % interval {100 * low:.1f} to {100 * high:.1f}, {images} test images)"
-
-
-def _speeds(run: Run | None) -> list[dict[str, Any]]:
-    """Of the heads that were removed, which stand first in the table."""
-    rows = run.rows("speed") if run else []
-    return [row for row in rows if row["removed"] == rows[0]["removed"]]
 
 
 def _plain(text: Any) -> str:
