@@ -4,34 +4,18 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from mhprobe.backbones.base import Family, Seam
+from mhprobe.backbones.base import Family as Family
+from mhprobe.backbones.base import Seam as Seam
 from mhprobe.backbones.parts.mlp import keep_neurons
-from mhprobe.errors import UserError, quoted
+from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind
-
-__all__ = [
-    "Family",
-    "Seam",
-    "attach",
-    "backbone_of",
-    "build",
-    "detach",
-    "families",
-    "family_of",
-    "gives_features",
-    "input_spec",
-    "kinds_of",
-    "layout_of",
-    "puts_out_features",
-    "slice_sites",
-]
 
 
 def families() -> tuple[type[Family], ...]:
@@ -46,10 +30,8 @@ def _import_all() -> None:
         importlib.import_module(f"{__name__}.{module.name}")
 
 
-def _below(family: type[Any]) -> Iterator[type[Family]]:
-    for other in family.__subclasses__():
-        yield other
-        yield from _below(other)
+def _below(family: type[Any]) -> list[type[Family]]:
+    return [each for other in family.__subclasses__() for each in (other, *_below(other))]
 
 
 def refuse_no_model(where: str, model: object) -> None:
@@ -65,8 +47,7 @@ def family_of(model: nn.Module) -> type[Family]:
     """The family a model belongs to. A model outside the supported ones is refused by name."""
     if (family := _claiming(model)) is not None:
         return family
-    if inside := _inside(model):
-        name, part = inside[0]
+    for name, part in _inside(model):
         raise UserError(
             f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
         )
@@ -76,8 +57,9 @@ def family_of(model: nn.Module) -> type[Family]:
         known = ", ".join([*OF_TRANSFORMERS, "SwinModel"])
         raise UserError(f"{type(model).__name__}: of transformers, {known} have their heads found.")
     for module in model.modules():
-        if (reason := _NO_MATRIX.get(type(module).__name__)) is not None:
-            raise UserError(f"{type(model).__module__}.{type(model).__name__}: {reason}")
+        if (refusal := _REFUSED.get(type(module).__name__)) is not None:
+            error, reason = refusal
+            raise error(f"{type(model).__module__}.{type(model).__name__}: {reason}")
     raise UserError(
         f"{type(model).__module__}.{type(model).__name__}: no supported family knows where its heads are; "
         f"docs/models.md lists the {len(families())} that there are. "
@@ -85,16 +67,34 @@ def family_of(model: nn.Module) -> type[Family]:
     )
 
 
-_NO_MATRIX = {  # attention that no head of ours can be, by its class, and why
-    "HydraAttention": "Hydra attention has a head per channel and adds up keys times values before any query is seen, "
-    "so it never forms attention between patches to measure, map or roll out; take a ViT or a Swin.",
+_TALKING = (
+    "its heads talk: behind the softmax their attention weights are mixed across heads, so what a head hands on is not "
+    "its own. Not supported."
+)
+_REFUSED: Mapping[str, tuple[type[UserError], str]] = {  # classes whose heads no family can find or mask, and why
+    "Cait": (HeadsMixed, _TALKING),
+    "EfficientFormerV2": (HeadsMixed, _TALKING),
+    "EfficientVitMsra": (
+        HeadsMixed,
+        "its heads are a cascade: each adds to its input what the one before it has found, so what a head hands on is "
+        "not its own. Not supported.",
+    ),
+    "Nest": (
+        UserError,
+        "in front of the projection its heads lie among each other, channel by channel, and not side by side; mhprobe "
+        "gates heads that are slices. Not supported.",
+    ),
+    "HydraAttention": (
+        UserError,
+        "Hydra attention has a head per channel and adds up keys times values before any query is seen, so it never "
+        "forms attention between patches to measure, map or roll out; take a ViT or a Swin.",
+    ),
 }
 
 
 def gives_features(model: nn.Module) -> bool:
     """Return True if the backbone in ``model`` has no classifier of its own, so that features come out of it."""
-    backbone = backbone_of(model)
-    return family_of(backbone).features_only(backbone)
+    return isinstance(family_of(backbone := backbone_of(model)).classifier(backbone), nn.Identity)
 
 
 def puts_out_features(model: nn.Module) -> bool:
@@ -109,14 +109,15 @@ def backbone_of(model: nn.Module) -> nn.Module:
     """
     if _claiming(model) is not None:
         return model
-    inside = _inside(model)
-    chosen = [(name, module) for name, module in inside if find_gates(module) is not None] or inside
+    inside = dict(_inside(model))
+    chosen = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
     if len(chosen) > 1:
-        names = ", ".join(name for name, _ in chosen)
-        raise UserError(f"{type(model).__name__} holds several models with heads: {names}; pass one of them.")
+        raise UserError(
+            f"{type(model).__name__} holds several models with heads: {', '.join(chosen)}; pass one of them."
+        )
     if not chosen:
         family_of(model)  # refuses it
-    return chosen[0][1]
+    return next(iter(chosen.values()))
 
 
 def _claiming(model: nn.Module, known: Sequence[type[Family]] | None = None) -> type[Family] | None:
@@ -125,12 +126,9 @@ def _claiming(model: nn.Module, known: Sequence[type[Family]] | None = None) -> 
 
 def _inside(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules in ``model`` that a family claims, by name."""
-    found: list[tuple[str, nn.Module]] = []
     known = families()  # gathered once: a model has hundreds of modules
-    for name, module in model.named_modules():
-        if _claiming(module, known) is not None and not any(name.startswith(f"{other}.") for other, _ in found):
-            found.append((name, module))
-    return found
+    claimed = {name: module for name, module in model.named_modules() if _claiming(module, known) is not None}
+    return [pair for pair in claimed.items() if not any(pair[0].startswith(f"{other}.") for other in claimed)]
 
 
 def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:
@@ -196,7 +194,7 @@ def attach(
 ) -> HeadGates:
     """Put a gate on every head of ``model``, once; a second call returns the gates that are there.
 
-    Where a block or a projection was replaced meanwhile, a second call puts gates on all heads anew.
+    Where a block or a projection was replaced meanwhile, it puts gates on all heads anew.
 
     model: of a supported family, or a module that holds one such model (a LightningModule, your own class).
     learnable: whether an optimizer may train the gates' values.
@@ -230,16 +228,15 @@ def attach(
     backbone = backbone_of(model)
     family, layout = family_of(backbone), layout_of(backbone, kinds)
     remove_gates(model)
-    model = backbone
-    made = HeadGates(model, layout, learnable) if make is None else make(model, layout)
-    family.prepare(model)
-    put_on(model, made, [family.seam(model, site).point for site in layout.sites])
+    made = HeadGates(backbone, layout, learnable) if make is None else make(backbone, layout)
+    family.prepare(backbone)
+    put_on(backbone, made, [family.seam(backbone, site).point for site in layout.sites])
     if gates is not None and gates.layout.of("head") == layout.of("head"):
         before = dict(zip(gates.layout.sites, gates.layout.split(gates.effective()), strict=True))
         with torch.no_grad():
             for site, values in zip(layout.sites, layout.split(made.values), strict=True):
                 values.copy_(before.get(site, values))
-    made.check(model)
+    made.check(backbone)
     return made
 
 

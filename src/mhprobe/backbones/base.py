@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.attention import layer_scale, query_key_value, unfused
+from mhprobe.backbones.parts.attention import STILL, layer_scale, query_key_value, unfused
 from mhprobe.backbones.parts.mlp import rows_of
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
@@ -149,13 +149,12 @@ class Family(ABC):
         attention: Any = submodule(model, site)
         if site.kind == "neuron":
             hidden = f"{site.name} is an MLP: a neuron attends to nothing."
-            return Seam(attention=attention, point=attention.fc2, output=attention.fc2, hidden=hidden)
-        seen = hasattr(attention, "fused_attn")
+            return Seam(attention, point=attention.fc2, output=attention.fc2, hidden=hidden)
         return Seam(
-            attention=attention,
+            attention,
             point=attention.proj,
             output=attention.proj,
-            weights=attention.attn_drop if seen else None,
+            weights=attention.attn_drop if hasattr(attention, "fused_attn") else None,
             hidden=f"{site.name} ({type(attention).__name__}) has no attention weights to look at.",
             visible=lambda: unfused([attention]),
         )
@@ -217,13 +216,8 @@ class Family(ABC):
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
-        """Return the classifier, which makes logits of features; an empty module if the model only gives features."""
-        return getattr(model, "get_classifier", nn.Identity)()
-
-    @classmethod
-    def features_only(cls, model: Any) -> bool:
-        """Return True if the model, without a module around it, gives features and no logits."""
-        return isinstance(getattr(model, "get_classifier", lambda: None)(), nn.Identity)
+        """Return the classifier, which makes logits of features; an Identity if the model only gives features."""
+        return getattr(model, "get_classifier", nn.Sequential)()
 
     @classmethod
     def parameter_groups(cls, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
@@ -237,10 +231,7 @@ class Family(ABC):
         """Why no head of this model can be removed, in a sentence; None where they can."""
         if cls.slice_heads.__func__ is not Family.slice_heads.__func__:  # type: ignore[attr-defined]
             return None
-        return (
-            f"mhprobe does not know how to remove heads of a {cls.title}. They can still be gated, measured and masked "
-            f"(mhprobe.probe, mhprobe.mask)."
-        )
+        return f"mhprobe does not know how to remove heads of a {cls.title}. {STILL}"
 
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
@@ -253,6 +244,13 @@ class Family(ABC):
     @classmethod  # noqa: B027  # most are
     def replace_empty(cls, model: Any) -> None:
         """In place, bring attention that has lost all heads into a form that every runtime takes."""
+
+
+def blocks_in(model: nn.Module, layers: str, middle: Callable[[Any], str], stage: int = 0) -> Iterator[Block]:
+    """Each child of the module ``layers`` as a block. middle: its part that the stream enters after attention."""
+    for child, block in model.get_submodule(layers).named_children():
+        name = f"{layers}.{child}"
+        yield Block(name=name, stage=stage, middle=f"{name}.{middle(block)}")
 
 
 def submodule(model: nn.Module, site: HeadSite) -> nn.Module:

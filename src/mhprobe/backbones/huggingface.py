@@ -15,10 +15,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from timm.layers import to_2tuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mhprobe.backbones.base import Family, Seam, submodule
+from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
+from mhprobe.backbones.parts.attention import STILL
 from mhprobe.errors import UserError, short
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -62,15 +64,13 @@ class HuggingFace(Family):
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
         kind, config = KINDS[type(model).__name__], model.config
-        for number in range(len(model.get_submodule(kind.layers))):
-            name = f"{kind.layers}.{number}.{kind.attention}"
-            attention = model.get_submodule(name)
-            heads = config.num_attention_heads
-            width = _output(attention, model, name).in_features // heads
+        for number, block in enumerate(cls.blocks(model)):
+            name, heads = f"{block.name}.{kind.attention}", config.num_attention_heads
+            width = _output(model.get_submodule(name), model, name).in_features // heads
             site = HeadSite(name, stage=0, block=number, num_heads=heads, head_dim=width, line=kind.text)
             if not kind.text:
                 prefix = sum(part if isinstance(part, int) else getattr(config, part) for part in kind.prefix)
-                image, patch = pair(config.image_size), pair(config.patch_size)
+                image, patch = to_2tuple(config.image_size), to_2tuple(config.patch_size)
                 site = dataclasses.replace(
                     site,
                     prefix_tokens=prefix,
@@ -84,9 +84,7 @@ class HuggingFace(Family):
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
         kind = KINDS[type(model).__name__]
-        for number in range(len(model.get_submodule(kind.layers))):
-            name = f"{kind.layers}.{number}"
-            yield Block(name=name, stage=0, middle=f"{name}.{kind.middle}")
+        return blocks_in(model, kind.layers, lambda _: kind.middle)
 
     @classmethod
     def prepare(cls, model: Any) -> None:
@@ -130,11 +128,7 @@ class HuggingFace(Family):
 
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
-        return {"size": pair(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
-
-    @classmethod
-    def features_only(cls, model: Any) -> bool:
-        return True
+        return {"size": to_2tuple(model.config.image_size), "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
@@ -143,10 +137,8 @@ class HuggingFace(Family):
     @classmethod
     def unprunable(cls, model: Any) -> str:
         return (
-            f"Hugging Face's configuration of {type(model).__name__} holds one number of heads for all blocks, so "
-            f"a model without "
-            f"some could not be saved and loaded again. They can still be gated, measured and masked (mhprobe.measure, "
-            f"mhprobe.masking_curve)."
+            f"Hugging Face's configuration of {type(model).__name__} holds one number of heads for all blocks, so a "
+            f"model without some could not be saved and loaded again. {STILL}"
         )
 
 
@@ -164,37 +156,34 @@ class HuggingFaceSwin(HuggingFace):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        config = model.config
-        patch = pair(config.patch_size)
-        grid = tuple(-(-side // step) for side, step in zip(pair(config.image_size), patch, strict=True))
-        number = 0
-        for stage, layer in enumerate(model.encoder.layers):
-            for i, block in enumerate(layer.blocks):
-                name = f"encoder.layers.{stage}.blocks.{i}.attention"
-                attention: Any = block.attention
-                whole = min(grid) <= config.window_size
-                window = min(grid) if whole else config.window_size
-                shift = 0 if whole else block.shift_size
-                yield HeadSite(
-                    name=name,
-                    stage=stage,
-                    block=number,
-                    num_heads=attention.num_attention_heads,
-                    head_dim=attention.head_dim,
-                    windows=Windows(grid=grid, size=(window, window), shift=(shift, shift), pad_first=True),  # type: ignore[arg-type]
-                    grid=grid,  # type: ignore[arg-type]
-                    pixels=(patch[0] * 2.0**stage, patch[1] * 2.0**stage),
-                    pooled=True,
-                )
-                number += 1
-            grid = tuple(-(-side // 2) for side in grid)
+        image, patch = to_2tuple(model.config.image_size), to_2tuple(model.config.patch_size)
+        size = model.config.window_size
+        for number, about in enumerate(cls.blocks(model)):
+            block: Any = model.get_submodule(about.name)
+            rows, columns = (side * 2**about.stage for side in patch)
+            grid = (-(-image[0] // rows), -(-image[1] // columns))
+            whole = min(grid) <= size
+            yield HeadSite(
+                name=f"{about.name}.attention",
+                stage=about.stage,
+                block=number,
+                num_heads=block.attention.num_attention_heads,
+                head_dim=block.attention.head_dim,
+                windows=Windows(
+                    grid=grid,
+                    size=to_2tuple(min(grid) if whole else size),
+                    shift=to_2tuple(0 if whole else block.shift_size),
+                    pad_first=True,
+                ),
+                grid=grid,
+                pixels=(float(rows), float(columns)),
+                pooled=True,
+            )
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
-        for stage, layer in enumerate(model.encoder.layers):
-            for i in range(len(layer.blocks)):
-                name = f"encoder.layers.{stage}.blocks.{i}"
-                yield Block(name=name, stage=stage, middle=f"{name}.layernorm_after")
+        for stage in range(len(model.encoder.layers)):
+            yield from blocks_in(model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage)
 
     @classmethod
     def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
@@ -203,10 +192,6 @@ class HuggingFaceSwin(HuggingFace):
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
         return model.embeddings.patch_embeddings.projection
-
-
-def pair(side: Any) -> tuple[int, int]:
-    return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:

@@ -1,11 +1,11 @@
 """timm's models whose attention is found by class: families that are one row each, by how their tokens lie.
 
 First tokens in a line that a ViT's own family does not claim, then stages that attend in windows, then networks of
-convolutions whose last stages, or some blocks, attend. Last the models that are refused by name.
+convolutions whose last stages, or some blocks, attend.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from timm.layers import to_2tuple
@@ -23,27 +23,22 @@ from mhprobe.backbones.parts.located import (
     apart,
     by_head,
     packed,
-    path_of,
     weight_of,
 )
-from mhprobe.errors import HeadsMixed, UserError
+from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 
 # tokens in a line
 
 
-_OF_LAYERS = ("timm.layers.attention.Attention", "timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")
-TOKENS = dict.fromkeys(_OF_LAYERS, Kind())
+TOKENS = dict.fromkeys(("Attention", "AttentionRope", "EvaAttention"), Kind())
 
 
 class NaFlexVit(Located):  # a ViT for images of any size (here of one)
-    model = "timm.models.naflexvit.NaFlexVit"
+    model = "naflexvit.NaFlexVit"
     kinds: ClassVar = TOKENS
-    aside = ("timm.layers.attention_pool.AttentionPoolLatent",)
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return model.num_prefix_tokens
+    aside = ("AttentionPoolLatent",)
+    before = "num_prefix_tokens"
 
     @classmethod
     def refuse(cls, model: Any, trial: Trial) -> None:
@@ -52,41 +47,35 @@ class NaFlexVit(Located):  # a ViT for images of any size (here of one)
 
 class DeepSeek(Located):
     title = "timm DeepSeek ViT"
-    model = "timm.models.deepseek_vit.DeepseekVitEncoder", "timm.models.deepseek_vit.DeepseekVitClassifier"
+    model = "deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier"
     kinds: ClassVar = TOKENS
 
 
 class Qwen3(Located):
     title = "timm Qwen3 ViT"
-    model = "timm.models.qwen3_vit.Qwen3VitEncoder", "timm.models.qwen3_vit.Qwen3VitClassifier"
+    model = "qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier"
     kinds: ClassVar = TOKENS
 
 
 class PiT(Located):  # a ViT in three stages
     title = "timm PoolingVisionTransformer (PiT)"
-    model = "timm.models.pit.PoolingVisionTransformer"
+    model = "pit.PoolingVisionTransformer"
     kinds: ClassVar = TOKENS
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return model.cls_token.shape[1]  # one, or with a distillation token two
+    before = "num_tokens"  # one, or with a distillation token two
 
 
 class CrossVit(Located):
     """timm's CrossVit: two ViTs side by side. The attention from one's class token to the other is not gated."""
 
-    model = "timm.models.crossvit.CrossVit"
+    model = "crossvit.CrossVit"
     kinds: ClassVar = TOKENS
-    aside = ("timm.models.crossvit.CrossAttention", "timm.models.crossvit.CrossAttentionBlock")
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return 1
+    aside = ("CrossAttention", "CrossAttentionBlock")
+    before = 1
 
 
 class ConViT(Located):  # attention gated between content and position, then a ViT's
-    model = "timm.models.convit.ConVit"
-    kinds: ClassVar = {"timm.models.convit.GPSA": Kind(parts=apart("qk", "v")), "timm.models.convit.MHSA": Kind()}
+    model = "convit.ConVit"
+    kinds: ClassVar = {"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()}
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
@@ -96,39 +85,34 @@ class ConViT(Located):  # attention gated between content and position, then a V
 
 class MViTv2(Located):  # queries, keys and values are pooled
     title = "timm MultiScaleVit (MViTv2)"
-    model = "timm.models.mvitv2.MultiScaleVit"
-    kinds: ClassVar = {"timm.models.mvitv2.MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return model.num_prefix_tokens
+    model = "mvitv2.MultiScaleVit"
+    kinds: ClassVar = {"MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
+    before = "num_prefix_tokens"
 
 
 class Gemma4(Located):
     title = "timm Gemma 4 ViT"
-    model = "timm.models.gemma4_vit.Gemma4VitEncoder", "timm.models.gemma4_vit.Gemma4VitClassifier"
-    kinds: ClassVar = {"timm.models.gemma4_vit.Gemma4Attention": Kind(point="o_proj", output="linear")}
+    model = "gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier"
+    kinds: ClassVar = {"Gemma4Attention": Kind(point="o_proj")}
 
 
 FACTORISED = "it is factorised: keys meet values first, and no weights come to be"
+OUTLOOK = "each patch mixes its neighbours with weights of its own, and there are no keys"
 
 
 class CoaT(Located):  # factorised attention beside a convolution of each head's values
-    model = "timm.models.coat.CoaT"
-    kinds: ClassVar = {"timm.models.coat.FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return 1
+    model = "coat.CoaT"
+    kinds: ClassVar = {"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}
+    before = 1
 
 
 class Xcit(Located):
     """timm's Xcit: cross-covariance attention. The class-attention blocks at the end have no gates."""
 
     title = "timm Xcit (XCiT)"
-    model = "timm.models.xcit.Xcit"
-    kinds: ClassVar = {"timm.models.xcit.XCA": Kind(weights=None, hidden=CHANNELS)}
-    aside = ("timm.models.cait.ClassAttn",)
+    model = "xcit.Xcit"
+    kinds: ClassVar = {"XCA": Kind(weights=None, hidden=CHANNELS)}
+    aside = ("ClassAttn",)
 
 
 def _outlook(attention: Any, heads: int) -> Parts:
@@ -137,18 +121,15 @@ def _outlook(attention: Any, heads: int) -> Parts:
     return weights, weights, weight_of(attention.v).unflatten(0, (heads, -1))
 
 
-OUTLOOK = "each patch mixes its neighbours with weights of its own, and there are no keys"
-
-
 class Volo(Located):
     """timm's VOLO: outlook attention, then attention. The class attention at the end has no gates."""
 
-    model = "timm.models.volo.VOLO"
+    model = "volo.VOLO"
     kinds: ClassVar = {
-        "timm.models.volo.OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK),
-        "timm.models.volo.Attention": Kind(),
+        "OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK),
+        "Attention": Kind(),
     }
-    aside = ("timm.models.volo.ClassAttention",)
+    aside = ("ClassAttention",)
 
 
 # windows
@@ -157,11 +138,7 @@ class Volo(Located):
 def _as_said(trial: Trial) -> Windows | None:
     """Windows of the block's ``window_size``; None where it attends to all tokens."""
     size, shift = trial.block.window_size, getattr(trial.block, "shift_size", (0, 0))
-    return Windows(grid=trial.grid, size=to_2tuple(size), shift=shift) if size else None
-
-
-def _behind_channels(trial: Trial) -> Windows:
-    return Windows(grid=trial.grid_behind_channels, size=trial.block.window_size, shift=(0, 0))
+    return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
 
 
 def _turned(attention: Any, heads: int) -> Parts:
@@ -171,13 +148,14 @@ def _turned(attention: Any, heads: int) -> Parts:
 
 
 class DaViT(Located):  # windows of tokens, then attention between channels
-    model = "timm.models.davit.DaVit"
+    model = "davit.DaVit"
     kinds: ClassVar = {
-        "timm.models.davit.WindowAttention": Kind(
-            windows=_behind_channels, weights=lambda attention: attention.softmax[1]
+        "WindowAttention": Kind(
+            windows=lambda trial: Windows(trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)),
+            weights=lambda attention: attention.softmax[1],
         ),
-        "timm.models.davit.ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
-        "timm.models.davit.ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
+        "ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
+        "ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
     }
 
     @classmethod
@@ -198,44 +176,42 @@ def _global_queries(attention: Any, heads: int) -> Parts:
 
 class GCViT(Located):  # in every second block the queries come from the whole image
     title = "timm GlobalContextVit (GC ViT)"
-    model = "timm.models.gcvit.GlobalContextVit"
-    kinds: ClassVar = {"timm.models.gcvit.WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)}
+    model = "gcvit.GlobalContextVit"
+    kinds: ClassVar = {"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)}
 
 
 def _pooled(trial: Trial) -> Windows | None:
     if not trial.block.is_windowed:
         return None
     down, right = trial.block.q_stride or (1, 1)
-    (height, width), (tall, wide) = trial.grid, trial.block.window_size
+    (height, width), (tall, wide) = trial.grid(), trial.block.window_size
     return Windows(grid=(height // down, width // right), size=(tall // down, wide // right), shift=(0, 0))
 
 
 class HieraDet(Located):  # pooled queries where a stage begins
     title = "timm HieraDet (SAM 2)"
-    model = "timm.models.hieradet_sam2.HieraDet"
-    kinds: ClassVar = {"timm.models.hieradet_sam2.MultiScaleAttention": Kind(windows=_pooled, weights=None)}
-
-
-def _by_head_or_packed(attention: Any, heads: int) -> Parts:
-    return (by_head if attention.head_first else packed)(attention, heads)
+    model = "hieradet_sam2.HieraDet"
+    kinds: ClassVar = {"MultiScaleAttention": Kind(windows=_pooled, weights=None)}
 
 
 def _partitions(trial: Trial) -> Windows | None:
     size = getattr(trial.block, "partition_size", None)
     if size is None:
         return None  # all tokens
-    first = type(trial.block).__name__.endswith("2d")
-    grid = trial.grid_behind_channels if first else trial.grid
+    grid = trial.grid(channels_first=type(trial.block).__name__.endswith("2d"))
     far = trial.name.endswith("attn_grid") or not getattr(trial.block, "partition_block", True)
     return Windows(grid=grid, size=tuple(size), shift=(0, 0), strided=far)
 
 
 class MaxxVit(Located):  # windows of neighbours, then of distant tokens; or all
     title = "timm MaxxVit (MaxViT, CoAtNet)"
-    model = "timm.models.maxxvit.MaxxVit"
+    model = "maxxvit.MaxxVit"
     kinds: ClassVar = dict.fromkeys(
-        ("timm.models.maxxvit.AttentionCl", "timm.models.maxxvit.Attention2d"),
-        Kind(parts=_by_head_or_packed, windows=_partitions),
+        ("AttentionCl", "Attention2d"),
+        Kind(
+            parts=lambda attention, heads: (by_head if attention.head_first else packed)(attention, heads),
+            windows=_partitions,
+        ),
     )
 
 
@@ -252,12 +228,8 @@ class Seen(nn.Module):
 
 class Sam(Located):  # windows, and in some blocks all tokens
     title = "timm VisionTransformerSAM (SAM)"
-    model = "timm.models.vision_transformer_sam.VisionTransformerSAM"
-    kinds: ClassVar = {
-        "timm.models.vision_transformer_sam.Attention": Kind(
-            windows=_as_said, weights=lambda attention: attention.attn_drop.seen
-        )
-    }
+    model = "vision_transformer_sam.VisionTransformerSAM"
+    kinds: ClassVar = {"Attention": Kind(windows=_as_said, weights=lambda attention: attention.attn_drop.seen)}
 
     @classmethod
     def prepare(cls, model: Any) -> None:
@@ -268,13 +240,13 @@ class Sam(Located):  # windows, and in some blocks all tokens
 
 class SwinV2Cr(Located):  # cosine attention, norms behind the parts of a block
     title = "timm SwinTransformerV2Cr (Swin V2 of another hand)"
-    model = "timm.models.swin_transformer_v2_cr.SwinTransformerV2Cr"
-    kinds: ClassVar = {"timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": Kind(windows=_as_said)}
+    model = "swin_transformer_v2_cr.SwinTransformerV2Cr"
+    kinds: ClassVar = {"WindowMultiHeadAttention": Kind(windows=_as_said)}
 
 
 class TinyViT(Located):
-    model = "timm.models.tiny_vit.TinyVit"
-    kinds: ClassVar = {"timm.models.tiny_vit.Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
+    model = "tiny_vit.TinyVit"
+    kinds: ClassVar = {"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
 
 
 def _patches(trial: Trial) -> Windows | None:
@@ -286,8 +258,8 @@ def _patches(trial: Trial) -> Windows | None:
 
 
 class TNT(Located):  # a transformer of the pixels of a patch inside one of patches
-    model = "timm.models.tnt.TNT"
-    kinds: ClassVar = {"timm.models.tnt.Attention": Kind(parts=apart("qk", "v"), windows=_patches)}
+    model = "tnt.TNT"
+    kinds: ClassVar = {"Attention": Kind(parts=apart("qk", "v"), windows=_patches)}
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
@@ -304,58 +276,54 @@ def _not_coarser(attention: Any) -> nn.Module | None:
 
 class PVTv2(Located):
     title = "timm PyramidVisionTransformerV2 (PVT v2)"
-    model = "timm.models.pvt_v2.PyramidVisionTransformerV2"
-    kinds: ClassVar = {
-        "timm.models.pvt_v2.Attention": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)
-    }
+    model = "pvt_v2.PyramidVisionTransformerV2"
+    kinds: ClassVar = {"Attention": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)}
 
 
 class Twins(Located):
-    model = "timm.models.twins.Twins"
+    model = "twins.Twins"
     kinds: ClassVar = {
-        "timm.models.twins.LocallyGroupedAttn": Kind(
+        "LocallyGroupedAttn": Kind(
             weights=None, hidden="it cuts its windows, and puts them together again, inside itself"
         ),
-        "timm.models.twins.GlobalSubSampleAttn": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER),
+        "GlobalSubSampleAttn": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER),
     }
 
 
 class CSATv2(Located):  # convolutions over frequencies; its last stages attend
-    model = "timm.models.csatv2.CSATv2"
-    kinds: ClassVar = {"timm.layers.attention.Attention": Kind()}
+    model = "csatv2.CSATv2"
+    kinds: ClassVar = {"Attention": Kind()}
 
 
 class EdgeNeXt(Located):  # cross-covariance attention in some blocks
-    model = "timm.models.edgenext.EdgeNeXt"
-    kinds: ClassVar = {"timm.models.edgenext.CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
+    model = "edgenext.EdgeNeXt"
+    kinds: ClassVar = {"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
 
 
 class EfficientFormer(Located):  # its last blocks attend
-    model = "timm.models.efficientformer.EfficientFormer"
-    kinds: ClassVar = {"timm.models.efficientformer.Attention": Kind(parts=by_head, weights=None)}
+    model = "efficientformer.EfficientFormer"
+    kinds: ClassVar = {"Attention": Kind(parts=by_head, weights=None)}
 
 
 class FastVit(Located):  # the larger ones attend in their last stage
-    model = "timm.models.fastvit.FastVit"
-    kinds: ClassVar = {"timm.models.fastvit.Attention": Kind()}
+    model = "fastvit.FastVit"
+    kinds: ClassVar = {"Attention": Kind()}
 
 
 class MetaFormer(Located):  # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
     title = "timm MetaFormer (CAFormer)"
-    model = "timm.models.metaformer.MetaFormer"
-    kinds: ClassVar = {"timm.models.metaformer.Attention": Kind()}
+    model = "metaformer.MetaFormer"
+    kinds: ClassVar = {"Attention": Kind()}
 
 
 class NextViT(Located):  # its convolutions with groups are no attention; what attends has keys on a coarser grid
-    model = "timm.models.nextvit.NextViT"
-    kinds: ClassVar = {
-        "timm.models.nextvit.EfficientAttention": Kind(parts=apart("q", "k", "v"), weights=_not_coarser, hidden=COARSER)
-    }
+    model = "nextvit.NextViT"
+    kinds: ClassVar = {"EfficientAttention": Kind(parts=apart("q", "k", "v"), weights=_not_coarser, hidden=COARSER)}
 
 
 class Visformer(Located):  # its last stages attend
-    model = "timm.models.visformer.Visformer"
-    kinds: ClassVar = {"timm.models.visformer.Attention": Kind()}
+    model = "visformer.Visformer"
+    kinds: ClassVar = {"Attention": Kind()}
 
 
 def _three_by_head(attention: Any, heads: int) -> Parts:
@@ -364,8 +332,8 @@ def _three_by_head(attention: Any, heads: int) -> Parts:
 
 
 class LowFormer(Located):  # attention on a coarser grid, brought back to size by a convolution
-    model = "timm.models.lowformer.LowFormer"
-    kinds: ClassVar = {"timm.models.lowformer.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
+    model = "lowformer.LowFormer"
+    kinds: ClassVar = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
 
     @classmethod
     def refuse(cls, model: Any, trial: Trial) -> None:
@@ -377,8 +345,7 @@ class LowFormer(Located):  # attention on a coarser grid, brought back to size b
 
 
 class CPUBone(LowFormer):
-    model = "timm.models.cpubone.CPUBone"
-    kinds: ClassVar = {"timm.models.cpubone.ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
+    model = "cpubone.CPUBone"
 
 
 def _shared(attention: Any, heads: int) -> Parts:
@@ -398,11 +365,9 @@ class MobileNetV5(Located):
     A head is its query, and the slice of the projection that reads what it found.
     """
 
-    model = "timm.models.mobilenetv5.MobileNetV5"
+    model = "mobilenetv5.MobileNetV5"
     kinds: ClassVar = {
-        "timm.layers.attention2d.MultiQueryAttention2d": Kind(
-            point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER
-        )
+        "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
     }
 
     @classmethod
@@ -413,30 +378,19 @@ class MobileNetV5(Located):
 
 class MobileNetV5Encoder(MobileNetV5):
     title = "timm MobileNetV5's encoder"
-    model = "timm.models.mobilenetv5.MobileNetV5Encoder"
+    model = "mobilenetv5.MobileNetV5Encoder"
 
 
 class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
-    model = "timm.models.mobilenetv3.MobileNetV3"
+    model = "mobilenetv3.MobileNetV3"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
-        return super().claims(model) and any(path_of(type(part)) in cls.kinds for part in model.modules())
+        return super().claims(model) and any(cls.kind(part) is not None for part in model.modules())
 
 
-def _bare(layer: Any) -> Tensor:
-    """(outputs, C) without the norm behind it."""
-    return weight_of(layer.linear)
-
-
-def _normed(layer: Any) -> Tensor:
-    """(outputs, C) with the factor of the norm behind it."""
-    factor = layer.bn.weight / (layer.bn.running_var + layer.bn.eps).sqrt()
-    return _bare(layer) * factor.detach()[:, None]
-
-
-def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = _bare) -> Parts:
+def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = lambda layer: weight_of(layer.linear)) -> Parts:
     """Values are wider than queries and keys; where the grid shrinks, queries have a layer of their own."""
     width = attention.key_dim
     if hasattr(attention, "qkv"):
@@ -446,7 +400,10 @@ def _levit(attention: Any, heads: int, of: Callable[[Any], Tensor] = _bare) -> P
     return of(attention.q.ln).unflatten(0, (heads, -1)), key, value
 
 
-_LEVIT = Kind(point="proj.ln.linear", parts=_levit, weights=None)
+def _normed(layer: Any) -> Tensor:
+    """(outputs, C) of a linear layer with the factor of the norm behind it."""
+    factor = layer.bn.weight / (layer.bn.running_var + layer.bn.eps).sqrt()
+    return weight_of(layer.linear) * factor.detach()[:, None]
 
 
 class Levit(Located):
@@ -457,54 +414,13 @@ class Levit(Located):
     """
 
     title = "timm LeViT"
-    model = "timm.models.levit.Levit"
-    kinds: ClassVar = {f"timm.models.levit.{name}": _LEVIT for name in ("Attention", "AttentionDownsample")}
+    model = "levit.Levit"
+    kinds: ClassVar = dict.fromkeys(
+        ("Attention", "AttentionDownsample"), Kind(point="proj.ln.linear", parts=_levit, weights=None)
+    )
 
     @classmethod
     def head_weights(cls, model: Any, site: HeadSite) -> HeadWeights:
         attention: Any = submodule(model, site)
         written = _normed(attention.proj.ln).mT.unflatten(0, (site.num_heads, site.head_dim))
         return HeadWeights(*_levit(attention, site.num_heads, _normed), written)
-
-
-# refused
-
-
-class Refused(Located):
-    """A refused class of timm. reason: a clause on its heads. error: HeadsMixed where no family could ever find one."""
-
-    reason: ClassVar[str]
-    error: ClassVar[type[UserError]] = HeadsMixed
-    kinds: ClassVar = {}
-
-    @classmethod
-    def sites(cls, model: Any) -> Iterator[HeadSite]:
-        raise cls.error(f"{type(model).__name__}: {cls.reason}. Not supported.")
-
-
-class EfficientVitMsra(Refused):
-    title = "timm EfficientViT (MSRA)"
-    model = "timm.models.efficientvit_msra.EfficientVitMsra"
-    reason = (
-        "its heads are a cascade: each adds to its input what the one before it has found, so what a head hands on is "
-        "not its own"
-    )
-
-
-class Nest(Refused):
-    title = "timm Nest (NesT)"
-    model = "timm.models.nest.Nest"
-    error = UserError
-    reason = (
-        "in front of the projection its heads lie among each other, channel by channel, and not side by side; mhprobe "
-        "gates heads that are slices"
-    )
-
-
-class Cait(Refused):
-    title = "timm models with talking heads"
-    model = "timm.models.cait.Cait", "timm.models.efficientformer_v2.EfficientFormerV2"
-    reason = (
-        "its heads talk: behind the softmax their attention weights are mixed across heads, so what a head hands on is "
-        "not its own"
-    )

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from mhprobe.backbones.base import Family, Seam, Segments, submodule
-from mhprobe.backbones.parts.attention import unfused
+from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
+from mhprobe.backbones.parts.attention import STILL, unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -121,8 +121,7 @@ class MultiHead(Family):
     def unprunable(cls, model: Any) -> str:
         return (
             f"{cls.title}: torch's MultiheadAttention holds as many channels as its input has, so its own forward "
-            f"fails without a head. They can still be gated, measured and masked "
-            f"(mhprobe.measure, mhprobe.masking_curve)."
+            f"fails without a head. {STILL}"
         )
 
 
@@ -142,11 +141,11 @@ class TorchvisionViT(MultiHead):
     title = "torchvision VisionTransformer"
     model = VisionTransformer
 
-    @staticmethod
-    def sites(model: Any) -> Iterator[HeadSite]:
+    @classmethod
+    def sites(cls, model: Any) -> Iterator[HeadSite]:
         side = model.image_size // model.patch_size
-        for number, (block, layer) in enumerate(model.encoder.layers.named_children()):
-            name = f"encoder.layers.{block}.self_attention"
+        for number, block in enumerate(cls.blocks(model)):
+            name, layer = f"{block.name}.self_attention", model.get_submodule(block.name)
             if type(layer) is not EncoderBlock:
                 raise UserError(f"{name}: its block is a {type(layer).__name__}, expected torchvision's EncoderBlock.")
             attention = _plain(name, layer.self_attention)
@@ -164,8 +163,7 @@ class TorchvisionViT(MultiHead):
 
     @staticmethod
     def blocks(model: Any) -> Iterator[Block]:
-        for block, _ in model.encoder.layers.named_children():
-            yield Block(name=f"encoder.layers.{block}", stage=0, middle=f"encoder.layers.{block}.ln_2")
+        return blocks_in(model, "encoder.layers", lambda _: "ln_2")
 
     @staticmethod
     def segments(model: Any) -> Segments | None:
@@ -225,10 +223,8 @@ class Encoder(MultiHead):
 
     @staticmethod
     def blocks(model: Any) -> Iterator[Block]:
-        for number, layer in enumerate(model.layers):
-            # layers that normalise behind their parts have no norm before the MLP
-            middle = "norm2" if layer.norm_first else "linear1"
-            yield Block(name=f"layers.{number}", stage=0, middle=f"layers.{number}.{middle}")
+        # layers that normalise behind their parts have no norm before the MLP
+        return blocks_in(model, "layers", lambda layer: "norm2" if layer.norm_first else "linear1")
 
     @classmethod
     def prepare(cls, model: Any) -> None:
@@ -242,10 +238,6 @@ class Encoder(MultiHead):
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
         raise UserError("a TransformerEncoder takes embedded tokens, not images; what makes them knows their size.")
-
-    @classmethod
-    def features_only(cls, model: Any) -> bool:
-        return True
 
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:

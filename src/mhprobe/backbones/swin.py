@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from timm.models import swin_transformer, swin_transformer_v2
 from torch import Tensor, nn
 
-from mhprobe.backbones.base import DirectPath, Family, Seam, Segments
+from mhprobe.backbones.base import DirectPath, Family, Seam, Segments, blocks_in
 from mhprobe.backbones.parts.attention import (
     NoHeads,
     keep_channels,
@@ -79,10 +79,8 @@ class Windowed(Family):
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
-        for stage, layer in enumerate(model.layers):
-            for i in range(len(layer.blocks)):
-                name = f"layers.{stage}.blocks.{i}"
-                yield Block(name=name, stage=stage, middle=f"{name}.{cls.middle}")
+        for stage in range(len(model.layers)):
+            yield from blocks_in(model, f"layers.{stage}.blocks", lambda _: cls.middle, stage)
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchvision.models.swin_transformer import (
-    PatchMerging,
-    PatchMergingV2,
     ShiftedWindowAttention,
     ShiftedWindowAttentionV2,
     SwinTransformer,
@@ -22,8 +20,9 @@ from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
 )
 
-from mhprobe.backbones.base import Family, Seam, Segments, submodule
+from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
+from mhprobe.backbones.parts.attention import STILL
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -68,36 +67,33 @@ class TorchvisionSwin(Family):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        embed = model.features[0][0]
-        grid = tuple(side // step for side, step in zip(_size(model), embed.stride, strict=True))
-        number = -1
-        for stage, (place, layers) in enumerate(_stages(model)):
-            for i, block in enumerate(layers):
-                number, name = number + 1, f"features.{place}.{i}.attn"
-                if type(block) not in _BLOCKS or type(block.attn) not in (*_OPEN, *_OPEN.values()):
-                    raise UserError(f"{name} is a {type(block.attn).__name__}, expected torchvision's own attention.")
-                attn = block.attn
-                window = tuple(attn.window_size)
-                shift = tuple(0 if w >= s + -s % w else by for w, s, by in zip(window, grid, attn.shift_size))  # noqa: B905
-                yield HeadSite(
-                    name=name,
-                    stage=stage,
-                    block=number,
-                    num_heads=attn.num_heads,
-                    head_dim=attn.proj.in_features // attn.num_heads,
-                    windows=Windows(grid=grid, size=window, shift=shift, pad_first=True),  # type: ignore[arg-type]
-                    grid=grid,
-                    pixels=(embed.stride[0] * 2.0**stage, embed.stride[1] * 2.0**stage),
-                    pooled=True,
-                )
-            grid = tuple(-(-side // 2) for side in grid)
+        step = model.features[0][0].stride
+        for number, about in enumerate(cls.blocks(model)):
+            block: Any = model.get_submodule(about.name)
+            attn, scale = block.attn, 2**about.stage
+            if type(block) not in _BLOCKS or type(attn) not in (*_OPEN, *_OPEN.values()):
+                name = f"{about.name}.attn"
+                raise UserError(f"{name} is a {type(attn).__name__}, expected torchvision's own attention.")
+            grid = tuple(-(-(side // by) // scale) for side, by in zip(_size(model), step, strict=True))
+            window = tuple(attn.window_size)
+            shift = tuple(0 if w >= s + -s % w else by for w, s, by in zip(window, grid, attn.shift_size))  # noqa: B905
+            yield HeadSite(
+                name=f"{about.name}.attn",
+                stage=about.stage,
+                block=number,
+                num_heads=attn.num_heads,
+                head_dim=attn.proj.in_features // attn.num_heads,
+                windows=Windows(grid=grid, size=window, shift=shift, pad_first=True),  # type: ignore[arg-type]
+                grid=grid,
+                pixels=(float(step[0] * scale), float(step[1] * scale)),
+                pooled=True,
+            )
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
-        for stage, (place, layers) in enumerate(_stages(model)):
-            for i, block in enumerate(layers):
-                name = f"features.{place}.{i}"
-                yield Block(name=name, stage=stage, middle=f"{name}.{_BLOCKS[type(block)]}")
+        # in between stands what merges tokens
+        for stage, place in enumerate(range(1, len(model.features), 2)):
+            yield from blocks_in(model, f"features.{place}", lambda block: _BLOCKS.get(type(block), ""), stage)
 
     @classmethod
     def prepare(cls, model: Any) -> None:
@@ -123,15 +119,12 @@ class TorchvisionSwin(Family):
     def segments(model: Any) -> Segments | None:
         if type(model).forward is not SwinTransformer.forward:
             return None
-        blocks: list[Any] = []
-        before: list[nn.Module] = []
-        for part in list(model.features)[1:]:
-            if isinstance(part, PatchMerging | PatchMergingV2):
-                before = [part]
-                continue
-            for block in part:
-                blocks.append(nn.Sequential(*before, block))
-                before = []
+        # patch merging stands before a later stage's first block
+        blocks = [
+            nn.Sequential(model.features[place - 1], block) if i == 0 < place - 1 else block
+            for place in range(1, len(model.features), 2)
+            for i, block in enumerate(model.features[place])
+        ]
         tail = nn.Sequential(model.norm, model.permute, model.avgpool, model.flatten, model.head)
         return Segments(stem=model.features[0], blocks=tuple(blocks), tail=tail)
 
@@ -151,13 +144,8 @@ class TorchvisionSwin(Family):
     def unprunable(cls, model: Any) -> str:
         return (
             f"{cls.title}: torchvision's window attention takes its heads' width from its input's, so it fails "
-            f"without one. They can "
-            "still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
+            f"without one. {STILL}"
         )
-
-
-def _stages(model: Any) -> list[tuple[int, Any]]:
-    return [(place, part) for place, part in enumerate(model.features) if place % 2]
 
 
 def _size(model: Any) -> tuple[int, int]:

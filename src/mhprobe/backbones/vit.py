@@ -19,7 +19,7 @@ from timm.models.vision_transformer import Block as ViTBlock
 from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from mhprobe.backbones.base import DirectPath, Family, Segments
+from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts.attention import (
     NoHeads,
     keep_channels,
@@ -48,46 +48,33 @@ class Tokens(Family):
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
-            for inside in cls.inside(block):
-                name = f"blocks.{number}.{inside}"
-                attention = block.get_submodule(inside)
-                if type(block) not in cls.middle or type(attention) not in (*cls.attention, NoHeads):
-                    raise cls.strange(name, attention, block)
-                if getattr(attention, "num_heads", 0) > 0:  # else all were removed
+            if type(block) not in cls.middle:
+                raise cls.strange(f"blocks.{number}", block)
+            for name, attention in _named("attn", number, block):
+                if type(attention) not in (*cls.attention, NoHeads):
+                    raise cls.strange(name, attention)
+                if heads := getattr(attention, "num_heads", 0):  # else all were removed
                     no_norm_between(name, attention)
-                    heads = attention.num_heads
                     yield _site(model, number, name, heads, attention.proj.in_features // heads)
 
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
-            for inside in cls.mlps(block):
-                name = f"blocks.{number}.{inside}"
-                yield from neurons(block.get_submodule(inside), _site(model, number, name, 0, 1))
+            for name, mlp in _named("mlp", number, block):
+                yield from neurons(mlp, _site(model, number, name, 0, 1))
 
     @classmethod
-    def inside(cls, block: Any) -> Sequence[str]:
-        """The names of a block's attention modules."""
-        return ("attn",)
-
-    @classmethod
-    def mlps(cls, block: Any) -> Sequence[str]:
-        """The names of a block's MLPs."""
-        return ("mlp",)
-
-    @classmethod
-    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
-        """Why heads are not looked for in such attention, or in such a block."""
-        expected = " or ".join(kind.__name__ for kind in cls.attention)
+    def strange(cls, name: str, module: nn.Module) -> UserError:
+        """Why heads are not looked for in such a block, or in such attention."""
+        expected = " or ".join(kind.__name__ for kind in (*cls.middle, *cls.attention))
         return UserError(
-            f"{name} is a {type(attention).__name__} in a {type(block).__name__}, expected the {expected} of timm's "
-            f"{cls.model.__name__}: nobody has looked where its heads are."
+            f"{name} is a {type(module).__name__}, expected the {expected} of timm's {cls.model.__name__}: nobody has "
+            f"looked where its heads are."
         )
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
-        for number, block in enumerate(model.blocks):
-            yield Block(name=f"blocks.{number}", stage=0, middle=f"blocks.{number}.{cls.middle[type(block)]}")
+        return blocks_in(model, "blocks", lambda block: cls.middle[type(block)])
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:
@@ -107,6 +94,13 @@ class Tokens(Family):
             found: Any = module
             if isinstance(module, cls.attention) and found.num_heads == 0:  # ONNX cannot reshape to zero heads
                 model.set_submodule(name, NoHeads(found.proj))
+
+
+def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The modules of a block that are called ``part``: one, or several side by side."""
+    for path, module in block.named_modules():
+        if path.rpartition(".")[2] == part:
+            yield f"blocks.{number}.{path}", module
 
 
 def _site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite:
@@ -132,26 +126,15 @@ class ViT(Tokens):
     middle: ClassVar = {ParallelThingsBlock: "ffns.0", ResPostBlock: "mlp", ViTBlock: "norm2"}
 
     @classmethod
-    def inside(cls, block: Any) -> Sequence[str]:
-        if type(block) not in cls.middle:
-            return ("",)
-        return [f"attns.{i}.attn" for i in range(len(block.attns))] if hasattr(block, "attns") else ["attn"]
-
-    @classmethod
-    def mlps(cls, block: Any) -> Sequence[str]:
-        return [f"ffns.{i}.mlp" for i in range(len(block.ffns))] if hasattr(block, "ffns") else ["mlp"]
-
-    @classmethod
-    def strange(cls, name: str, attention: nn.Module, block: nn.Module) -> UserError:
-        if attention is block:
+    def strange(cls, name: str, module: nn.Module) -> UserError:
+        if name.endswith(".attn"):
             return HeadsMixed(
-                f"{name.rstrip('.')} is a {type(block).__name__}: its heads and its MLP share one projection, or its "
-                f"heads are combined before it, so no slice of channels belongs to one head. Use a model of plain "
-                f"blocks."
+                f"{name} is a {type(module).__name__}, expected timm.layers.Attention: its heads are combined before "
+                f"the projection, so none can be gated alone."
             )
         return HeadsMixed(
-            f"{name} is a {type(attention).__name__}, expected timm.layers.Attention: its heads are combined before "
-            f"the projection, so none can be gated alone."
+            f"{name} is a {type(module).__name__}: its heads and its MLP share one projection, or its heads are "
+            f"combined before it, so no slice of channels belongs to one head. Use a model of plain blocks."
         )
 
     @classmethod

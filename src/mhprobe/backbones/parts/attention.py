@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.heads import HeadSite, Kind
 
+STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
 _LAYER_SCALES = {  # what timm's blocks call the one behind attention, and the one behind the MLP
     "head": ("ls1", "ls", "gamma_1", "gamma1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
@@ -59,7 +60,7 @@ def of_fixed_width(attention: nn.Module) -> str:
     """Why such attention cannot lose a head: what ``Family.unprunable`` says."""
     return (
         f"timm's {type(attention).__name__} puts its heads back into the width of its input, so its own forward fails "
-        f"without one. They can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."
+        f"without one. {STILL}"
     )
 
 
@@ -93,7 +94,7 @@ def keep_channels(attention: Any, site: HeadSite, keep: Sequence[int]) -> None:
 
 def channels_of(site: HeadSite, heads: Sequence[int]) -> Tensor:
     """The input channels of the site's projection that belong to ``heads``, in their order."""
-    return (torch.tensor(heads, dtype=torch.long)[:, None] * site.head_dim + torch.arange(site.head_dim)).flatten()
+    return torch.arange(site.channels).view(-1, site.head_dim)[list(heads)].flatten()
 
 
 def keep_rows(linear: nn.Linear, rows: Tensor) -> None:
@@ -117,12 +118,9 @@ def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
 
 def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
     """(C,) what a block multiplies the output of its attention, or of its MLP, with; None where it does not."""
-    for name in _LAYER_SCALES[kind]:
-        scale = getattr(block, name, None)
-        scale = getattr(scale, "gamma", scale)
-        if isinstance(scale, Tensor):
-            return scale.detach()
-    return None
+    scales = (getattr(block, name, None) for name in _LAYER_SCALES[kind])
+    vectors = (getattr(scale, "gamma", scale) for scale in scales)
+    return next((vector.detach() for vector in vectors if isinstance(vector, Tensor)), None)
 
 
 @contextlib.contextmanager

@@ -75,19 +75,10 @@ def _embedding(model: nn.Module) -> Iterator[nn.Parameter]:
         return
     yield from stem.parameters()
     inside = {id(parameter) for parameter in stem.parameters()}
-    names = [name for name, module in model.named_modules() if module is stem]
-    names += [block.name for block in family.blocks(model)]
-    for around in sorted({name for each in names for name in _around(each)}):
-        for parameter in model.get_submodule(around).parameters(recurse=False):
-            if id(parameter) not in inside:
-                yield parameter
-
-
-def _around(name: str) -> Iterator[str]:
-    """The names of all modules that hold this one; the model's own is ""."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
+    held = {stem, *(model.get_submodule(block.name) for block in family.blocks(model))}
+    for module in model.modules():
+        if held & ({*module.modules()} - {module}):
+            yield from (part for part in module.parameters(recurse=False) if id(part) not in inside)
 
 
 def _classifier(model: nn.Module) -> Iterator[nn.Parameter]:

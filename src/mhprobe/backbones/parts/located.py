@@ -53,10 +53,9 @@ def apart(*names: str) -> Callable[[Any, int], Parts]:
     return parts
 
 
-def weight_of(layer: nn.Module) -> Tensor:
+def weight_of(layer: Any) -> Tensor:
     """(outputs, C) the weight itself, detached, of a linear layer or a convolution of single pixels."""
-    weight: Any = layer.weight
-    return weight.detach().flatten(1)
+    return layer.weight.detach().flatten(1)
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,9 @@ class Trial:
     entered: tuple[int, ...]
     outer: tuple[int, ...]
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Of what came into the block as (B, rows, columns, C)."""
-        _, rows, columns, _ = self.outer
-        return rows, columns
-
-    @property
-    def grid_behind_channels(self) -> tuple[int, int]:
-        """Of what came into the block as (B, C, rows, columns)."""
-        *_, rows, columns = self.outer
+    def grid(self, channels_first: bool = False) -> tuple[int, int]:
+        """(rows, columns) of what came into the block."""
+        rows, columns = self.outer[2:] if channels_first else self.outer[1:3]
         return rows, columns
 
 
@@ -90,19 +82,23 @@ class Trial:
 class Kind:
     """Names of the parts of a class of attention.
 
-    point: what the heads enter side by side. output: W_O, where it is a part of that.
+    point: W_O, which the heads enter side by side, or a module around it that calls it ``linear``.
     parts: (module, H) -> the weights of queries, keys, values, (H, D, C) each, themselves and no copies.
     weights: the module that softmaxed weights (rows, H, queries, keys) enter; None where there are none: ``hidden``.
     windows: from a trial, where attention is cut into windows. heads: what their number is called.
     """
 
     point: str = "proj"
-    output: str = ""
     parts: Callable[[Any, int], Parts] = packed
     weights: Callable[[Any], nn.Module | None] | None = lambda attention: attention.attn_drop
     hidden: str = NO_MODULE
     windows: Callable[[Trial], Windows | None] | None = None
     heads: str = "num_heads"
+
+    def output(self, attention: nn.Module) -> Any:
+        """Return W_O."""
+        point = attention.get_submodule(self.point)
+        return getattr(point, "linear", point)
 
 
 class ChannelsFirst(nn.Conv2d):
@@ -117,18 +113,21 @@ class ChannelsFirst(nn.Conv2d):
 class Located(Family):
     """A family that is written as a table of names.
 
-    model: timm's class, or several, by module and name. kinds: by attention class, likewise.
+    model: timm's class, or several, by module and name. kinds: by the name of a class of attention.
     aside: classes of attention that are left alone: of one query, or of no head. title: timm's own name by default.
+    before: the number of tokens before the grid, or the model's name for it.
     """
 
     model: ClassVar[str | tuple[str, ...]] = ()
     kinds: ClassVar[Mapping[str, Kind]]
     aside: ClassVar[tuple[str, ...]] = ()
+    before: ClassVar[int | str] = 0
 
     def __init_subclass__(cls) -> None:
         if "model" in vars(cls):
-            cls.model = (cls.model,) if isinstance(cls.model, str) else cls.model
-            cls.title = vars(cls).get("title") or f"timm {cls.model[0].rpartition('.')[2]}"
+            models = (cls.model,) if isinstance(cls.model, str) else cls.model
+            cls.model = tuple(f"timm.models.{name}" for name in models)
+            cls.title = vars(cls).get("title") or f"timm {models[0].rpartition('.')[2]}"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
@@ -136,13 +135,14 @@ class Located(Family):
 
     @classmethod
     def kind(cls, attention: nn.Module) -> Any:
-        """Return the Kind of a module; None of what is no attention."""
-        return cls.kinds.get(path_of(type(attention)))
+        """Return the Kind of a module; None of what is no attention of timm's."""
+        kind = type(attention)
+        return cls.kinds.get(kind.__name__) if kind.__module__.startswith("timm.") else None
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
         """Return the number of tokens before the grid."""
-        return 0
+        return cls.before if isinstance(cls.before, int) else getattr(model, cls.before)
 
     @classmethod
     def refuse(cls, model: Any, trial: Trial) -> None:
@@ -167,18 +167,19 @@ class Located(Family):
     def _look_at_others(cls, model: nn.Module, names: list[str]) -> None:
         """Refuse attention of a class that nobody has looked at: it would be left out without a word."""
         for name, module in model.named_modules():
-            heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", type(module).__name__)
-            known = path_of(type(module)) in (*cls.kinds, *cls.aside)
-            if heads and not known and not any(other.startswith(f"{name}.") for other in names):
+            kind = type(module).__name__
+            heads = hasattr(module, "num_heads") and re.search("Att|MHSA|XCA", kind)
+            known = kind in cls.aside or any(f"{other}.".startswith(f"{name}.") for other in names)
+            if heads and not known:
                 raise UserError(
-                    f"{name} is a {type(module).__name__}: nobody has looked where its heads are. Supported in "
-                    f"{cls.title}: {', '.join(sorted({path.rpartition('.')[2] for path in cls.kinds}))}."
+                    f"{name} is a {kind}: nobody has looked where its heads are. Supported in {cls.title}: "
+                    f"{', '.join(sorted(cls.kinds))}."
                 )
 
     @classmethod
     def _site(cls, model: Any, trial: Trial, image: tuple[int, int], block: int) -> HeadSite:
         kind, prefix = cls.kind(trial.attention), cls.prefix(model, trial)
-        heads, output = getattr(trial.attention, kind.heads), _output(kind, trial.attention)
+        heads, output = getattr(trial.attention, kind.heads), kind.output(trial.attention)
         windows = None if kind.windows is None else kind.windows(trial)
         grid = windows.grid if windows else grid_of(trial.entered, prefix, image, isinstance(output, nn.Conv2d))
         return HeadSite(
@@ -202,15 +203,14 @@ class Located(Family):
     @classmethod
     def prepare(cls, model: Any) -> None:
         for module in model.modules():
-            if (kind := cls.kind(module)) is not None and type(output := _output(kind, module)) is nn.Conv2d:
-                found: Any = output
-                found.__class__, found.joined = ChannelsFirst, nn.Identity()
+            if (kind := cls.kind(module)) is not None and type(output := kind.output(module)) is nn.Conv2d:
+                output.__class__, output.joined = ChannelsFirst, nn.Identity()
 
     @classmethod
     def seam(cls, model: Any, site: HeadSite) -> Seam:
         attention: Any = submodule(model, site)
         kind = cls.kind(attention)
-        output: Any = _output(kind, attention)
+        output = kind.output(attention)
         return Seam(
             attention=attention,
             point=output.joined if isinstance(output, ChannelsFirst) else attention.get_submodule(kind.point),
@@ -233,18 +233,10 @@ class Located(Family):
         )
 
 
-def path_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 @functools.cache
 def _paths(kind: type) -> frozenset[str]:
     """Of a class and all that it is derived from: every family asks it of every module."""
-    return frozenset(path_of(each) for each in kind.__mro__)
-
-
-def _output(kind: Kind, attention: nn.Module) -> nn.Module:
-    return attention.get_submodule(".".join(filter(None, (kind.point, kind.output))))
+    return frozenset(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
 
 
 def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:
@@ -292,16 +284,14 @@ def _trials(model: nn.Module, points: Mapping[str, str], size: tuple[int, int]) 
 def _ghost(model: nn.Module) -> nn.Module:
     """The model in eval mode without numbers and hooks."""
     memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     for module in model.modules():
-        # what modules have put by, as biases of positions: results, which cannot be copied
-        for held in list(vars(module).values()):
-            if isinstance(held, dict):
-                memo |= {id(each): each for each in held.values() if type(each) is Tensor and id(each) not in memo}
-        memo |= {id(hook): None for hook in module._forward_pre_hooks.values()}
+        # beside hooks what modules have put by, as biases of positions: results, which cannot be copied
+        put_by = (part for held in vars(module).values() if isinstance(held, dict) for part in held.values())
+        results = (part for part in put_by if type(part) is Tensor)
+        memo |= {id(part): part for part in (*module._forward_pre_hooks.values(), *results)}
+    with torch.no_grad():
+        tensors = (*model.parameters(), *model.buffers())
+        memo |= {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
     ghost = copy.deepcopy(model, memo)
     for module in ghost.modules():
         module._forward_pre_hooks.clear()

@@ -39,40 +39,33 @@ class Opened:
     def _block(self, site: int) -> Any:
         return self.model.get_submodule(self.site(site).name.rpartition(".")[0])
 
+    def _views(self, site: int, head: int) -> dict[str, Tensor]:
+        """Each part of a head where it lies in the model, the head's channels first."""
+        attention, width = self._block(site).attn, self.site(site).head_dim
+        span = slice(head * width, (head + 1) * width)
+        views = {"output": attention.proj.weight.mT[span]}
+        for number, name in enumerate(("query", "key", "value")):
+            views |= {name: attention.qkv.weight.chunk(3)[number][span]}
+            views |= {f"{name}_bias": attention.qkv.bias.chunk(3)[number][span]}
+        if self.family == "swin":
+            views["offsets"] = attention.relative_position_bias_table[:, head]
+        return views
+
     @torch.no_grad()
-    def write(self, site: int, head: int, *, output: Tensor | None = None, **parts: Tensor) -> None:
+    def write(self, site: int, head: int, **parts: Tensor) -> None:
         """Set what is given. query, key, value: (up to D, C). query_bias, key_bias, value_bias: (up to D,).
 
         output: (up to D, C), what each channel of the head writes. offsets: what a Swin's head adds to the logits of
         attention, by the relative position in the window (see ``offset``).
         """
-        attention, at = self._block(site).attn, self.site(site)
-        start = head * at.head_dim
-        for number, name in enumerate(("query", "key", "value")):
-            first = number * at.channels + start
-            for part, there in ((name, attention.qkv.weight), (f"{name}_bias", attention.qkv.bias)):
-                if (given := parts.get(part)) is not None:
-                    there[first : first + at.head_dim] = 0
-                    there[first : first + len(given)] = given
-        if output is not None:
-            attention.proj.weight[:, start : start + at.head_dim] = 0
-            attention.proj.weight[:, start : start + len(output)] = output.T
-        if (offsets := parts.get("offsets")) is not None:
-            attention.relative_position_bias_table[:, head] = offsets
+        views = self._views(site, head)
+        for name, part in parts.items():
+            views[name].zero_()[: len(part)] = part
 
     @torch.no_grad()
     def parts(self, site: int, head: int) -> dict[str, Tensor]:
-        """Return the argument of ``write`` as it is."""
-        attention, at = self._block(site).attn, self.site(site)
-        span = slice(head * at.head_dim, (head + 1) * at.head_dim)
-        found = {"output": attention.proj.weight[:, span].T.clone()}
-        for name, weight, bias in zip(
-            ("query", "key", "value"), attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True
-        ):
-            found |= {name: weight[span].clone(), f"{name}_bias": bias[span].clone()}
-        if self.family == "swin":
-            found["offsets"] = attention.relative_position_bias_table[:, head].clone()
-        return found
+        """Return the arguments of ``write`` as they are."""
+        return {name: view.clone() for name, view in self._views(site, head).items()}
 
     def offset(self, site: int, down: int, across: int) -> int:
         """The place, among a Swin head's ``offsets``, of the token so many rows and columns away."""

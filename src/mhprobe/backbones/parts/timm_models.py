@@ -3,10 +3,13 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
+import timm
 from timm.layers import Attention, to_2tuple
+from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
 from timm.models.vision_transformer_hybrid import ConvStem, HybridEmbed
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 
 from mhprobe.errors import UserError, quoted
@@ -29,8 +32,6 @@ def build(
     conv_stem: channels of convolutions that take the place of the patch projection, see ``stem_of``.
     attn_head_dim: width of a head of a VisionTransformer, see ``attention_of_width``; None: embed_dim / num_heads.
     """
-    import timm
-
     elsewhere = ":" in name  # hf-hub:owner/name, local-dir:folder
     if not elsewhere and not timm.is_model(name):
         raise UserError(f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
@@ -41,7 +42,7 @@ def build(
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
         with untold():
-            model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
+            model: Any = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
         if "weights_only" in str(error):
             raise UserError(
@@ -59,16 +60,20 @@ def build(
             f"where there is one (python -m mhprobe.fetch)."
         ) from error
     except (TypeError, AssertionError, ValueError, ArithmeticError, IndexError) as error:
-        raise _strange_setting(name, attn_head_dim, error) from error
+        if attn_head_dim is not None and "attn_layer" in str(error):
+            raise UserError(
+                f"attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, got {name}. "
+                f"Leave it out."
+            ) from error
+        raise UserError(
+            f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone."
+        ) from error
     _refuse_cut_images(name, model)
     if (size := kwargs.get("img_size")) is not None and _noted_size(model) is None:
-        height, width = to_2tuple(size)
-        config: Any = model.pretrained_cfg
-        cast(Any, model).pretrained_cfg = {**config, "input_size": (3, height, width)}
-    if fused_attn is not None:
-        for module in model.modules():
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = fused_attn  # type: ignore[assignment]
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *to_2tuple(size))}
+    for module in model.modules():
+        if fused_attn is not None and hasattr(module, "fused_attn"):
+            module.fused_attn = fused_attn
     return model
 
 
@@ -89,8 +94,6 @@ def registered(name: str) -> dict[str, Any]:
 
     Empty for a plain name. UserError where nothing is there.
     """
-    from timm.models._hub import load_model_config_from_hf, load_model_config_from_path
-
     source, _, place = name.partition(":")
     if not place:
         return {}
@@ -109,20 +112,8 @@ def _refuse_no_size(settings: dict[str, Any]) -> None:
             raise UserError(f"{key}: expected at least 1, got {value}.")
 
 
-def _strange_setting(name: str, attn_head_dim: int | None, error: BaseException) -> UserError:
-    """The error for a setting that the model does not take, or not with these others."""
-    if attn_head_dim is not None and "attn_layer" in str(error):
-        return UserError(
-            f"attn_head_dim: expected a VisionTransformer of timm, whose heads may have any width, "
-            f"got {name}. Leave it out."
-        )
-    return UserError(f"backbone {name}: {_first_line(error)} Check the keys and sizes given under backbone.")
-
-
 def _instead_of(name: str) -> str:
     """Suggest names of timm that are close to an unknown one."""
-    import timm
-
     if "/" in name:
         return (
             f"expected hf-hub:{name} if the hub has it for timm. A model of transformers is built in Python "
@@ -134,10 +125,8 @@ def _instead_of(name: str) -> str:
 
 def _not_there(name: str, error: BaseException) -> str:
     if name.startswith("local-dir:"):
-        return (
-            f"backbone {name}: no folder with a config.json and weights as timm's save_for_hf writes them "
-            f"({_first_line(error)})"
-        )
+        reason = "no folder with a config.json and weights as timm's save_for_hf writes them"
+        return f"backbone {name}: {reason} ({_first_line(error)})"
     return (
         f"backbone {name}: the hub could not be reached, or has no such model ({_first_line(error)}) Without a network "
         f"fetch it where there is one (python -m mhprobe.fetch), and give what that prints."
@@ -151,7 +140,7 @@ def _refuse_cut_images(name: str, model: Any) -> None:
     if image is None or patch is None or getattr(embed, "dynamic_img_pad", False):
         return
     image, patch = to_2tuple(image), to_2tuple(patch)  # XCiT keeps one number
-    if any(pixels % side for pixels, side in zip(image, patch, strict=True)):
+    if image[0] % patch[0] or image[1] % patch[1]:
         fit = next(side for side in range(patch[0], 0, -1) if image[0] % side == 0)
         raise UserError(
             f"backbone {name}: patches of {patch[0]} x {patch[1]} do not tile an image of {image[0]} x {image[1]} "
@@ -173,22 +162,18 @@ def input_spec(model: Any) -> dict[str, Any]:
             f"model.pretrained_cfg = {{'input_size': (3, height, width)}}, with 'mean' and 'std' of pixels in [0, 1] "
             f"where they are not 0.5."
         )
-    half = (0.5, 0.5, 0.5)
-    return {"size": tuple(size), "mean": tuple(config.get("mean", half)), "std": tuple(config.get("std", half))}
+    return {"size": tuple(size), **{key: tuple(config.get(key, (0.5, 0.5, 0.5))) for key in ("mean", "std")}}
 
 
 def _noted_size(model: nn.Module) -> tuple[int, int] | None:
     """(height, width) that the model, or the first of its parts that knows, was built for."""
-    for part in model.modules():  # the model itself is first: parts may be built for smaller copies of the image
-        if (size := getattr(part, "img_size", None)) is not None:
-            return to_2tuple(size)
-    return None
+    # the model itself is first: parts may be built for smaller copies of the image
+    sizes = (size for part in model.modules() if (size := getattr(part, "img_size", None)) is not None)
+    return next(map(to_2tuple, sizes), None)
 
 
 def parameter_groups(model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:
     """timm's groups for the optimizer: no weight decay on norms, biases and what the model exempts."""
-    from timm.optim import param_groups_layer_decay, param_groups_weight_decay
-
     exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()
     if layer_decay is None:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=exempt)
