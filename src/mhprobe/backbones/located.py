@@ -1,7 +1,7 @@
 """timm's models whose attention is found by class: families that are one row each, by how their tokens lie.
 
 First tokens in a line that a ViT's own family does not claim, then stages that attend in windows, then networks of
-convolutions whose last stages, or some blocks, attend.
+convolutions whose last stages, or some blocks, attend. Last the few that need a method.
 """
 
 import math
@@ -23,96 +23,17 @@ from mhprobe.backbones.parts.located import (
     apart,
     by_head,
     packed,
+    row,
     weight_of,
 )
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 
-# tokens in a line
-
-
-TOKENS = dict.fromkeys(("Attention", "AttentionRope", "EvaAttention"), Kind())
-
-
-class NaFlexVit(Located):  # a ViT for images of any size (here of one)
-    model = "naflexvit.NaFlexVit"
-    kinds: ClassVar = TOKENS
-    aside = ("AttentionPoolLatent",)
-    before = "num_prefix_tokens"
-
-    @classmethod
-    def refuse(cls, model: Any, trial: Trial) -> None:
-        no_norm_between(trial.name, trial.attention)
-
-
-class DeepSeek(Located):
-    title = "timm DeepSeek ViT"
-    model = "deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier"
-    kinds: ClassVar = TOKENS
-
-
-class Qwen3(Located):
-    title = "timm Qwen3 ViT"
-    model = "qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier"
-    kinds: ClassVar = TOKENS
-
-
-class PiT(Located):  # a ViT in three stages
-    title = "timm PoolingVisionTransformer (PiT)"
-    model = "pit.PoolingVisionTransformer"
-    kinds: ClassVar = TOKENS
-    before = "num_tokens"  # one, or with a distillation token two
-
-
-class CrossVit(Located):
-    """timm's CrossVit: two ViTs side by side. The attention from one's class token to the other is not gated."""
-
-    model = "crossvit.CrossVit"
-    kinds: ClassVar = TOKENS
-    aside = ("CrossAttention", "CrossAttentionBlock")
-    before = 1
-
-
-class ConViT(Located):  # attention gated between content and position, then a ViT's
-    model = "convit.ConVit"
-    kinds: ClassVar = {"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()}
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        tokens = trial.entered[1]  # the class token comes in behind the first blocks
-        return tokens - math.isqrt(tokens) ** 2
-
-
-class MViTv2(Located):  # queries, keys and values are pooled
-    title = "timm MultiScaleVit (MViTv2)"
-    model = "mvitv2.MultiScaleVit"
-    kinds: ClassVar = {"MultiScaleAttention": Kind(weights=None, hidden=COARSER)}
-    before = "num_prefix_tokens"
-
-
-class Gemma4(Located):
-    title = "timm Gemma 4 ViT"
-    model = "gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier"
-    kinds: ClassVar = {"Gemma4Attention": Kind(point="o_proj")}
-
-
 FACTORISED = "it is factorised: keys meet values first, and no weights come to be"
 OUTLOOK = "each patch mixes its neighbours with weights of its own, and there are no keys"
+INSIDE = "it cuts its windows, and puts them together again, inside itself"
 
-
-class CoaT(Located):  # factorised attention beside a convolution of each head's values
-    model = "coat.CoaT"
-    kinds: ClassVar = {"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}
-    before = 1
-
-
-class Xcit(Located):
-    """timm's Xcit: cross-covariance attention. The class-attention blocks at the end have no gates."""
-
-    title = "timm Xcit (XCiT)"
-    model = "xcit.Xcit"
-    kinds: ClassVar = {"XCA": Kind(weights=None, hidden=CHANNELS)}
-    aside = ("ClassAttn",)
+# weights of queries, keys and values
 
 
 def _outlook(attention: Any, heads: int) -> Parts:
@@ -121,15 +42,33 @@ def _outlook(attention: Any, heads: int) -> Parts:
     return weights, weights, weight_of(attention.v).unflatten(0, (heads, -1))
 
 
-class Volo(Located):
-    """timm's VOLO: outlook attention, then attention. The class attention at the end has no gates."""
+def _turned(attention: Any, heads: int) -> Parts:
+    """Keys meet values, and what is mixed with their weights are the queries."""
+    query, key, value = packed(attention, heads)
+    return key, value, query
 
-    model = "volo.VOLO"
-    kinds: ClassVar = {
-        "OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK),
-        "Attention": Kind(),
-    }
-    aside = ("ClassAttention",)
+
+def _global_queries(attention: Any, heads: int) -> Parts:
+    if not attention.use_global:
+        return packed(attention, heads)
+    key, value = weight_of(attention.qkv).unflatten(0, (2, heads, -1))
+    query: Tensor = key.new_zeros(key.shape)  # queries come from elsewhere: it has no weights for them
+    return query, key, value
+
+
+def _by_head_or_packed(attention: Any, heads: int) -> Parts:
+    return (by_head if attention.head_first else packed)(attention, heads)
+
+
+def _three_by_head(attention: Any, heads: int) -> Parts:
+    query, key, value = weight_of(attention.pwise).unflatten(0, (heads, 3, -1)).unbind(1)
+    return query, key, value
+
+
+def _shared(attention: Any, heads: int) -> Parts:
+    """One query for each head, one key and one value for all of them."""
+    key, value = (weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value))
+    return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
 
 
 # windows
@@ -141,43 +80,8 @@ def _as_said(trial: Trial) -> Windows | None:
     return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
 
 
-def _turned(attention: Any, heads: int) -> Parts:
-    """Keys meet values, and what is mixed with their weights are the queries."""
-    query, key, value = packed(attention, heads)
-    return key, value, query
-
-
-class DaViT(Located):  # windows of tokens, then attention between channels
-    model = "davit.DaVit"
-    kinds: ClassVar = {
-        "WindowAttention": Kind(
-            windows=lambda trial: Windows(trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)),
-            weights=lambda attention: attention.softmax[1],
-        ),
-        "ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
-        "ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
-    }
-
-    @classmethod
-    def prepare(cls, model: Any) -> None:
-        super().prepare(model)
-        for module in model.modules():
-            if isinstance(getattr(module, "softmax", None), nn.Softmax):
-                module.softmax = nn.Sequential(module.softmax, nn.Identity())  # room to look, behind it
-
-
-def _global_queries(attention: Any, heads: int) -> Parts:
-    if not attention.use_global:
-        return packed(attention, heads)
-    key, value = weight_of(attention.qkv).unflatten(0, (2, heads, -1))
-    query: Tensor = key.new_zeros(key.shape)  # queries come from elsewhere: it has no weights for them
-    return query, key, value
-
-
-class GCViT(Located):  # in every second block the queries come from the whole image
-    title = "timm GlobalContextVit (GC ViT)"
-    model = "gcvit.GlobalContextVit"
-    kinds: ClassVar = {"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)}
+def _behind_channels(trial: Trial) -> Windows:
+    return Windows(grid=trial.grid(channels_first=True), size=trial.block.window_size, shift=(0, 0))
 
 
 def _pooled(trial: Trial) -> Windows | None:
@@ -186,12 +90,6 @@ def _pooled(trial: Trial) -> Windows | None:
     down, right = trial.block.q_stride or (1, 1)
     (height, width), (tall, wide) = trial.grid(), trial.block.window_size
     return Windows(grid=(height // down, width // right), size=(tall // down, wide // right), shift=(0, 0))
-
-
-class HieraDet(Located):  # pooled queries where a stage begins
-    title = "timm HieraDet (SAM 2)"
-    model = "hieradet_sam2.HieraDet"
-    kinds: ClassVar = {"MultiScaleAttention": Kind(windows=_pooled, weights=None)}
 
 
 def _partitions(trial: Trial) -> Windows | None:
@@ -203,16 +101,15 @@ def _partitions(trial: Trial) -> Windows | None:
     return Windows(grid=grid, size=tuple(size), shift=(0, 0), strided=far)
 
 
-class MaxxVit(Located):  # windows of neighbours, then of distant tokens; or all
-    title = "timm MaxxVit (MaxViT, CoAtNet)"
-    model = "maxxvit.MaxxVit"
-    kinds: ClassVar = dict.fromkeys(
-        ("AttentionCl", "Attention2d"),
-        Kind(
-            parts=lambda attention, heads: (by_head if attention.head_first else packed)(attention, heads),
-            windows=_partitions,
-        ),
-    )
+def _patches(trial: Trial) -> Windows | None:
+    patches, pixels = trial.entered[:2]
+    if patches == 1:
+        return None
+    across, side = math.isqrt(patches), math.isqrt(pixels)
+    return Windows(grid=(across * side, across * side), size=(side, side), shift=(0, 0))
+
+
+# where attention weights pass
 
 
 class Seen(nn.Module):
@@ -226,47 +123,14 @@ class Seen(nn.Module):
         return self.dropout(self.seen(x.unflatten(0, (-1, self.heads))).flatten(0, 1))
 
 
-class Sam(Located):  # windows, and in some blocks all tokens
-    title = "timm VisionTransformerSAM (SAM)"
-    model = "vision_transformer_sam.VisionTransformerSAM"
-    kinds: ClassVar = {"Attention": Kind(windows=_as_said, weights=lambda attention: attention.attn_drop.seen)}
-
-    @classmethod
-    def prepare(cls, model: Any) -> None:
-        for module in model.modules():
-            if cls.kind(module) is not None and not isinstance(module.attn_drop, Seen):
-                module.attn_drop = Seen(module.attn_drop, module.num_heads)
+def _room_for_heads(attention: Any) -> None:
+    if not isinstance(attention.attn_drop, Seen):
+        attention.attn_drop = Seen(attention.attn_drop, attention.num_heads)
 
 
-class SwinV2Cr(Located):  # cosine attention, norms behind the parts of a block
-    title = "timm SwinTransformerV2Cr (Swin V2 of another hand)"
-    model = "swin_transformer_v2_cr.SwinTransformerV2Cr"
-    kinds: ClassVar = {"WindowMultiHeadAttention": Kind(windows=_as_said)}
-
-
-class TinyViT(Located):
-    model = "tiny_vit.TinyVit"
-    kinds: ClassVar = {"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}
-
-
-def _patches(trial: Trial) -> Windows | None:
-    patches, pixels = trial.entered[:2]
-    if patches == 1:
-        return None
-    across, side = math.isqrt(patches), math.isqrt(pixels)
-    return Windows(grid=(across * side, across * side), size=(side, side), shift=(0, 0))
-
-
-class TNT(Located):  # a transformer of the pixels of a patch inside one of patches
-    model = "tnt.TNT"
-    kinds: ClassVar = {"Attention": Kind(parts=apart("qk", "v"), windows=_patches)}
-
-    @classmethod
-    def prefix(cls, model: Any, trial: Trial) -> int:
-        return int(trial.entered[0] == 1)  # pixels of a patch have none
-
-
-# convolutions
+def _room_behind(attention: Any) -> None:
+    if isinstance(attention.softmax, nn.Softmax):
+        attention.softmax = nn.Sequential(attention.softmax, nn.Identity())
 
 
 def _not_coarser(attention: Any) -> nn.Module | None:
@@ -274,89 +138,149 @@ def _not_coarser(attention: Any) -> nn.Module | None:
     return attention.attn_drop if attention.sr is None else None
 
 
-class PVTv2(Located):
-    title = "timm PyramidVisionTransformerV2 (PVT v2)"
-    model = "pvt_v2.PyramidVisionTransformerV2"
-    kinds: ClassVar = {"Attention": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)}
-
-
-class Twins(Located):
-    model = "twins.Twins"
-    kinds: ClassVar = {
-        "LocallyGroupedAttn": Kind(
-            weights=None, hidden="it cuts its windows, and puts them together again, inside itself"
-        ),
-        "GlobalSubSampleAttn": Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER),
-    }
-
-
-class CSATv2(Located):  # convolutions over frequencies; its last stages attend
-    model = "csatv2.CSATv2"
-    kinds: ClassVar = {"Attention": Kind()}
-
-
-class EdgeNeXt(Located):  # cross-covariance attention in some blocks
-    model = "edgenext.EdgeNeXt"
-    kinds: ClassVar = {"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}
-
-
-class EfficientFormer(Located):  # its last blocks attend
-    model = "efficientformer.EfficientFormer"
-    kinds: ClassVar = {"Attention": Kind(parts=by_head, weights=None)}
-
-
-class FastVit(Located):  # the larger ones attend in their last stage
-    model = "fastvit.FastVit"
-    kinds: ClassVar = {"Attention": Kind()}
-
-
-class MetaFormer(Located):  # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
-    title = "timm MetaFormer (CAFormer)"
-    model = "metaformer.MetaFormer"
-    kinds: ClassVar = {"Attention": Kind()}
-
-
-class NextViT(Located):  # its convolutions with groups are no attention; what attends has keys on a coarser grid
-    model = "nextvit.NextViT"
-    kinds: ClassVar = {"EfficientAttention": Kind(parts=apart("q", "k", "v"), weights=_not_coarser, hidden=COARSER)}
-
-
-class Visformer(Located):  # its last stages attend
-    model = "visformer.Visformer"
-    kinds: ClassVar = {"Attention": Kind()}
-
-
-def _three_by_head(attention: Any, heads: int) -> Parts:
-    query, key, value = weight_of(attention.pwise).unflatten(0, (heads, 3, -1)).unbind(1)
-    return query, key, value
-
-
-class LowFormer(Located):  # attention on a coarser grid, brought back to size by a convolution
-    model = "lowformer.LowFormer"
-    kinds: ClassVar = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None)}
-
-    @classmethod
-    def refuse(cls, model: Any, trial: Trial) -> None:
-        if isinstance(trial.attention.o_proj, nn.Identity):
-            raise UserError(
-                f"{trial.name}: its output projection is one with the convolution that brings the grid back to size "
-                f"(fuse_out_proj), so what a head writes is spread over places. Not supported."
-            )
-
-
-class CPUBone(LowFormer):
-    model = "cpubone.CPUBone"
-
-
-def _shared(attention: Any, heads: int) -> Parts:
-    """One query for each head, one key and one value for all of them."""
-    key, value = (weight_of(part.proj).expand(heads, -1, -1) for part in (attention.key, attention.value))
-    return weight_of(attention.query.proj).unflatten(0, (heads, -1)), key, value
-
-
 def _on_the_grid(attention: Any) -> nn.Module | None:
     """Return the module that attention weights pass, if queries and keys are on the grid."""
     return None if attention.kv_stride > 1 or attention.has_query_strides else attention.attn_drop
+
+
+# refusals and numbers of tokens
+
+
+def _no_norm(trial: Trial) -> None:
+    no_norm_between(trial.name, trial.attention)
+
+
+def _not_fused(trial: Trial) -> None:
+    if isinstance(trial.attention.o_proj, nn.Identity):
+        raise UserError(
+            f"{trial.name}: its output projection is one with the convolution that brings the grid back to size "
+            f"(fuse_out_proj), so what a head writes is spread over places. Not supported."
+        )
+
+
+def _beside_square(trial: Trial) -> int:
+    tokens = trial.entered[1]  # the class token comes in behind the first blocks
+    return tokens - math.isqrt(tokens) ** 2
+
+
+def _of_patches(trial: Trial) -> int:
+    return int(trial.entered[0] == 1)  # pixels of a patch have none
+
+
+PLAIN = {"Attention": Kind()}
+TOKENS = dict.fromkeys(("Attention", "AttentionRope", "EvaAttention"), Kind(refuse=_no_norm))
+COARSER_KEYS = Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)
+ON_COARSER_GRID = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)}
+
+TABLE = [
+    # tokens in a line: a ViT for images of any size (here of one), in three stages, two side by side, in which the
+    # attention from one's class token to the other is not gated
+    row("naflexvit.NaFlexVit", kinds=TOKENS, aside=("AttentionPoolLatent",), before="num_prefix_tokens"),
+    row("deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier", kinds=TOKENS, title="DeepSeek ViT"),
+    row("qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier", kinds=TOKENS, title="Qwen3 ViT"),
+    row("pit.PoolingVisionTransformer", kinds=TOKENS, title="PoolingVisionTransformer (PiT)", before="num_tokens"),
+    row("crossvit.CrossVit", kinds=TOKENS, aside=("CrossAttention", "CrossAttentionBlock"), before=1),
+    # attention gated between content and position, then a ViT's
+    row("convit.ConVit", kinds={"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()}, before=_beside_square),
+    # queries, keys and values are pooled
+    row(
+        "mvitv2.MultiScaleVit",
+        kinds={"MultiScaleAttention": Kind(weights=None, hidden=COARSER)},
+        title="MultiScaleVit (MViTv2)",
+        before="num_prefix_tokens",
+    ),
+    row(
+        *("gemma4_vit.Gemma4VitEncoder", "gemma4_vit.Gemma4VitClassifier"),
+        kinds={"Gemma4Attention": Kind(point="o_proj")},
+        title="Gemma 4 ViT",
+    ),
+    # factorised attention beside a convolution of each head's values
+    row("coat.CoaT", kinds={"FactorAttnConvRelPosEnc": Kind(weights=None, hidden=FACTORISED)}, before=1),
+    # cross-covariance and outlook attention; the class attention at their ends has no gates
+    row("xcit.Xcit", kinds={"XCA": Kind(weights=None, hidden=CHANNELS)}, aside=("ClassAttn",), title="Xcit (XCiT)"),
+    row(
+        "volo.VOLO",
+        kinds={"OutlookAttention": Kind(parts=_outlook, weights=None, hidden=OUTLOOK), **PLAIN},
+        aside=("ClassAttention",),
+    ),
+    # windows of tokens, then attention between channels
+    row(
+        "davit.DaVit",
+        kinds={
+            "WindowAttention": Kind(
+                windows=_behind_channels, weights=lambda attention: attention.softmax[1], prepare=_room_behind
+            ),
+            "ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
+            "ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
+        },
+    ),
+    # in every second block the queries come from the whole image
+    row(
+        "gcvit.GlobalContextVit",
+        kinds={"WindowAttentionGlobal": Kind(parts=_global_queries, windows=_as_said)},
+        title="GlobalContextVit (GC ViT)",
+    ),
+    # pooled queries where a stage begins
+    row(
+        "hieradet_sam2.HieraDet",
+        kinds={"MultiScaleAttention": Kind(windows=_pooled, weights=None)},
+        title="HieraDet (SAM 2)",
+    ),
+    # windows of neighbours, then of distant tokens; or all
+    row(
+        "maxxvit.MaxxVit",
+        kinds=dict.fromkeys(("AttentionCl", "Attention2d"), Kind(parts=_by_head_or_packed, windows=_partitions)),
+        title="MaxxVit (MaxViT, CoAtNet)",
+    ),
+    # windows, and in some blocks all tokens
+    row(
+        "vision_transformer_sam.VisionTransformerSAM",
+        kinds={
+            "Attention": Kind(
+                windows=_as_said, weights=lambda attention: attention.attn_drop.seen, prepare=_room_for_heads
+            )
+        },
+        title="VisionTransformerSAM (SAM)",
+    ),
+    # cosine attention, norms behind the parts of a block
+    row(
+        "swin_transformer_v2_cr.SwinTransformerV2Cr",
+        kinds={"WindowMultiHeadAttention": Kind(windows=_as_said)},
+        title="SwinTransformerV2Cr (Swin V2 of another hand)",
+    ),
+    row("tiny_vit.TinyVit", kinds={"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}),
+    # a transformer of the pixels of a patch inside one of patches
+    row("tnt.TNT", kinds={"Attention": Kind(parts=apart("qk", "v"), windows=_patches)}, before=_of_patches),
+    # convolutions
+    row(
+        "pvt_v2.PyramidVisionTransformerV2",
+        kinds={"Attention": COARSER_KEYS},
+        title="PyramidVisionTransformerV2 (PVT v2)",
+    ),
+    row(
+        "twins.Twins",
+        kinds={"LocallyGroupedAttn": Kind(weights=None, hidden=INSIDE), "GlobalSubSampleAttn": COARSER_KEYS},
+    ),
+    row("csatv2.CSATv2", kinds=PLAIN),  # over frequencies; its last stages attend
+    row("edgenext.EdgeNeXt", kinds={"CrossCovarianceAttn": Kind(weights=None, hidden=CHANNELS)}),  # in some blocks
+    row(
+        "efficientformer.EfficientFormer", kinds={"Attention": Kind(parts=by_head, weights=None)}
+    ),  # in its last blocks
+    row("fastvit.FastVit", kinds=PLAIN),  # the larger ones attend in their last stage
+    # CAFormer's last stages attend; the other stages, and ConvFormer, have no heads
+    row("metaformer.MetaFormer", kinds=PLAIN, title="MetaFormer (CAFormer)"),
+    # its convolutions with groups are no attention; what attends has keys on a coarser grid
+    row(
+        "nextvit.NextViT",
+        kinds={"EfficientAttention": Kind(parts=apart("q", "k", "v"), weights=_not_coarser, hidden=COARSER)},
+    ),
+    row("visformer.Visformer", kinds=PLAIN),  # its last stages attend
+    # attention on a coarser grid, brought back to size by a convolution
+    row("lowformer.LowFormer", kinds=ON_COARSER_GRID),
+    row("cpubone.CPUBone", kinds=ON_COARSER_GRID),
+]
+
+# with a method
 
 
 class MobileNetV5(Located):
@@ -365,7 +289,7 @@ class MobileNetV5(Located):
     A head is its query, and the slice of the projection that reads what it found.
     """
 
-    model = "mobilenetv5.MobileNetV5"
+    model = "timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder"
     kinds: ClassVar = {
         "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
     }
@@ -376,14 +300,9 @@ class MobileNetV5(Located):
         return None if scale is None else scale.detach()
 
 
-class MobileNetV5Encoder(MobileNetV5):
-    title = "timm MobileNetV5's encoder"
-    model = "mobilenetv5.MobileNetV5Encoder"
-
-
 class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
-    model = "mobilenetv3.MobileNetV3"
+    model = "timm.models.mobilenetv3.MobileNetV3"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
@@ -414,7 +333,7 @@ class Levit(Located):
     """
 
     title = "timm LeViT"
-    model = "levit.Levit"
+    model = "timm.models.levit.Levit"
     kinds: ClassVar = dict.fromkeys(
         ("Attention", "AttentionDownsample"), Kind(point="proj.ln.linear", parts=_levit, weights=None)
     )

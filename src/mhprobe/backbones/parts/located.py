@@ -86,6 +86,8 @@ class Kind:
     parts: (module, H) -> the weights of queries, keys, values, (H, D, C) each, themselves and no copies.
     weights: the module that softmaxed weights (rows, H, queries, keys) enter; None where there are none: ``hidden``.
     windows: from a trial, where attention is cut into windows. heads: what their number is called.
+    prepare: makes room for ``weights`` in a module that has none. refuse: UserError, from a trial, where heads are no
+        slices of what enters ``point``.
     """
 
     point: str = "proj"
@@ -94,6 +96,8 @@ class Kind:
     hidden: str = NO_MODULE
     windows: Callable[[Trial], Windows | None] | None = None
     heads: str = "num_heads"
+    prepare: Callable[[Any], None] = lambda attention: None
+    refuse: Callable[[Trial], None] = lambda trial: None
 
     def output(self, attention: nn.Module) -> Any:
         """Return W_O."""
@@ -113,21 +117,20 @@ class ChannelsFirst(nn.Conv2d):
 class Located(Family):
     """A family that is written as a table of names.
 
-    model: timm's class, or several, by module and name. kinds: by the name of a class of attention.
-    aside: classes of attention that are left alone: of one query, or of no head. title: timm's own name by default.
-    before: the number of tokens before the grid, or the model's name for it.
+    model: its class, or several, by module and name (``path_of``). kinds: by class of attention, of timm's by the name
+    alone. aside: classes of attention that are left alone: of one query, or of no head. title: timm's own name by
+    default. before: the number of tokens before the grid, the model's name for it, or what says it of a trial.
     """
 
     model: ClassVar[str | tuple[str, ...]] = ()
     kinds: ClassVar[Mapping[str, Kind]]
     aside: ClassVar[tuple[str, ...]] = ()
-    before: ClassVar[int | str] = 0
+    before: ClassVar[int | str | Callable[[Trial], int]] = 0
 
     def __init_subclass__(cls) -> None:
         if "model" in vars(cls):
-            models = (cls.model,) if isinstance(cls.model, str) else cls.model
-            cls.model = tuple(f"timm.models.{name}" for name in models)
-            cls.title = vars(cls).get("title") or f"timm {models[0].rpartition('.')[2]}"
+            cls.model = (cls.model,) if isinstance(cls.model, str) else cls.model
+            cls.title = vars(cls).get("title") or f"timm {cls.model[0].rpartition('.')[2]}"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
@@ -135,18 +138,16 @@ class Located(Family):
 
     @classmethod
     def kind(cls, attention: nn.Module) -> Any:
-        """Return the Kind of a module; None of what is no attention of timm's."""
-        kind = type(attention)
-        return cls.kinds.get(kind.__name__) if kind.__module__.startswith("timm.") else None
+        """Return the Kind of a module; None of what is no attention."""
+        path = path_of(type(attention))
+        return cls.kinds.get(path.rpartition(".")[2] if path.startswith("timm.") else path)
 
     @classmethod
     def prefix(cls, model: Any, trial: Trial) -> int:
         """Return the number of tokens before the grid."""
+        if callable(cls.before):
+            return cls.before(trial)
         return cls.before if isinstance(cls.before, int) else getattr(model, cls.before)
-
-    @classmethod
-    def refuse(cls, model: Any, trial: Trial) -> None:
-        """UserError where the heads of this module are no slices of what enters its projection."""
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -158,7 +159,7 @@ class Located(Family):
         grids: list[Any] = []  # a stage is what has one grid
         points = {name: f"{name}.{cls.kind(model.get_submodule(name)).point}" for name in names}
         for number, trial in enumerate(_trials(model, points, size)):
-            cls.refuse(model, trial)
+            cls.kind(trial.attention).refuse(trial)
             site = cls._site(model, trial, size, number)
             grids += [] if site.grid in grids else [site.grid]
             yield dataclasses.replace(site, stage=grids.index(site.grid))
@@ -202,8 +203,11 @@ class Located(Family):
 
     @classmethod
     def prepare(cls, model: Any) -> None:
-        for module in model.modules():
-            if (kind := cls.kind(module)) is not None and type(output := kind.output(module)) is nn.Conv2d:
+        for module in list(model.modules()):
+            if (kind := cls.kind(module)) is None:
+                continue
+            kind.prepare(module)
+            if type(output := kind.output(module)) is nn.Conv2d:
                 output.__class__, output.joined = ChannelsFirst, nn.Identity()
 
     @classmethod
@@ -233,10 +237,21 @@ class Located(Family):
         )
 
 
+def row(*names: str, kinds: Mapping[str, Kind], title: str = "", **attributes: Any) -> type[Located]:
+    """A family that needs no method of its own. names: of classes in timm.models; the others as in ``Located``."""
+    name = names[0].rpartition(".")[2]
+    model = tuple(f"timm.models.{name}" for name in names)
+    return type(name, (Located,), {"model": model, "kinds": kinds, "title": f"timm {title or name}", **attributes})
+
+
+def path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 @functools.cache
 def _paths(kind: type) -> frozenset[str]:
     """Of a class and all that it is derived from: every family asks it of every module."""
-    return frozenset(f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+    return frozenset(map(path_of, kind.__mro__))
 
 
 def grid_of(entered: tuple[int, ...], prefix: int, image: tuple[int, int], first: bool) -> tuple[int, int] | None:
