@@ -17,7 +17,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -198,25 +198,14 @@ def _from_checkpoint(path: Path) -> Loaded:
 def save_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write ``checkpoint`` as torch does, whole or not at all, with a digest of the file as the comment of its zip."""
     with replacing(path) as file:
-        hashing = _Hashing(file)
-        torch.save(checkpoint, hashing)  # type: ignore[arg-type]  # it asks for no more than write and flush
+        torch.save(checkpoint, file)
+        file.seek(0)
+        comment = _COMMENT + hashlib.file_digest(file, "sha256").hexdigest().encode()  # type: ignore[arg-type]
         file.seek(-len(_NO_COMMENT), os.SEEK_END)
-        comment = _COMMENT + hashing.sha256.hexdigest().encode()
         file.write(len(comment).to_bytes(2, "little") + comment)
 
 
 _COMMENT, _NO_COMMENT = b"sha256:", b"\0\0"
-
-
-class _Hashing:
-    """A file to write to in one go, and the SHA-256 of what was written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.sha256, self.flush = file, hashlib.sha256(), file.flush
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self.file.write(data)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
