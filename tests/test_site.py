@@ -11,8 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from mhprobe.backbones import attach
 from mhprobe.measures.svcca import SVCCA
+from mhprobe.questions.live import keep
+from mhprobe.report.html import write_report
+from models import tiny_vit
+from report_html.conftest import CLASSES, make_run
 
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e .[docs]")
@@ -52,11 +58,28 @@ def test_a_notebook_is_a_page_with_all_that_it_says_and_shows(hooks, path):
     assert all(line.rstrip() in text for line in printed)
 
 
+def with_demo(checkout: Path) -> Path:
+    """This checkout, with a demo that has run in it."""
+    checkout.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in ("outputs", "site"):
+            (checkout / path.name).symlink_to(path)
+    demo = make_run(checkout / "outputs" / "demo" / "2026-11-23_12-00-00")
+    model = tiny_vit(depth=3, num_heads=4, num_classes=len(CLASSES))
+    attach(model)
+    images = torch.randint(0, 256, (10, 3, 16, 16), dtype=torch.uint8)
+    spec = {"size": (16, 16), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    keep(demo, model, images, torch.zeros(10), CLASSES, [f"image {n}" for n in range(10)], spec)
+    write_report(demo)
+    return checkout
+
+
 @pytest.mark.slow
 def test_it_builds_without_a_broken_link(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e .[docs]")
+    checkout = with_demo(tmp_path / "checkout")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300, env=_environment())
+    done = subprocess.run(command, cwd=checkout, text=True, capture_output=True, timeout=300, env=_environment())
     assert done.returncode == 0, done.stderr
     for page in [*(ROOT / "docs").rglob("*.md")]:
         assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
@@ -68,7 +91,11 @@ def test_it_builds_without_a_broken_link(tmp_path):
         assert (tmp_path / "site" / "notebooks" / f"{path.stem}.html").is_file()
     assert f'href="../notebooks/{path.stem}.html"' in (tmp_path / "site" / "tutorials" / "notebooks.html").read_text()
     look = (tmp_path / "site" / "example" / "look.html").read_text()
-    assert "china.jpg" in look and "example/look.html" in (tmp_path / "site" / "example.html").read_text()
+    example = (tmp_path / "site" / "example.html").read_text()
+    assert "china.jpg" in look and all(f'src="example/{name}.html"' in example for name in ("look", "report", "live"))
+    for name, holds in (("report", "gate_importance"), ("live", 'id="live-piece-4"')):
+        page = (tmp_path / "site" / "example" / f"{name}.html").read_text()
+        assert holds in page and str(checkout) not in page
     assert "prune_heads" in (tmp_path / "site" / "api.html").read_text()
     entry = (tmp_path / "site" / "measures.html").read_text().partition('id="svcca"')[2]
     assert "null_draws" in entry and SVCCA.fooled_by.partition(": ")[2] in entry  # options and more, from the class

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import pytest
 import torch
 
 import mhprobe
+from located import LOCATED
 from looking.conftest import HOSTILE
 from mhprobe.looking.page import look
 from models import tiny_registers, tiny_swin
+from report_html.conftest import EVIL
 from report_html.test_browser import browser, pytestmark, visit
 
 __all__ = ["browser", "pytestmark", "visit"]  # fixtures and marks of the other pages
@@ -61,7 +65,7 @@ def test_clicks_keys_and_menus_choose_and_the_link_remembers(visit, pages):
     before = page.locator("#open figure").count()
     page.locator(".tile").last.click()
     assert page.locator("#open figure").count() in (before + 1, before - 1)
-    for sort in ("likeness", "entropy (nats)"):
+    for sort in ("likeness", "entropy of attention (nats)"):
         page.select_option("#sort", sort)
         assert " · " in page.locator(".tile b").first.inner_text()
     page.check("#across")
@@ -70,7 +74,8 @@ def test_clicks_keys_and_menus_choose_and_the_link_remembers(visit, pages):
     page.wait_for_function("() => location.hash.includes('image=3')")
     again = visit(page.url)
     again.wait_for_selector(".tile canvas")
-    assert again.inner_text("#asked") == page.inner_text("#asked") and again.input_value("#sort") == "entropy (nats)"
+    assert again.inner_text("#asked") == page.inner_text("#asked")
+    assert again.input_value("#sort") == "entropy of attention (nats)"
 
 
 def test_a_sentence_shows_its_heads(visit, pages):
@@ -88,6 +93,34 @@ def test_hostile_names_are_text(visit, pages):
     assert HOSTILE in names and page.locator("img[src=x]").count() == 0 and "49" not in page.inner_text("#asked")
     page.locator("#strip button").nth(names.index(HOSTILE)).click()
     page.wait_for_function("() => document.getElementById('asked').textContent.includes('onerror')")
+
+
+def test_names_in_an_archive_are_text_too_and_so_are_those_of_broken_files(visit, pages, folder, tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.write(folder / "a.jpg", f"{EVIL}.jpg")
+        archive.writestr(f"{EVIL}broken.jpg", b"no picture")
+    page = visit(look(pages["vit"][1], tmp_path / "photos.zip", show_progress=False).save(tmp_path / "l.html").as_uri())
+    page.wait_for_selector(".tile canvas")
+    assert page.locator("#strip button").get_attribute("title") == f"{EVIL}.jpg"
+    assert f"Left out: {EVIL}broken.jpg is damaged" in page.inner_text("#about")
+    assert page.inner_text("#asked").startswith(f"{EVIL}.jpg: where the patch")
+
+
+def test_a_class_token_that_is_not_there_is_not_offered_and_a_link_to_it_shows_the_patch(visit, pages):
+    page = visit(f"{pages['swin'][0]}#at=token,0")
+    page.wait_for_selector(".tile canvas")
+    assert page.locator("#tokens button").count() == 0 and "where the patch in row" in page.inner_text("#asked")
+    assert visit(pages["vit"][0]).get_by_role("button", name="Class token").count() == 1
+
+
+def test_without_attention_between_patches_there_are_photographs_sentences_and_the_reason(visit, folder, tmp_path):
+    found = look(LOCATED["xcit"](), folder, show_progress=False)
+    page = visit(found.save(tmp_path / "xcit.html").as_uri())
+    page.locator("#strip button").nth(2).click()
+    assert "cannot be shown: blocks.0.attn (XCA): no attention weights to look at" in page.inner_text("#look")
+    assert page.inner_text("#asked") == page.locator("#strip button").nth(2).get_attribute("title")
+    assert page.locator("#told li").count() == len(found.sentences) > 0
+    assert not page.locator("#choices").is_visible() and page.locator(".tile").count() == 0
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -66,7 +66,7 @@ def test_masks_are_of_the_same_names_and_bright_where_it_is_salient(tmp_path):
     drawn = np.zeros((40, 40), dtype=np.uint8)
     drawn[10:30, 20:40] = 3  # numbers of objects: dark to the eye
     Image.fromarray(drawn).save(tmp_path / "a.png")
-    (found,) = masks(tmp_path, ["a.jpg"], 40)
+    (found,) = masks(tmp_path, ["a.jpg"], (40, 40))
     assert found.tolist() == (drawn > 0).astype(int).tolist()
     with pytest.raises(UserError, match=r"no mask for b\.jpg"):
-        masks(tmp_path, ["b.jpg"], 40)
+        masks(tmp_path, ["b.jpg"], (40, 40))

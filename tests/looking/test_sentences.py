@@ -11,8 +11,9 @@ from layouts import layout_of
 from mhprobe.backbones import attach
 from mhprobe.headbench import world
 from mhprobe.headbench.grow import grow
+from mhprobe.looking import sentences as module
 from mhprobe.looking.facts import Facts, facts
-from mhprobe.looking.sentences import RULES, Sentence, sentences
+from mhprobe.looking.sentences import Sentence, answers, sentences
 from models import tiny_vit
 
 IMAGES = 16
@@ -45,8 +46,7 @@ def untrained() -> Facts:
 
 def tell(name: str, known: Facts) -> Sentence | None:
     """The sentence of a rule; None where it has no text."""
-    (rule,) = [rule for rule in RULES.values() if rule.__name__ == name]
-    told = rule(known)
+    told = getattr(module, name).tell(known)
     return told if told is not None and told.text else None
 
 
@@ -54,7 +54,7 @@ def tell(name: str, known: Facts) -> Sentence | None:
     ("name", "plants", "says"),
     [
         ("offset", ["positional", "previous"], "one fixed place"),
-        ("itself", ["itself"], "a patch looks at itself"),
+        ("itself", ["itself"], "look at the patch itself"),
         ("sinks", ["sink_no_op", "sink_broadcast"], "rest on one token"),
         ("twins", ["duplicate"], "twins"),
         ("reach", ["itself", "previous"], "are local"),
@@ -157,7 +157,7 @@ def test_what_could_not_be_told_says_with_how_many_photographs_it_could():
         last.startswith("Could not be told from 12 photographs")
         and "2 more heads may or may not look nearly everywhere alike" in last
     )
-    claim = next(rule for rule in RULES.values() if rule.__name__ == "even")(wide).claim
+    claim = module.even.tell(wide).claim
     assert claim.needed[3] == 31  # 12 photographs reach .16 far; .1 needs (.16 / .1)^2 = 2.56 times as many
     assert claim.needed[1].isnan() and claim.needed[2].isnan() and claim.sure.tolist() == [False, True, False, False]
     assert "which heads look at what is salient" in last  # no masks
@@ -169,3 +169,11 @@ def test_one_photograph_says_nothing_beyond_itself():
     found = facts(model, torch.randn(1, 3, 16, 16))
     last = sentences(found)[-1].text
     assert "1 photograph:" in last and "at least 2" in last
+
+
+def test_a_function_that_is_marked_is_a_rule(monkeypatch):
+    known = by_hand(torch.tensor([3.0, 9.0]), 10.0)
+    more = answers("how many heads there are")(lambda facts: Sentence(f"There are {facts.layout.num_heads} heads."))
+    assert not any("There are" in each.text for each in sentences(known))
+    monkeypatch.setattr(module, "more", more, raising=False)
+    assert "There are 2 heads." in [each.text for each in sentences(known)]

@@ -110,6 +110,93 @@ def test_a_choice_says_its_accuracy_with_an_interval_and_what_changes(page, kept
     )
 
 
+def answered(page, heads):
+    page.wait_for_function(f"() => document.getElementById('live').dataset.answered === '{heads}'", timeout=60_000)
+
+
+def test_an_answer_comes_of_64_images_first_then_of_all_and_names_the_classes_that_lose_most(page, kept):
+    page.evaluate("""() => {
+        globalThis.says = [];
+        const watch = new MutationObserver(() => says.push(document.getElementById("live-says").textContent));
+        watch.observe(document.getElementById("live-says"), { childList: true });
+    }""")
+    page.get_by_role("button", name="Block 2", exact=True).click()
+    answered(page, "8,9,10,11")
+    first, last = page.evaluate("says")
+    gates = torch.ones(12)
+    gates[8:] = 0
+    labels = kept[3]
+    right = expected(kept, gates).argmax(1) == labels
+    assert f"{100 * float(right[:64].float().mean()):.1f} % (" in first and "of the first 64 test images" in first
+    assert f"{100 * float(right.float().mean()):.1f} % (" in last and "of all 100 test images" in last
+    lost = (expected(kept, torch.ones(12)).argmax(1) == labels).long() - right.long()
+    by_class = [int(lost[labels == label].sum()) for label in range(len(CLASSES))]
+    worst = max(range(len(CLASSES)), key=by_class.__getitem__)
+    of = f"({by_class[worst]} of {int((labels == worst).sum())})"
+    assert by_class[worst] > 0 and f"Most is lost by {CLASSES[worst]} {of}" in page.inner_text("#live-classes")
+
+
+def test_steps_of_an_order_the_lowest_heads_and_ones_own_order_answer(page, kept):
+    page.select_option("#line", "lucky")
+    page.focus("#step")
+    page.keyboard.press("ArrowRight")
+    answered(page, "5")
+    page.keyboard.press("ArrowRight")
+    answered(page, "5,6")
+    for head, heads in ((0, "0,5,6"), (1, "0,1,5,6")):  # farther than any curve of the run
+        page.locator(f'[data-id="{head}"]').click(modifiers=["Control"])
+        answered(page, heads)
+    mine = page.evaluate("own.map(({ heads_masked, accuracy }) => [heads_masked, accuracy])")
+    labels = kept[3]
+    for (count, accuracy), heads in zip(mine, ([], [5], [5, 6], [0, 5, 6], [0, 1, 5, 6]), strict=True):
+        gates = torch.ones(12)
+        gates[heads] = 0
+        right = expected(kept, gates).argmax(1) == labels
+        assert count == len(heads) and accuracy == pytest.approx(float(right.float().mean()))
+    assert "your own order" in page.inner_text("#curve-legend")
+    dots = page.locator('#curve-chart g[fill="var(--ring)"] circle')
+    chart = page.locator("#curve-chart svg").bounding_box()
+    assert dots.count() == 5 and dots.last.bounding_box()["x"] < chart["x"] + chart["width"]
+    page.select_option("#colour", label="gate importance")
+    page.fill("#many", "2")
+    page.click("#lowest")
+    lowest = page.evaluate("[...atlas.chosen].sort((a, b) => a - b).join(',')")
+    answered(page, lowest)
+    assert lowest.count(",") == 1 and page.evaluate("own.length") == 1  # another order begins
+    assert f"prune.heads=[{lowest}]" in page.inner_text("#chosen-command")
+
+
+def test_a_digit_is_drawn_and_a_file_is_dropped(visit, kept):
+    model = kept[1]
+    grey = kept[2][:20].float().mean(1, keepdim=True).round().byte().expand(-1, 3, -1, -1)
+    page = visit(mhprobe.live(model, grey, kept[3][:20]).save(kept[0] / "grey.html").as_uri())
+    answered(page, "")
+    page.locator("#pad").scroll_into_view_if_needed()
+    box = page.locator("#pad").bounding_box()
+    page.mouse.move(box["x"] + 30, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 90, box["y"] + 100, steps=5)
+    page.mouse.up()
+    page.wait_for_function("() => document.getElementById('own-says').textContent.includes('with the choice')")
+    drawn = torch.tensor(page.evaluate("[...live.own]"), dtype=torch.uint8).view(1, 3, 16, 16)
+    assert drawn[0, :, 8, 8].min() > 100 and drawn[0, :, 2, 14].max() == 0  # on the stroke, and beside it
+    spec = mhprobe.backbones.input_spec(model)
+    with torch.no_grad():
+        shares = model(normalise(drawn, **spec)).softmax(1)
+    assert f"with all heads: {int(shares.argmax())} ({100 * float(shares.max()):.1f} %)" in page.inner_text("#own-says")
+    page.click("#wipe")
+    assert page.inner_text("#own-says") == ""
+    page.evaluate("""async () => {
+        const square = new OffscreenCanvas(16, 16);
+        square.getContext("2d").fillRect(0, 0, 16, 16);
+        const dropped = new DataTransfer();
+        dropped.items.add(new File([await square.convertToBlob()], "square.png", { type: "image/png" }));
+        dispatchEvent(new DragEvent("drop", { dataTransfer: dropped, cancelable: true }));
+    }""")
+    page.wait_for_function("() => document.getElementById('own-says').textContent.includes('with the choice')")
+    assert page.evaluate("Math.max(...live.own)") == 0
+
+
 def test_rows_columns_and_the_link_choose(visit, page, kept):
     page.get_by_role("button", name="Block 1", exact=True).click()
     page.wait_for_function("() => document.getElementById('live').dataset.answered === '4,5,6,7'")

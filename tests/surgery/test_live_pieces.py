@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import mhprobe
-from mhprobe.backbones import attach
+from mhprobe.backbones import attach, backbone_of
 from mhprobe.errors import UserError
 from mhprobe.recording.outputs import logits_of
 from mhprobe.surgery.live import pieces, stored
@@ -102,16 +104,24 @@ def test_weights_kept_as_something_smaller_give_nearly_the_same_logits(kind, sha
     assert stored(whole[0], "float32") is whole[0]
 
 
-def test_what_onnx_cannot_hold_is_named_with_its_place():
-    model = tiny_vit()
+class Strange(nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
 
-    class Strange(nn.Module):
-        def forward(self, x):
-            return torch.special.bessel_j0(x)
 
-    model.blocks[1].mlp = Strange()
-    with pytest.raises(UserError, match=r"blocks\.1: ONNX cannot hold it \(aten::special_bessel_j0"):
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [(tiny_vit, "blocks.1.mlp"), (tiny_vit, "patch_embed.proj"), (tiny_vit, "norm"), (hugging_face, "layers.0.mlp")],
+    ids=["block", "stem", "classifier", "whole"],
+)
+def test_what_onnx_cannot_hold_is_named_with_its_module_and_nothing_else_is_said(make, module, capfd):
+    model = make()
+    backbone = backbone_of(model)
+    holder, _, name = module.rpartition(".")
+    setattr(backbone.get_submodule(holder), name, nn.Sequential(backbone.get_submodule(module), Strange()))
+    with pytest.raises(UserError, match=rf"^live: {re.escape(module)}\.1: ONNX cannot hold it \(aten::special_bes"):
         pieces(model, torch.randn(2, 3, 16, 16))
+    assert capfd.readouterr().out == ""
 
 
 def test_without_the_package_the_user_is_told_how_to_get_it(monkeypatch):

@@ -41,6 +41,10 @@ class Batch(NamedTuple):
         """The same batch on ``device``."""
         return Batch._make(part if part is None else part.to(device) for part in self)
 
+    def part(self, these: slice) -> Batch:
+        """Return some of its images, in their order."""
+        return Batch._make(part if part is None or not part.dim() else part[these] for part in self)
+
     @property
     def unlabelled(self) -> Batch:
         """The same batch without labels."""

@@ -25,21 +25,21 @@ def main(arguments: list[str] | None = None) -> int:
         description="One page: click a patch, see where all heads look from there; and sentences on what heads do.",
     )
     parser.add_argument("model", help="a run, a file or folder of weights, hf-hub:owner/name, or a name of timm's")
-    parser.add_argument("photos", help="a folder of photographs, or a .tar or .zip of them")
+    parser.add_argument("folder", metavar="photos", help="a folder of photographs, or a .tar or .zip of them")
     parser.add_argument("--weights", help="for a name of timm's: a file of any training, or random (default: download)")
     parser.add_argument("--size", type=int, help="pixels of an image's side (default: the network's, or 224)")
     parser.add_argument("--limit", type=int, default=12, help="photographs, evenly from the folder (default: 12)")
-    parser.add_argument("--masks", help="a folder of masks of the same names, bright on what is salient")
-    parser.add_argument("--no-untrained", action="store_true", help="do not look at an untrained network beside it")
+    parser.add_argument("--masks", dest="masks_in", help="a folder of masks of the same names, bright on objects")
+    parser.add_argument("--no-untrained", dest="untrained", action="store_false", help="look at no untrained network")
     parser.add_argument("--out", default="look.html", help="the page (default: look.html)")
     parser.add_argument("--open", action="store_true", help="open it in the browser, as soon as it shows something")
-    given = parser.parse_args(arguments)
-    page = Path(given.out).expanduser()
+    options = vars(parser.parse_args(arguments))
+    page, in_browser = Path(options.pop("out")).expanduser(), options.pop("open")
 
     def first(begun: Look) -> None:
         begun.save(page)
         print(f"first photograph: {page.resolve().as_uri()}", flush=True)
-        if given.open:
+        if in_browser:
             webbrowser.open(page.resolve().as_uri())
 
     try:
@@ -48,16 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         from mhprobe.looking.page import look  # torch takes seconds, --help none
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
-        found = look(
-            given.model,
-            given.photos,
-            given.weights,
-            given.size,
-            given.limit,
-            given.masks,
-            not given.no_untrained,
-            first,
-        )
+        found = look(**options, first=first)
         print(f"{found}\n\nthe page: {found.save(page).resolve().as_uri()}")
     except UserError as error:
         print(f"mhprobe look: {str(error).removeprefix('look: ')}", file=sys.stderr)

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach
@@ -25,8 +24,11 @@ from mhprobe.recording.measuring import measure
 TOGETHER = 2  # images of a batch: progress moves after each
 TWIN = 4  # images that the untrained network is shown
 NULL = 4  # images that are paired for the chance of two heads' attention being alike
+# of single heads, by their names, which are those of their files: an untrained network is measured by these
+SINGLE = {kind.__module__.rpartition(".")[2]: kind for kind in (Entropy, AttentionDistance, Position, Sinks)}
 
 Columns = Mapping[str, Tensor]
+Kinds = Mapping[str, Callable[[HeadLayout], Measure]]
 
 
 class Facts(NamedTuple):
@@ -37,9 +39,9 @@ class Facts(NamedTuple):
 
     layout: HeadLayout
     images: int
-    found: dict[str, Columns]
-    twin: dict[str, Columns]
-    refused: dict[str, str]
+    found: Mapping[str, Columns]
+    twin: Mapping[str, Columns]
+    refused: Mapping[str, str]
 
     def columns(self, name: str, of_twin: bool = False) -> Columns:
         """A measure's columns. UserError with the reason where there are none."""
@@ -61,43 +63,27 @@ def facts(
     images: (N, 3, height, width), normalised. objects: (N, height, width) int64, 1 on what is salient. twin: makes the
     untrained network, or raises a UserError. done: called with the number of images after each batch.
     """
-    layout = attach(model).layout.of("head")
-    alone: list[Callable[[HeadLayout], Measure]] = [Position, AttentionDistance, Entropy, Sinks]
-    pairs: list[Callable[[HeadLayout], Measure]] = [functools.partial(JSDistance, null_images=NULL), CKA]
-    found, refused = _measured(
-        model, [*alone, *pairs, *([ObjectAttention] if objects is not None else [])], images, objects, done
-    )
-    if objects is None:
-        refused["object_attention"] = "no masks were given (--masks FOLDER)"
-    others: dict[str, Columns] = {}
+    kinds: Kinds = {**SINGLE, "js_distance": functools.partial(JSDistance, null_images=NULL), "cka": CKA}
+    kinds = kinds if objects is None else {**kinds, "object_attention": ObjectAttention}
+    found, refused = _measured(model, kinds, Batch.whole(images, objects=objects), done)
+    reasons = {"object_attention": "no masks were given (--masks FOLDER)", **{k: str(v) for k, v in refused.items()}}
+    others: Mapping[str, Columns] = {}
     try:
         if twin is None:
             raise UserError("no untrained network was asked for")
-        others, _ = _measured(twin(), alone, images[:TWIN], None, done)
+        others, _ = _measured(twin(), SINGLE, Batch.whole(images[:TWIN]), done)
     except UserError as error:
-        refused["untrained"] = str(error)
-    return Facts(layout, len(images), found, others, refused)
+        reasons["untrained"] = str(error)
+    return Facts(attach(model).layout.of("head"), len(images), found, others, reasons)
 
 
 def _measured(
-    model: nn.Module, kinds: list[Callable[[HeadLayout], Measure]], images: Tensor, objects: Tensor | None,
-    done: Callable[[int], None],
-) -> tuple[dict[str, Columns], dict[str, str]]:  # fmt: skip
+    model: nn.Module, kinds: Kinds, batch: Batch, done: Callable[[int], None]
+) -> tuple[Mapping[str, Columns], Mapping[str, UserError]]:
     layout = attach(model).layout.of("head")
-    device = next(model.parameters()).device
-    measures = {each.name: each for each in (kind(layout) for kind in kinds)}
-    numbers = torch.arange(len(images)).split(TOGETHER)
-    walk = [
-        Batch(
-            images[these].to(device),
-            None,  # type: ignore[arg-type]  # as in a notebook
-            these.to(device),
-            torch.ones(len(these), dtype=torch.bool, device=device),
-            objects=None if objects is None else objects[these].to(device),
-        )
-        for these in numbers
-    ]
+    batch = batch.to(next(model.parameters()).device)
+    walk = [batch.part(slice(start, start + TOGETHER)) for start in range(0, len(batch.images), TOGETHER)]
+    measures = {name: kind(layout) for name, kind in kinds.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasureWarning)  # that images are few is said beside every number
-        found, refused = measure(model, measures, lambda: walk, done=lambda batch: done(len(batch.images)))
-    return dict(found), {name: str(error) for name, error in refused.items()}
+        return measure(model, measures, lambda: walk, done=lambda batch: done(len(batch.images)))

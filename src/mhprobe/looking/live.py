@@ -10,7 +10,7 @@ from mhprobe.backbones import attach, backbone_of, input_spec
 from mhprobe.errors import UserError
 from mhprobe.looking.page import Look
 from mhprobe.questions.live import keep
-from mhprobe.report.html.page import write_report
+from mhprobe.report.html.page import LIVE, write_report
 from mhprobe.report.runs.facts import write_facts
 
 
@@ -24,19 +24,19 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
 
     Raises UserError for images that are no uint8, for a network without logits, and one that ONNX cannot hold.
     """
-    layout = attach(model).layout.of("head")
+    layout, backbone = attach(model).layout.of("head"), backbone_of(model)
     if not isinstance(images, Tensor) or images.dim() != 4 or "uint8" not in str(images.dtype):
         got = f"{tuple(images.shape)} {images.dtype}" if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}.")
     if len(labels) != len(images):
         raise UserError(f"live: labels: expected one for each of {len(images)} images, got {len(labels)}.")
-    names = class_names or [str(number) for number in range(getattr(backbone_of(model), "num_classes", 0))]
+    names = class_names or [str(number) for number in range(getattr(backbone, "num_classes", 0))]
     with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
-        folder = Path(place) / type(backbone_of(model)).__name__ / "live"  # these two are the page's title
-        folder.mkdir(parents=True)
+        folder = Path(place) / type(backbone).__name__ / "live"  # these two are the page's title
         titles = [f"image {number}" for number in range(len(images))]
-        keep(folder, model, images, labels, names, titles, input_spec(backbone_of(model)), beside=False)
+        folder.mkdir(parents=True)
+        keep(folder, model, images, labels, names, titles, input_spec(backbone), beside=False)
         (folder / "metrics.json").write_text("{}")
         write_facts(folder, "live", layout, None)
         write_report(folder)
-        return Look((folder / "live.html").read_text(encoding="utf-8"), [])
+        return Look((folder / LIVE).read_text(encoding="utf-8"))

@@ -32,8 +32,8 @@ class Network(NamedTuple):
     model: nn.Module
     name: str
     spec: dict[str, Any]
-    recipe: dict[str, Any] | None
-    notes: list[str]
+    recipe: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def layout(self) -> HeadLayout:
@@ -46,29 +46,27 @@ class Network(NamedTuple):
         return RandomTwin(self.model, self.layout, self.recipe, seed=0)()
 
 
-def named(name: str | Path, weights: str | Path | None = None, size: int | None = None) -> Network:
+def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, size: int | None = None) -> Network:
     """Find or build a network.
 
-    name: a run's folder, a .safetensors beside its .json, a .ckpt, a folder of transformers', hf-hub:owner/name, or a
-    name of timm's, whose weights are downloaded if ``weights`` names no file. weights: a file of any training, or
-    "random" for an untrained network. size: pixels of its images' side; by default its own, or a smaller one.
-    UserError for what is none of these.
+    model: a network; or a run's folder, a .safetensors beside its .json, a .ckpt, a folder of transformers',
+    hf-hub:owner/name, or a name of timm's, whose weights are downloaded if ``weights`` names no file. weights: a file
+    of any training, or "random" for an untrained network. size: pixels of its images' side; by default its own, or a
+    smaller one. UserError for what is none of these.
     """
-    place = Path(name).expanduser()
-    if place.exists():
-        if weights is not None or size is not None:
-            raise UserError(f"look: {place} brings its own weights and size; leave --weights and --size out.")
-        return _saved(place)
-    if weights not in (None, "random") and not Path(weights).is_file():
-        raise UserError(f"look: weights: no file {weights}. Give weights of any training, or random for none.")
-    model, settings, notes = _at_size(lambda **sizes: _of_timm(str(name), weights, sizes), size)
-    notes += ["It is untrained: its weights are random."] if weights == "random" else []
-    recipe = {"backbone": {"name": str(name), **settings}, "class_names": ()}
-    return Network(model, str(name), input_spec(model), None if ":" in str(name) else recipe, notes)
+    if not isinstance(model, nn.Module | str | Path):
+        raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
+    there = isinstance(model, nn.Module) or Path(model).expanduser().exists()
+    if there and not (weights is size is None):
+        what = "this network is built already" if isinstance(model, nn.Module) else f"{model} brings its own"
+        raise UserError(f"look: weights and size belong to a name of timm's, {what}; leave --weights and --size out.")
+    if isinstance(model, nn.Module):
+        return _built(model)
+    return _saved(Path(model).expanduser()) if there else _of_timm(str(model), weights, size)
 
 
-def given(model: nn.Module) -> Network:
-    """A network that a notebook has built. UserError for one outside the supported families."""
+def _built(model: nn.Module) -> Network:
+    """A network of a notebook. UserError for one outside the supported families."""
     backbone = backbone_of(model)
     spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
     name, recipe = config.get("architecture"), None
@@ -79,33 +77,70 @@ def given(model: nn.Module) -> Network:
                 recipe = {"backbone": rebuilt, "class_names": ()}
         except UserError:
             recipe = None
-    return Network(model, name or type(model).__name__, spec, recipe, [])
+    return Network(model, name or type(model).__name__, spec, recipe)
 
 
-def _of_timm(name: str, weights: str | Path | None, sizes: dict[str, Any]) -> nn.Module:
-    if weights not in (None, "random"):
-        return model_from(weights, name, num_classes=0, **sizes)
+def _saved(place: Path) -> Network:
+    """A network from a folder or a file."""
+    config = _config(place)
+    if "model_type" in config:
+        model, spec = from_folder(place)
+        return Network(model, place.name, spec)
+    if "architecture" in config:
+        model = build(f"local-dir:{place}", pretrained=True, num_classes=0).eval()
+        return Network(model, place.name, input_spec(model))
+    file = found(place)
+    if file.suffix not in (".safetensors", ".ckpt"):
+        raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
+    model, about = load_weights(file)
+    spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
+    name = "/".join(file.parts[-2:]) if place.is_dir() else file.stem
+    return Network(model, name, spec, None if about.get("kept") else about)
+
+
+def _config(place: Path) -> dict[str, Any]:
+    """config.json of a folder that timm or transformers saved; empty where there is none."""
+    file = place / "config.json"
     try:
-        return build(name, pretrained=weights is None, num_classes=0, **sizes).eval()
-    except UserError as error:
-        if "could not be fetched" not in str(error):
-            raise
-        raise UserError(
-            f"look: the weights of {name} could not be downloaded. Give a file of them (--weights FILE), or look at an "
-            f"untrained network (--weights random)."
-        ) from error
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"look: {file} is no JSON ({error}).") from None
+    return config if isinstance(config, dict) else {}
 
 
-def _at_size(make: Callable[..., nn.Module], size: int | None) -> tuple[nn.Module, dict[str, Any], list[str]]:
+def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network:
+    if weights not in (None, "random") and not Path(weights).is_file():
+        raise UserError(f"look: weights: no file {weights}. Give weights of any training, or random for none.")
+
+    def make(**sizes: Any) -> nn.Module:
+        if weights not in (None, "random"):
+            return model_from(weights, name, num_classes=0, **sizes)
+        try:
+            return build(name, pretrained=weights is None, num_classes=0, **sizes).eval()
+        except UserError as error:
+            if "could not be fetched" not in str(error):
+                raise
+            raise UserError(
+                f"look: the weights of {name} could not be downloaded. Give a file of them (--weights FILE), or look "
+                f"at an untrained network (--weights random)."
+            ) from error
+
+    model, sizes, notes = _at_size(make, size)
+    notes += ("It is untrained: its weights are random.",) if weights == "random" else ()
+    recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}
+    return Network(model, name, input_spec(model), recipe, notes)
+
+
+def _at_size(make: Callable[..., nn.Module], size: int | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
     """The model, the settings that made it, and a sentence where its own images would be too large."""
     if size is not None:
-        return make(img_size=size), {"img_size": size}, []
+        return make(img_size=size), {"img_size": size}, ()
     model = make()
-    attention = _attention(model)
+    attention = sum(site.attention_size for site in layout_of(model).sites)
     if attention <= min(MOST, _memory() / (4 * COPIES)):
-        return model, {}, []
+        return model, {}, ()
     own = input_spec(model)["size"][0]
-    for pixels in SMALL:
+    for pixels in [pixels for pixels in SMALL if pixels < own]:
         try:
             smaller = make(img_size=pixels)
         except UserError:
@@ -114,12 +149,8 @@ def _at_size(make: Callable[..., nn.Module], size: int | None) -> tuple[nn.Modul
             f"Images are {pixels} pixels wide and not {own}: at {own} a photograph has {attention / 1e6:.0f} million "
             f"attention weights, and takes minutes (--size {own} asks for them)."
         )
-        return smaller, {"img_size": pixels}, [note]
-    return model, {}, [f"Its images cannot be made smaller than {own} pixels: this will take a while."]
-
-
-def _attention(model: nn.Module) -> int:
-    return sum(site.attention_size for site in layout_of(model).sites)
+        return smaller, {"img_size": pixels}, (note,)
+    return model, {}, (f"Its images cannot be made smaller than {own} pixels: this will take a while.",)
 
 
 def _memory() -> float:
@@ -128,44 +159,3 @@ def _memory() -> float:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         return float("inf")
-
-
-def _saved(place: Path) -> Network:
-    """A network from a folder or a file."""
-    config = _config(place)
-    if "model_type" in config:
-        model, spec = from_folder(place)
-        return Network(model, place.name, spec, None, [])
-    if "architecture" in config:
-        model = build(f"local-dir:{place}", pretrained=True, num_classes=0).eval()
-        return Network(model, place.name, input_spec(model), None, [])
-    file = found(place)
-    if file.suffix not in (".safetensors", ".ckpt"):
-        raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
-    model, about = load_weights(file)
-    spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
-    name = "/".join(file.parts[-2:]) if place.is_dir() else file.stem
-    return Network(model, name, spec, None if about.get("kept") else about, [])
-
-
-def _config(place: Path) -> dict[str, Any]:
-    """config.json of a folder that timm or transformers saved; empty where there is none."""
-    file = place / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"look: {file} is no JSON ({error}).") from None
-    return config if isinstance(config, dict) else {}
-
-
-def chosen(model: nn.Module | str | Path, weights: str | Path | None, size: int | None) -> Network:
-    """A network from what a user named or built. UserError for what is neither."""
-    if isinstance(model, nn.Module):
-        if weights is not None or size is not None:
-            raise UserError("look: weights and size belong to a network's name; this one is built already.")
-        return given(model)
-    if not isinstance(model, str | Path):
-        raise UserError(f"look: model: expected a network or its name, got {type(model).__name__}.")
-    return named(model, weights, size)

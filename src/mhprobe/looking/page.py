@@ -5,16 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError, whole_number
-from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.io.progress import progress
 from mhprobe.io.written import counted, rounded
-from mhprobe.looking.facts import TWIN, Facts, facts
+from mhprobe.looking.facts import SINGLE, TWIN, Facts, facts
 from mhprobe.looking.network import Network, chosen
 from mhprobe.looking.photographs import Photographs, masks, photographs
 from mhprobe.looking.seen import Form, all_packed, described
@@ -22,12 +20,6 @@ from mhprobe.looking.sentences import Sentence, sentences
 from mhprobe.report.html.page import render
 
 TALL = 900  # pixels of the page in a notebook's cell
-SORTED_BY = {  # names in the page -> a measure, by which heads can be sorted
-    "entropy": "entropy (nats)",
-    "attention_distance": "distance (pixels)",
-    "position": "share at one offset",
-    "sinks": "share on one token",
-}
 
 
 class Look(NamedTuple):
@@ -37,7 +29,7 @@ class Look(NamedTuple):
     """
 
     page: str
-    sentences: list[Sentence]
+    sentences: Sequence[Sentence] = ()
 
     def save(self, path: str | Path) -> Path:
         """Write the page."""
@@ -62,7 +54,6 @@ class _Shown(NamedTuple):
     packs: Sequence[str]
     reason: str = ""
     facts: Facts | None = None
-    told: Sequence[Sentence] = ()
 
 
 def look(
@@ -93,56 +84,45 @@ def look(
     """
     whole_number("look: limit", limit, least=1)
     network = chosen(model, weights, size)
-    height, width = network.spec["size"]
-    photos = photographs(folder, max(height, width), limit)
-    objects = None if masks_in is None else masks(masks_in, photos.names, max(height, width))
+    side: tuple[int, int] = network.spec["size"]
+    photos = photographs(folder, max(side), limit)
+    objects = None if masks_in is None else masks(masks_in, photos.names, side)
     device = next(network.model.parameters()).device
-    images = normalise(photos.pixels, (height, width), network.spec["mean"], network.spec["std"]).to(device)
-    form, packs, reason = _attention(network, photos, images, first, show_progress)
-    known = _facts(network, images, objects, untrained, show_progress)
-    told = sentences(known)
-    return _page(_Shown(network, photos, form, packs, reason, known, told))
+    images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(device)
+    shown = _attention(network, photos, images, first, show_progress)
+    twin = network.twin if untrained else None
+    total = len(images) + (min(TWIN, len(images)) if untrained else 0)
+    with progress("measuring", total, "photographs", show_progress) as done:
+        return _page(shown._replace(facts=facts(network.model, images, objects, twin, done)))
 
 
 def _attention(
     network: Network, photos: Photographs, images: Tensor, first: Callable[[Look], object], show: bool
-) -> tuple[Form | None, list[str], str]:
+) -> _Shown:
+    def begun(form: Form, pack: str) -> None:
+        first(_page(_Shown(network, photos, form, [pack])))
+
     with progress("attention", len(images), "photographs", show) as done:
         try:
-            form, packs = all_packed(
-                network.model,
-                images,
-                lambda form, pack: first(_page(_Shown(network, photos, form, [pack]))),
-                lambda: done(1),
-            )
+            return _Shown(network, photos, *all_packed(network.model, images, begun, lambda: done(1)))
         except UserError as error:
-            return None, [], str(error)
-    return form, packs, ""
-
-
-def _facts(network: Network, images: Tensor, objects: Tensor | None, untrained: bool, show: bool) -> Facts:
-    twin = network.twin if untrained else None
-    total = len(images) + (min(TWIN, len(images)) if untrained else 0)
-    side = images.shape[2:]
-    if objects is not None and objects.shape[1:] != side:
-        resized = torch.nn.functional.interpolate(objects[:, None].float(), size=side, mode="nearest-exact")
-        objects = resized[:, 0].long()
-    with progress("measuring", total, "photographs", show) as done:
-        return facts(network.model, images, objects, twin, done)
+            return _Shown(network, photos, None, [], str(error))
 
 
 def _page(shown: _Shown) -> Look:
-    network, photos, form = shown.network, shown.photos, shown.form
+    network, photos, form, known = shown.network, shown.photos, shown.form, shown.facts
     layout = network.layout
+    told = sentences(known) if known else []
     data = {
-        "heads": _heads(layout),
-        "sites": None if form is None else described(layout, form),
-        "levels": None if form is None else form.levels,
-        "photos": [
-            {"name": name, "picture": picture} for name, picture in zip(photos.names, photos.pictures, strict=True)
+        "heads": [
+            {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
+            for flat, (_, index, site) in enumerate(layout)
         ],
-        "measures": [] if shown.facts is None else _measures(shown.facts),
-        "sentences": [{"text": each.text, "heads": each.heads} for each in shown.told],
+        "sites": described(layout, form) if form else None,
+        "levels": form and form.levels,
+        "photos": [{"name": name, "picture": of} for name, of in zip(photos.names, photos.pictures, strict=True)],
+        "measures": _measures(known) if known else [],
+        "sentences": [{"text": each.text, "heads": each.heads} for each in told],
     }
     page = render(
         "look.html.jinja",
@@ -150,21 +130,14 @@ def _page(shown: _Shown) -> Look:
         ["common.js", "look.js"],
         styles=("page.css", "look.css"),
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
-        told=shown.told,
+        told=told,
         packs={f"attention-{number}": pack for number, pack in enumerate(shown.packs)},
         reason=shown.reason,
-        waiting=shown.facts is None,
+        waiting=known is None,
         notes=_notes(shown),
         facts=_small_print(network, photos),
     )
-    return Look(page, list(shown.told))
-
-
-def _heads(layout: HeadLayout) -> list[dict[str, Any]]:
-    return [
-        {"id": flat, "site": site.name, "stage": site.stage, "block": site.block, "index": index}
-        for flat, (_, index, site) in enumerate(layout)
-    ]
+    return Look(page, told)
 
 
 def _measures(known: Facts) -> list[dict[str, Any]]:
@@ -174,36 +147,35 @@ def _measures(known: Facts) -> list[dict[str, Any]]:
         return [float(f"{value:.4g}") if value == value else None for value in column.tolist()]
 
     return [
-        {"name": label, **{column: short(known.found[name][column]) for column in ("value", "low", "high")}}
-        for name, label in SORTED_BY.items()
+        {"name": kind.label, **{column: short(known.found[name][column]) for column in ("value", "low", "high")}}
+        for name, kind in SINGLE.items()
         if name in known.found
     ]
 
 
 def _notes(shown: _Shown) -> list[str]:
     """Sentences on choices, averages and photographs that were left out."""
-    photos, packs, form = shown.photos, shown.packs, shown.form
+    photos, form = shown.photos, shown.form
     notes = list(shown.network.notes)
     if photos.there > len(photos.names) + len(photos.left_out):
         notes.append(f"{len(photos.names)} of the {photos.there} photographs in the folder are shown, evenly by name.")
     notes += [f"Left out: {line}" for line in photos.left_out]
-    if form is not None and form.field > 1:
+    if form and form.field > 1:
         notes.append(
             f"A click gives the mean over a field of {form.field} x {form.field} patches: all of them would make the "
             f"page too large."
         )
-    if form is not None and shown.facts is not None and len(packs) < len(photos.names):
-        notes.append(f"Attention is here for the first {len(packs)} photographs: there was no room for more.")
+    if form and shown.facts and len(shown.packs) < len(photos.names):
+        notes.append(f"Attention is here for the first {len(shown.packs)} photographs: there was no room for more.")
     return notes
 
 
 def _small_print(network: Network, photos: Photographs) -> list[tuple[str, str]]:
     layout, (height, width) = network.layout, network.spec["size"]
-    sites = len(layout.sites)
     parameters = sum(each.numel() for each in network.model.parameters())
     return [
         ("Network", f"{network.name} ({type(network.model).__name__}, {rounded(parameters / 1e6, 3)} million weights)"),
-        ("Heads", f"{layout.num_heads} in {counted(sites, 'block')}"),
+        ("Heads", f"{layout.num_heads} in {counted(len(layout.sites), 'block')}"),
         ("Images", f"{height} x {width} pixels, the square in the middle"),
         ("Photographs", ", ".join(photos.names)),
     ]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from mhprobe.data.archive import open_archive
 from mhprobe.data.draws import evenly
@@ -42,30 +43,23 @@ def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
         raise UserError(f"look: {place} does not exist. Give a folder of photographs, or a .tar or .zip of them.")
     archive = open_archive(place)
     every = sorted(file for file in archive.names() if is_image(file))
-    chosen = [every[number] for number in evenly(limit, len(every))] if every else []
-    names, pixels, pictures, left_out = [], [], [], []
+    read, left_out = {}, []
     refuse_bombs()
-    for name, data in archive.read(chosen):
+    for name, data in archive.read([every[number] for number in evenly(limit, len(every))] if every else []):
         try:
-            square = decode(data, side, True, name)
-            pictures.append(_address(decode(data, SHOWN, True, name)))
+            read[name] = decode(data, side, True, name), _address(decode(data, SHOWN, True, name))
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
-            continue
-        names.append(name)
-        pixels.append(torch.from_numpy(square.copy()).permute(2, 0, 1))
-    if not names:
+    if not read:
         reasons = f": {left_out[0]}" if left_out else f" ({', '.join(SUFFIXES)})."
         raise UserError(f"look: {archive.path} has no photographs that can be read{reasons}")
-    order = sorted(range(len(names)), key=names.__getitem__)  # an archive streams in its own order
-    return Photographs(
-        [names[i] for i in order], torch.stack([pixels[i] for i in order]), [pictures[i] for i in order], left_out,
-        len(every),
-    )  # fmt: skip
+    names = sorted(read)  # an archive streams in its own order
+    pixels = torch.from_numpy(np.stack([read[name][0] for name in names])).permute(0, 3, 1, 2)
+    return Photographs(names, pixels, [read[name][1] for name in names], left_out, len(every))
 
 
-def masks(folder: str | Path, names: list[str], side: int) -> Tensor:
-    """(N, side, side) int64, 1 on what is salient: pixels of a mask at least half as bright as its maximum.
+def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor:
+    """(N, *size) int64, 1 on what is salient: pixels of a mask at least half as bright as its maximum.
 
     folder: has an image for each photograph, of the same name up to its ending. UserError names those without one.
     """
@@ -78,13 +72,10 @@ def masks(folder: str | Path, names: list[str], side: int) -> Tensor:
             f"image of the same name, e.g. {PurePosixPath(missing[0]).stem}.png."
         )
     files = [by_stem[PurePosixPath(name).stem] for name in names]
-    decoded = {file: decode(data, side, True, file) for file, data in archive.read(set(files))}
-    return torch.stack([_salient(decoded[file]) for file in files])
-
-
-def _salient(mask: np.ndarray) -> Tensor:
-    bright = torch.from_numpy(mask.copy()).amax(-1)
-    return ((2 * bright.long() >= int(bright.max())) & (bright > 0)).long()
+    decoded = {file: decode(data, max(size), True, file) for file, data in archive.read(set(files))}
+    bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
+    salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
+    return interpolate(salient[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()
 
 
 def _address(pixels: np.ndarray) -> str:

@@ -1,10 +1,9 @@
 """Sentences on a network's heads, each with its number, its 95 % interval over photographs, and what chance would give.
 
 A rule takes ``Facts`` and gives a sentence, or None. One that names heads says by ``Claim`` which are sure, and which
-would need more photographs.
+would need more photographs. The rules are the functions of this file that ``answers`` marks, in their order.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.written import counted, percent, rounded
-from mhprobe.looking.facts import TWIN, Columns, Facts
+from mhprobe.looking.facts import SINGLE, TWIN, Columns, Facts
 from mhprobe.stats.agreement import spearman, spearman_interval
 
 NAMED = 3  # heads that a sentence names
@@ -52,63 +51,77 @@ class Sentence(NamedTuple):
     claim: Claim | None = None
 
 
+class Rule(NamedTuple):
+    """A function that tells a sentence. question: what it answers, as in "could not be told: which heads are twins"."""
+
+    tell: Callable[[Facts], Sentence | None]
+    question: str
+
+
+def answers(question: str) -> Callable[[Callable[[Facts], Sentence | None]], Rule]:
+    """Make a rule of a function."""
+    return lambda tell: Rule(tell, question)
+
+
 def sentences(facts: Facts) -> list[Sentence]:
     """Sentences that can be told, in order; last what could not, and what it takes."""
-    told: list[Sentence | None] = []
+    made: list[Sentence] = []
     silent: list[str] = []
-    for question, rule in RULES.items():
+    for rule in [each for each in globals().values() if isinstance(each, Rule)]:
         try:
-            told.append(rule(facts))
+            made += filter(None, [rule.tell(facts)])
         except UserError as error:
-            silent.append(f"{question} ({str(error).rstrip('.')})")
-    made = [each for each in told if each is not None]
+            silent.append(f"{rule.question} ({str(error).rstrip('.')})")
     return [*(each for each in made if each.text), *_untold([each.claim for each in made if each.claim], silent, facts)]
 
 
 # ---- rules
 
 
+@answers("which heads look at one fixed offset")
 def offset(facts: Facts) -> Sentence:
     """Heads whose favourite offset, other than the patch itself, holds for most patches."""
     found = facts.columns("position")
 
-    def words(best: int) -> str:
+    def words(best: int, name: str) -> str:
         chance = f"by chance {percent(found['chance'][best])}", f"the place exists for {percent(found['reach'][best])}"
         where = offset_name(int(found["dy"][best]), int(found["dx"][best]))
         return (
-            f"{{share}} look at one fixed place beside the patch, whatever is there. Surest is {{best}}: the most "
-            f"attended patch is {where}, for {measured(found, best, percent, *chance)} of all patches."
+            f"look at one fixed place beside the patch, whatever is there. Surest is {name}: the most attended patch "
+            f"is {where}, for {measured(found, best, percent, *chance)} of all patches."
         )
 
     away = (found["dy"] != 0) | (found["dx"] != 0)
     return _on(facts, claim("look at one offset", found, MOST, facts.images).of(away), found["value"], words)
 
 
+@answers("which heads look at the patch itself")
 def itself(facts: Facts) -> Sentence:
     """Heads whose favourite offset is the patch itself, for most patches."""
     found = facts.columns("position")
 
-    def words(best: int) -> str:
+    def words(best: int, name: str) -> str:
         number = measured(found, best, percent, f"by chance {percent(found['chance'][best])}")
-        return f"In {{share}} a patch looks at itself most of the time, in {{best}} for {number} of patches."
+        return f"look at the patch itself most of the time, {name} from {number} of patches."
 
     home = (found["dy"] == 0) & (found["dx"] == 0)
     return _on(facts, claim("look at the patch itself", found, MOST, facts.images).of(home), found["value"], words)
 
 
+@answers("which heads rest on a sink")
 def sinks(facts: Facts) -> Sentence:
     """Heads of which one token gets most of all attention; no-ops write less than a quarter of the median head."""
     found = facts.columns("sinks")
     made = claim("rest on one token", found, MOST, facts.images)
     made = made._replace(sure=made.sure & (found["role"] > 0))
 
-    def words(best: int) -> str:
+    def words(best: int, name: str) -> str:
         silent = int((found["role"][made.sure] == 1).sum())
         at_class = found["class_token"][best].item()
         on = " (the class token)" if at_class >= 0.5 else "" if at_class != at_class else " (a patch or a register)"
         number = measured(found, best, percent, f"even attention would give {percent(found['uniform'][best])}")
         return (
-            f"{{share}} rest on one token, a sink. {{Best}} gives it{on} {number} of all attention, and writes "
+            f"rest on one token, a sink. {name.capitalize()} gives it{on} {number} of all attention, and writes "
             f"{rounded(found['write'][best])} of the stream's length. {silent or 'None'} of them "
             f"{'is a no-op that writes' if silent == 1 else 'are no-ops that write'} next to nothing; the others hand "
             f"out what is there to all patches."
@@ -117,6 +130,7 @@ def sinks(facts: Facts) -> Sentence:
     return _on(facts, made, found["value"], words)
 
 
+@answers("which heads are twins")
 def twins(facts: Facts) -> Sentence | None:
     """Pairs whose attention is at most half as different as by chance, and whose outputs have a CKA of at least .5.
 
@@ -142,15 +156,16 @@ def twins(facts: Facts) -> Sentence | None:
     )
 
 
+@answers("which heads are local and which global")
 def reach(facts: Facts) -> Sentence:
     """Heads whose mean attention distance is at most half that of even attention; of the others those that reach it."""
     found = facts.columns("attention_distance")
     value, low, high, even = (found[name] for name in ("value", "low", "high", "uniform"))
     near = claim("be local", {"value": -value, "low": -high, "high": -low}, -LOCAL * even, facts.images)
 
-    def words(best: int) -> str:
+    def words(best: int, name: str) -> str:
         return (
-            f"{{share}} are local: they look less than half as far as even attention. {{Best}} looks nearest, "
+            f"are local: they look less than half as far as even attention. {name.capitalize()} looks nearest, "
             f"{measured(found, best, rounded, f'even attention {rounded(even[best])}')} pixels away on average. "
             f"{int((high >= even).sum())} are global: they look as far as even attention, or farther."
         )
@@ -158,6 +173,7 @@ def reach(facts: Facts) -> Sentence:
     return _on(facts, near, -value, words)
 
 
+@answers("how distance changes with depth")
 def depth(facts: Facts) -> Sentence | None:
     """The rank correlation of depth with the mean distance of a block's heads, as a share of even attention's."""
     found = facts.columns("attention_distance")
@@ -182,6 +198,7 @@ def depth(facts: Facts) -> Sentence | None:
     )
 
 
+@answers("which heads look at what is salient")
 def salient(facts: Facts) -> Sentence:
     """Heads whose most attended patch is on the object more often than chance; held out for the best of them."""
     found = facts.columns("object_attention")
@@ -203,46 +220,37 @@ def salient(facts: Facts) -> Sentence:
     )
 
 
+@answers("which heads look everywhere alike")
 def even(facts: Facts) -> Sentence:
     """Heads whose entropy is at least .97 of the largest that there can be."""
     found = facts.columns("entropy")
     value, most = found["value"], found["uniform"]
 
-    def words(best: int) -> str:
-        three = functools.partial(rounded, digits=3)
-        return (
-            f"{{share}} look nearly everywhere alike. Most even is {{best}}, with an entropy of "
-            f"{measured(found, best, three, f'even attention {three(most[best])}')} nats."
-        )
+    def words(best: int, name: str) -> str:
+        number = measured(found, best, three, f"even attention {three(most[best])}")
+        return f"look nearly everywhere alike. Most even is {name}, with an entropy of {number} nats."
 
     return _on(facts, claim("look nearly everywhere alike", found, NEARLY * most, facts.images), value / most, words)
 
 
-UNLIKE = {  # measures that an untrained network has as well: what they say, and whether their scale is even attention's
-    "attention_distance": ("distance in pixels", True),
-    "entropy": ("entropy in nats", True),
-    "sinks": ("share on one token", False),
-    "position": ("share at one offset", False),
-}
-
-
+@answers("what makes the network unlike an untrained one")
 def untrained(facts: Facts) -> Sentence | None:
     """The heads farthest beyond all heads of the untrained network, and those that no measure tells from them.
 
     How far: from the near end of a head's interval to the untrained range, as a share of the measure's scale.
     """
-    far = torch.stack([_beyond(facts, name) for name in UNLIKE])  # (measures, A), 0 within the untrained range
+    far = torch.stack([_beyond(facts, name) for name in SINGLE])  # (measures, A), 0 within the untrained range
     most, which = far.max(0)
     heads = strongest(most > 0, most)
     if not heads:
         return None
 
     def words(head: int) -> str:
-        name = list(UNLIKE)[int(which[head])]
-        what, form = UNLIKE[name][0], functools.partial(rounded, digits=3)
+        name = list(SINGLE)[int(which[head])]
         ends = facts.columns(name, of_twin=True)["value"]
-        range_ = f"untrained heads {form(ends.min())} to {form(ends.max())}"
-        return f"{head_name(facts.layout, head)}, {what} {measured(facts.columns(name), head, form, range_)}"
+        against = f"untrained heads {three(ends.min())} to {three(ends.max())}"
+        number = measured(facts.columns(name), head, three, against)
+        return f"{head_name(facts.layout, head)}, {SINGLE[name].label} {number}"
 
     named = "; then ".join(words(head) for head in heads[:NAMED])
     same = torch.nonzero(most == 0).flatten().tolist()
@@ -250,29 +258,19 @@ def untrained(facts: Facts) -> Sentence | None:
     as_in = f" ({', '.join(head_name(facts.layout, head) for head in same[:NAMED])}{' ...' if same[NAMED:] else ''})"
     return Sentence(
         f"Least like an untrained network, looked at on {min(TWIN, facts.images)} of the photographs, are {named}. "
-        f"{rest} still within its range by all {len(UNLIKE)} measures{as_in if same else ''}.",
+        f"{rest} still within its range by all {len(SINGLE)} measures{as_in if same else ''}.",
         heads[:NAMED],
     )
 
 
 def _beyond(facts: Facts, name: str) -> Tensor:
-    """(A,) distance of a head's interval from the range of all heads of the untrained network, 0 where they meet."""
+    """(A,) distance of a head's interval from the range of all heads of the untrained network, 0 where they meet.
+
+    As a share of even attention's value where the measure has a unit; other measures are shares.
+    """
     found, twin = facts.columns(name), facts.columns(name, of_twin=True)["value"]
     far = torch.maximum(found["low"] - twin.max(), twin.min() - found["high"]).clamp(min=0).nan_to_num(0)
-    return far / found["uniform"] if UNLIKE[name][1] else far
-
-
-RULES: dict[str, Callable[[Facts], Sentence | None]] = {  # in the order of the page
-    "which heads look at one fixed offset": offset,
-    "which heads look at the patch itself": itself,
-    "which heads rest on a sink": sinks,
-    "which heads are twins": twins,
-    "which heads are local and which global": reach,
-    "how distance changes with depth": depth,
-    "which heads look at what is salient": salient,
-    "which heads look everywhere alike": even,
-    "what makes the network unlike an untrained one": untrained,
-}
+    return far / found["uniform"] if SINGLE[name].unit else far
 
 
 # ---- words
@@ -302,6 +300,11 @@ def measured(columns: Columns, at: int | tuple[int, int], form: Callable[[float]
     return f"{value} ({'; '.join([f'95 % interval {low} to {high}', *against])})"
 
 
+def three(value: float | Tensor) -> str:
+    """A number with three digits."""
+    return rounded(value, digits=3)
+
+
 def head_name(layout: HeadLayout, head: int) -> str:
     """e.g. ``block 3 head 5``, or with the stage where there are several."""
     _, index, site = list(layout)[head]
@@ -316,21 +319,20 @@ def share_of(heads: Sequence[int], layout: HeadLayout) -> str:
 
 def offset_name(dy: int, dx: int) -> str:
     """e.g. ``1 left``, ``2 down and 1 right``."""
-    steps = [f"{rounded(abs(step))} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step]
+    steps = [f"{abs(step)} {ways[step > 0]}" for step, ways in zip((dy, dx), WAYS, strict=True) if step]
     return " and ".join(steps) or "the patch itself"
 
 
-def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int], str]) -> Sentence:
+def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int, str], str]) -> Sentence:
     """The sentence on the heads that are sure, the largest first; without text where none is.
 
-    words: of the first of them, with {share}, {best} and {Best} for their number and its name.
+    words: behind their number, of the first of them and its name.
     """
     heads = strongest(made.sure, by)
     if not heads:
         return Sentence("", (), made)
-    name = head_name(facts.layout, heads[0])
-    text = words(heads[0]).format(share=share_of(heads, facts.layout), best=name, Best=name.capitalize())
-    return Sentence(text, heads, made)
+    told = words(heads[0], head_name(facts.layout, heads[0]))
+    return Sentence(f"{share_of(heads, facts.layout)} {told}", heads, made)
 
 
 def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:

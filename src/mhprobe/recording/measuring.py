@@ -238,8 +238,7 @@ def _pieces(batch: Batch, layout: HeadLayout, needs: Collection[Need]) -> Iterat
         yield batch
         return
     for these in pieces(len(batch.valid), layout):
-        parts: Any = (None if part is None else part[these] for part in batch)
-        yield Batch(*parts)
+        yield batch.part(these)
 
 
 def _at_gates(heads: HeadBatch, gates: HeadGates) -> HeadBatch:

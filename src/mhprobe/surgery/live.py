@@ -9,11 +9,13 @@ Shapes: B images, H heads of a site, W windows, K places of a window, A heads of
 import contextlib
 import importlib.util
 import io
+import itertools
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +57,7 @@ def pieces(model: nn.Module, images: Tensor) -> list[Piece]:
     family, found, stream = family_of(backbone), [], images.cpu()
     segments = None if backbone is not whole else family.segments(backbone)
     every = list(range(len(layout.sites)))
-    parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("the whole model", whole, every)]
+    parts: list[tuple[str, Callable[[Tensor], Any], list[int]]] = [("", whole, every)]
     if segments is not None:
         of_block = [
             [site for site in every if layout.sites[site].block == block] for block in range(len(segments.blocks))
@@ -124,7 +126,9 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
     given = part(stream, gates)
     outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(given)]
     moving = {name: {0: "images"} for name in ("stream", *outputs)}
-    with warnings.catch_warnings():
+    graphs: list[Any] = []  # the exporter's, where it fails: it would write them to the standard output
+    log = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
+    with warnings.catch_warnings(), mock.patch.multiple(torch._C, **log):
         warnings.simplefilter("ignore")  # the tracer warns of every shape that it takes as fixed
         try:
             torch.onnx.export(
@@ -134,8 +138,20 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
         except Exception as error:  # the exporter raises a dozen unrelated types
             operator = re.search(r"aten::\w+", str(error))
             reason = operator[0] if operator else " ".join(str(error).split())[:100]
-            raise UserError(f"live: {name}: ONNX cannot hold it ({reason}).") from error
+            where = _module(name, operator[0], graphs) if operator else name
+            raise UserError(f"live: {where or 'the whole model'}: ONNX cannot hold it ({reason}).") from error
     return Piece(data.getvalue(), part.first, part.count, part.sites[: len(outputs) - 1])
+
+
+def _module(part: str, operator: str, graphs: Sequence[Any]) -> str:
+    """e.g. "blocks.1.mlp": the innermost module that calls an operator; the part where no graph tells."""
+    nodes = [node for graph in graphs if isinstance(graph, torch.Graph) for node in graph.nodes()]
+    for node in [node for node in nodes if node.kind() == operator]:
+        # its scope: "<type>::/<type>::part/<type>::mlp/<type>::mlp.0", where what a Sequential holds has both names
+        scope = [module.rpartition("::")[2] for module in node.scopeName().split("/")][1:]
+        holders = [name for name, held in itertools.pairwise(scope) if not held.startswith(f"{name}.")]
+        return re.sub(r"^(part\b\.?)?(model\b\.?)?", "", ".".join([*holders, *scope[-1:]])) or part
+    return part
 
 
 def stored(piece: Piece, kind: Stored) -> Piece:

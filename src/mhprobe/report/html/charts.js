@@ -21,7 +21,7 @@ function drawCurve() {
   const width = Math.max(320, Math.min(1100, byId("curve-chart").clientWidth));
   const chart = chartOf({
     width, height: Math.max(300, Math.min(440, width * 0.5)), marginBottom: 42, marginRight: 24, ariaLabel: `${DATA.scored} against heads masked`,
-    x: { label: `heads masked (of ${HEADS.length || "all"})`, domain: [0, d3.max(LINES, (line) => d3.max(line.points, (p) => p.heads_masked))] },
+    x: { label: `heads masked (of ${HEADS.length || "all"})`, domain: [0, d3.max([...own, ...LINES.flatMap((line) => line.points)], (point) => point.heads_masked)] },
     y: { label: `${split} ${DATA.scored} (%)`, grid: true, ...percents },
     marks: [
       ...(DATA.chance == null ? [] : [Plot.ruleY([DATA.chance], { strokeDasharray: "2 4" })]),
@@ -43,7 +43,7 @@ function drawLegend() {
   byId("curve-legend").replaceChildren(...ORDER.map((curve) => {
     const box = el("input", { type: "checkbox", checked: !hidden.has(curve), onchange: () => { box.checked ? hidden.delete(curve) : hidden.add(curve); drawCurve(); } });
     return el("label", {}, box, el("span", { class: "swatch", style: `border-color:${strokeOf(curve)};border-top-style:${{ none: "solid", "7 3": "dashed", "2 3": "dotted" }[dashOf(curve)]}` }), isAveraged(curve) ? `${curve} (mean of repeats)` : curve);
-  }));
+  }), own.length ? el("span", { class: "mine" }, el("span", { class: "swatch", style: "border-color:var(--ring)" }), "your own order, on the images of this page") : "");
 }
 
 function points() {

@@ -121,6 +121,7 @@ function walk(chosen, taken) {
   if (!live.path.length || chosen.size <= before.size || ![...before].every((id) => chosen.has(id))) live.path = [];
   live.path.push({ heads: chosen, heads_masked: chosen.size, ...wilson(rightOf(taken), COUNT) });
   own.splice(0, own.length, ...live.path);
+  drawLegend();
   drawCurve();
 }
 
