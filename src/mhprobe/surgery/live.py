@@ -127,7 +127,7 @@ def _exported(part: _Gated, name: str, stream: Tensor) -> Piece:
     outputs = ["out", *(f"attention{site}" for site in part.sites)][: len(given)]
     moving = {name: {0: "images"} for name in ("stream", *outputs)}
     graphs: list[Any] = []  # the exporter's, where it fails: it would write them to the standard output
-    log = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
+    log: dict[str, Any] = {"_jit_onnx_log": lambda *parts: graphs.extend(parts), "_jit_is_onnx_log_enabled": None}
     with warnings.catch_warnings(), mock.patch.multiple(torch._C, **log):
         warnings.simplefilter("ignore")  # the tracer warns of every shape that it takes as fixed
         try:
