@@ -53,8 +53,9 @@ from mhprobe.stats.significance import (
     two_sided,
     wilson,
 )
-from mhprobe.studies.panels import clusters, heat
-from mhprobe.studies.panels.masked import likeness
+from mhprobe.studies.panels import clusters
+from mhprobe.studies.panels.maps import auc_interval
+from mhprobe.studies.panels.masking import likeness
 
 sys.path.append(str(Path(__file__).parent / "contracts"))
 
@@ -369,7 +370,7 @@ def _(seed: int) -> dict[str, Tensor]:
     return {"control": torch.tensor(control(heads) < LEVEL)}
 
 
-@simulation((heat.auc_interval,), auc__low="interval", auc__p="p")
+@simulation((auc_interval,), auc__low="interval", auc__p="p")
 def _(seed: int) -> dict[str, Tensor]:
     """Heat of 60 images that are right and 40 that are wrong: of one law, and moved apart by one deviation."""
     from scipy.stats import mannwhitneyu
@@ -378,7 +379,7 @@ def _(seed: int) -> dict[str, Tensor]:
     hot, cold = normal(60), normal(40)
     truth = 0.5 * math.erfc(-1 / 2)  # that a value is above one whose mean is a deviation lower
     auc = float((hot[:, None] + 1 > cold).double().mean())
-    low, high = heat.auc_interval(auc, 60, 40)
+    low, high = auc_interval(auc, 60, 40)
     p = mannwhitneyu(hot.tolist(), cold.tolist()).pvalue
     return {"auc.low": torch.tensor(low <= truth <= high), "auc.p": torch.tensor(p < LEVEL)}
 

@@ -16,7 +16,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.claims.parts.quoted import quoted
     from mhprobe.run.questions import answer, panels
     from mhprobe.run.sections import options
-    from mhprobe.studies import page, paper
+    from mhprobe.studies import paper
 
     assert cfg.paper is not None
     about, made = cfg.paper.model_dump(), panels(cfg.paper)
@@ -26,7 +26,7 @@ def run(cfg: Config, folder: Path) -> None:
         return [quoted(question, about["name"]) for question in paper.questions(about, wanted, made, material)]
 
     answers = answer(cfg, folder, questions, estimate=True)
-    page.write(about, answers, cfg.name)
+    paper.write_page(about, answers, cfg.name)
     if cfg.figures is not None:
         answers.complain()
 

@@ -26,7 +26,7 @@ from mhprobe.claims.parts.estimates import (
 from mhprobe.claims.parts.masked import at_share
 from mhprobe.errors import UserError
 from mhprobe.stats.agreement import spearman_interval
-from mhprobe.studies.panels.heat import auc_interval
+from mhprobe.studies.panels.maps import auc_interval
 
 RANDOM = torch.Generator().manual_seed(3)
 

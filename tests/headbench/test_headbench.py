@@ -14,10 +14,9 @@ from mhprobe.backbones.parts.opened import Blank
 from mhprobe.errors import UserError
 from mhprobe.headbench import __main__ as command
 from mhprobe.headbench import bench as bench_module
-from mhprobe.headbench import world
+from mhprobe.headbench import canvas
 from mhprobe.headbench.bench import Row, bench, entries
-from mhprobe.headbench.grow import Planted, grow, known
-from mhprobe.headbench.plants import Dead, Duplicate
+from mhprobe.headbench.plants import Dead, Duplicate, Planted, grow, known
 from mhprobe.measures.base import Measure
 from mhprobe.report.figures import headbench
 from mhprobe.stats.agreement import auroc
@@ -91,12 +90,12 @@ def planted(*heads, verified=True, name="plant", **settings):
 @pytest.fixture
 def rows_of(monkeypatch):
     """bench, on a ViT of 2 layers of 3 heads with these plants: by plant and measure."""
-    model = tiny_vit(img_size=32, patch_size=8, num_classes=world.CLASSES)
+    model = tiny_vit(img_size=32, patch_size=8, num_classes=canvas.CLASSES)
 
     def run(makes, *plants, seeds=(0,)):
-        canvas = SimpleNamespace(layout=mhprobe.attach(model).layout)
-        monkeypatch.setattr(bench_module, "gated", lambda canvas: model)
-        monkeypatch.setattr(bench_module, "grow", lambda family, seed: (canvas, list(plants)))
+        grown = SimpleNamespace(layout=mhprobe.attach(model).layout)
+        monkeypatch.setattr(bench_module, "gated", lambda grown: model)
+        monkeypatch.setattr(bench_module, "grow", lambda family, seed: (grown, list(plants)))
         monkeypatch.setattr(bench_module, "known", lambda: {each.name: each.plant for each in plants})
         return {(row.plant, row.measure): row for row in bench(makes, ["vit"], seeds, images=4)}
 
@@ -166,12 +165,12 @@ def test_no_number_for_a_plant_is_a_coin_and_counts(rows_of):
 
 
 def test_images_change_where_they_are_told_to_and_nowhere_else():
-    whole, other = world.draw(8, 3), world.draw(8, 3, marked=(world.draw(8, 3).marks + 1) % 4)
+    whole, other = canvas.draw(8, 3), canvas.draw(8, 3, marked=(canvas.draw(8, 3).marks + 1) % 4)
     corner = torch.zeros(32, 32, dtype=torch.bool)
     corner[:4, :4] = True
     changed = (whole.images != other.images).any(1).any(0)
     assert changed[corner].any() and not changed[~corner].any()
-    shown = world.draw(8, 3, shown=(whole.labels + 1) % 4)
+    shown = canvas.draw(8, 3, shown=(whole.labels + 1) % 4)
     changed = (whole.images != shown.images).any(1)
     assert (changed <= whole.objects.bool()).all() and changed.any()
 

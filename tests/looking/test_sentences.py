@@ -9,8 +9,8 @@ import torch
 
 from layouts import layout_of
 from mhprobe.backbones import attach
-from mhprobe.headbench import world
-from mhprobe.headbench.grow import grow
+from mhprobe.headbench.canvas import draw
+from mhprobe.headbench.plants import grow
 from mhprobe.looking import sentences as module
 from mhprobe.looking.facts import Facts, facts
 from mhprobe.looking.sentences import Sentence, answers, sentences
@@ -24,7 +24,7 @@ def planted() -> tuple[Facts, dict[str, tuple[int, ...]]]:
     """A network whose heads were written by hand, and which head is what."""
     canvas, plants = grow("vit", 0)
     attach(canvas.model)
-    seen = world.draw(IMAGES, 5)
+    seen = draw(IMAGES, 5)
     return facts(canvas.model, seen.images, seen.objects), {plant.name: plant.heads for plant in plants}
 
 
@@ -40,7 +40,7 @@ def sharp():
 @functools.cache
 def untrained() -> Facts:
     model = tiny_vit(img_size=32, depth=4)
-    seen = world.draw(IMAGES, 5)
+    seen = draw(IMAGES, 5)
     return facts(model, seen.images, seen.objects)
 
 
@@ -76,7 +76,7 @@ def test_a_head_that_was_made_even_is_called_so_and_its_sharp_neighbours_are_not
     with torch.no_grad():
         model.blocks[2].attn.qkv.weight.unflatten(0, (3, 3, -1))[0, 1] = 0  # its queries say nothing
         model.blocks[2].attn.qkv.bias.zero_()
-    told = tell("even", facts(model, world.draw(IMAGES, 5).images))
+    told = tell("even", facts(model, draw(IMAGES, 5).images))
     assert told.heads == (7,) and "block 2 head 1" in told.text and "95 % interval" in told.text
 
 
@@ -85,7 +85,7 @@ def test_heads_that_training_changed_most_are_told_with_the_range_of_untrained_o
     model = tiny_vit(img_size=32, depth=4)
     with torch.no_grad():
         model.blocks[1].attn.qkv.weight.unflatten(0, (3, 3, -1))[:2, 2] *= 30
-    images = world.draw(IMAGES, 5).images
+    images = draw(IMAGES, 5).images
     told = tell("untrained", facts(model, images, twin=lambda: tiny_vit(1, img_size=32, depth=4)))
     assert told.heads[0] == 5 and "block 1 head 2" in told.text and "95 % interval" in told.text
     assert "untrained heads" in told.text and "still within its range by all 4 measures" in told.text

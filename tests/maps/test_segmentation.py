@@ -13,7 +13,8 @@ from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.maps.rollout import Rollout
 from mhprobe.maps.segmentation import average_precision, overlap, scores
-from mhprobe.studies.panels.segmentation import segmentation
+from mhprobe.report.result import Sample
+from mhprobe.studies.panels.maps import segmentation
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from oracles import maps as oracle
 
@@ -54,9 +55,7 @@ def material(objects, model=None):
         batch._replace(**{f: getattr(batch, f)[s] for f in ("images", "labels", "index", "valid", "objects")})
         for s in (slice(0, 3), slice(3, None))
     ]
-    data = SimpleNamespace(sizes={"test": count}, batches=lambda *_, images: halves)
-    of = str
-    return SimpleNamespace(model=SimpleNamespace(backbone=model, device="cpu"), data=data, seed=0, of=of)
+    return SimpleNamespace(backbone=model, walk=lambda images: lambda: halves, of=Sample, seed=0, first=False)
 
 
 def by_map(result):
@@ -77,7 +76,7 @@ def test_a_map_of_the_object_is_ahead_of_the_centre_and_its_opposite_behind():
     def opposite(model, images, labels):
         return {"a": -truth(model, images, labels)["a"]}
 
-    given_images = torch.cat([batch.images for batch in given.data.batches(images=None)])
+    given_images = torch.cat([batch.images for batch in given.walk(None)()])
     result = segmentation(given, {"truth": truth, "opposite": opposite}, images=24, number=1)
     rows = by_map(result)
     assert rows["truth", "mean IoU"]["images"] == 22
@@ -118,8 +117,8 @@ def test_rollouts_of_a_network_are_scored(build):
 
 def test_data_without_masks_are_refused():
     given = material(discs(6, 8))
-    bare = [batch._replace(objects=None) for batch in given.data.batches(images=None)]
-    given.data.batches = lambda *_, images: bare
+    bare = [batch._replace(objects=None) for batch in given.walk(None)()]
+    given.walk = lambda images: lambda: bare
     with pytest.raises(UserError, match=r"no object masks.*data=scenes"):
         segmentation(given, {}, images=6)
     given = material(discs(6, 8))

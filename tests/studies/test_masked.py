@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from mhprobe.studies.panels.masked import likeness
+from mhprobe.studies.panels.masking import likeness
 
 SITE = torch.tensor([0] * 4 + [1] * 5)
 GROUPS = {

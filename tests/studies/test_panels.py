@@ -31,27 +31,20 @@ from mhprobe.report import twins
 from mhprobe.report.figures import correlations, gates, training
 from mhprobe.report.figures.frequencies import noise as noise_figure
 from mhprobe.report.figures.pairs import Group, behaviours
-from mhprobe.studies.paired import compared, corrected
-from mhprobe.studies.panels.before_training import pairs
-from mhprobe.studies.panels.classes import cells
+from mhprobe.report.result import Sample
+from mhprobe.studies import voita
 from mhprobe.studies.panels.clusters import alike, cluster, scaled
+from mhprobe.studies.panels.columns import functions, pairs_of
 from mhprobe.studies.panels.correspondence import between, other_way
 from mhprobe.studies.panels.covering import around_the_favourite
-from mhprobe.studies.panels.fft_images import halves, log_amplitude
-from mhprobe.studies.panels.functions import functions
-from mhprobe.studies.panels.heat import auc_interval, hottest
-from mhprobe.studies.panels.hessian import eigenvalues
+from mhprobe.studies.panels.frequencies import accuracies, halves, log_amplitude, ring_noise, without
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
-from mhprobe.studies.panels.kinds_of_layers import kinds
-from mhprobe.studies.panels.landscape import direction, losses
-from mhprobe.studies.panels.maps import judged
-from mhprobe.studies.panels.masked import phases
-from mhprobe.studies.panels.noise import ring_noise
-from mhprobe.studies.panels.patch_relations import RELATIONS, right_keys
-from mhprobe.studies.panels.phase import without
+from mhprobe.studies.panels.loss import direction, eigenvalues, losses
+from mhprobe.studies.panels.maps import auc_interval, hottest, judged
+from mhprobe.studies.panels.masking import cells, kinds, phases
 from mhprobe.studies.panels.probing import Queries, probe
-from mhprobe.studies.panels.relations import answers, offset_words
-from mhprobe.studies.panels.rings import accuracies
+from mhprobe.studies.panels.relations import RELATIONS, answers, offset_words, right_keys
+from mhprobe.studies.voita import Fitted
 from models import images_for, labels_for, tiny_swin, tiny_vit
 
 
@@ -232,12 +225,13 @@ def test_a_table_stays_where_its_figure_has_the_same_name():
 def test_voitas_two_arms_are_compared_image_by_image():
     pruned = torch.tensor([True] * 70 + [False] * 30)
     scratch = torch.tensor([True] * 60 + [False] * 10 + [True] * 2 + [False] * 28)
-    delta, low, high, p = compared(pruned, scratch)
-    assert delta == pytest.approx(-0.08) and low < delta < high < 0
-    assert p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)  # the sign test, by hand
-    same = compared(pruned, pruned)
-    assert same[0] == 0 and same[3] == 1
-    assert corrected([0.01, 0.04]) == [0.02, 0.04]
+    arms = [Fitted({"gates/binary_accuracy": 0.69, "test/accuracy": a}, b) for a, b in ((0.7, pruned), (0.62, scratch))]
+    row = voita._compared(3, *arms, 5, 5)
+    assert (row.pruned, row.pruned_gates_as_learned, row.scratch) == (0.69, 0.7, 0.62)
+    assert row.delta == pytest.approx(-0.08) and row.delta_low < row.delta < row.delta_high < 0
+    assert row.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)  # the sign test, by hand
+    same = voita._compared(3, arms[0], arms[0], 5, 5)
+    assert same.delta == 0 and same.p == 1
 
 
 def test_relations_are_right_for_the_keys_that_they_name():
@@ -423,12 +417,12 @@ def test_damaged_rings_are_compared_image_by_image():
         for part in (slice(0, 15), slice(15, 40))
     ]
 
-    def damaged(way):
-        return lambda batch: shown[way][batch.index]
+    def damaged(batch, way):
+        return shown[way][batch.index]
 
     model = type("Given", (), {"device": "cpu", "__call__": lambda self, images: images})()
-    material = SimpleNamespace(model=model, data=SimpleNamespace(batches=lambda *_, images: batches))
-    found = accuracies(material, [damaged(1), damaged(2)], images=40)
+    material = SimpleNamespace(model=model, walk=lambda images: lambda: batches)
+    found = accuracies(material, [{}] * 3, damaged, images=40)
     assert [row["accuracy"] for row in found.rows] == [35 / 39, 27 / 39, 27 / 39]
     assert found.rows[0]["p"] == found.rows[0]["drop"] == "" and found.rows[1]["images"] == 39
     assert found.rows[1]["drop"] == found.rows[2]["drop"] == 8 / 39
@@ -516,8 +510,10 @@ def test_a_map_of_what_is_read_beats_random_orders_over_many_images_and_its_oppo
     pixels[:, 0, :2, 2:4] += 3
     valid = torch.ones(12, dtype=torch.bool)
     valid[7] = False  # a padded one does not count
-    data = SimpleNamespace(sizes={"test": 12}, batches=lambda *_, images: [Batch(pixels, images, images, valid)])
-    material = SimpleNamespace(model=SimpleNamespace(backbone=ReadsOnePatch(), device="cpu"), data=data, seed=0)
+    batch = Batch(pixels, torch.arange(12), torch.arange(12), valid)
+    material = SimpleNamespace(
+        backbone=ReadsOnePatch(), walk=lambda images: lambda: [batch], of=Sample, seed=0, first=False
+    )
     table = judged(material, {"truth": truth, "opposite": opposite}, images=12)["areas"].table
     rows = {
         (row["map"], row["area"]): row for row in (dict(zip(table.columns, row, strict=True)) for row in table.rows)
@@ -597,9 +593,9 @@ def test_heads_across_views_are_aligned_as_the_definition_says():
 
 def test_pairs_of_a_block_are_counted_once_and_without_the_head_itself():
     value = torch.arange(16.0).view(4, 4)
-    assert pairs(value, slice(1, 4)).tolist() == [6, 7, 11]
+    assert pairs_of(value, slice(1, 4)).tolist() == [6, 7, 11]
     value[1, 2] = torch.nan
-    assert pairs(value, slice(1, 4)).tolist() == [7, 11]
+    assert pairs_of(value, slice(1, 4)).tolist() == [7, 11]
 
 
 def test_classes_fall_where_their_images_are_lost():

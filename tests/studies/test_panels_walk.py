@@ -12,18 +12,22 @@ import torch
 import mhprobe
 from mhprobe.recording import measuring
 from mhprobe.recording.record import record
-from mhprobe.studies.panels import correspondence, covering, fft_images, probing, relations, two_views
-from mhprobe.studies.panels.relations import offset_words
+from mhprobe.studies.panels import probing
+from mhprobe.studies.panels.correspondence import correspondence
+from mhprobe.studies.panels.covering import covering
+from mhprobe.studies.panels.frequencies import fft_images
+from mhprobe.studies.panels.relations import offset_words, relations
+from mhprobe.studies.panels.two_views import two_views
 from models import tiny_swin, tiny_vit
 
 STUDIES = Path(mhprobe.__file__).parent / "studies"
 
 
 @pytest.mark.parametrize("material", [tiny_vit, tiny_swin], indirect=True)
-@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing, relations, two_views])
+@pytest.mark.parametrize("panel", [covering, correspondence, fft_images, probing.probing, relations, two_views])
 def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monkeypatch):
     """The Swin has padded windows that wrap around the image."""
-    if panel is probing and material.layout.sites[0].windows is not None:
+    if panel is probing.probing and material.layout.sites[0].windows is not None:
         pytest.skip("a probe over all heads needs the same patches for each")
     if panel is two_views and material.layout.sites[0].token_grid[1] % 2:
         pytest.skip("an odd grid has no two halves")
@@ -34,13 +38,12 @@ def test_pieces_of_a_batch_add_up_to_what_the_whole_gives(panel, material, monke
         return record(model, images, *rest, **named)
 
     monkeypatch.setattr(measuring, "record", watched)
-    draw = getattr(panel, panel.__name__.rsplit(".")[-1])
     for least in (4, 1000):
         monkeypatch.setattr(measuring, "LEAST", least)
         seen.append([])
-        (result,) = draw(material).values()
+        (result,) = panel(material).values()
         found.append(result.table)
-    needs_attention = panel in (covering, probing, relations, two_views)
+    needs_attention = panel in (covering, probing.probing, relations, two_views)
     assert (max(seen[0]) < max(seen[1])) == needs_attention and sum(seen[0]) == sum(seen[1])
     assert found[0].columns == found[1].columns and len(found[0].rows) == len(found[1].rows) > 0
     for some, whole in zip(*(chain(*table.rows) for table in found), strict=True):

@@ -17,8 +17,7 @@ from mhprobe.errors import UserError
 from mhprobe.report.figures import style
 from mhprobe.run import builders
 from mhprobe.run.sections import CONF
-from mhprobe.studies.page import caption, label
-from mhprobe.studies.paper import chosen
+from mhprobe.studies.paper import caption, chosen, label
 
 PAPERS = sorted(path.stem for path in (CONF / "paper").glob("*.yaml"))
 SMALL = {

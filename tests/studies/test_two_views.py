@@ -7,18 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-from mhprobe.measures.parts.places import attention
-from mhprobe.studies.panels.two_views import (
-    RELATION,
-    Scores,
-    _score,
-    other_view,
-    side_by_side,
-    two_views,
-    without_heads,
-)
+from mhprobe.studies.panels import relations
+from mhprobe.studies.panels.two_views import RELATION, Views, other_view, side_by_side, two_views, without_heads
 from models import tiny_vit
 
 GRID, PIXELS = (4, 6), 2
@@ -54,12 +47,11 @@ def one_site():
     return layout, layout.sites[0]
 
 
-def test_a_head_that_finds_it_is_always_right_and_places_as_often_as_the_moves_allow():
+def test_a_head_that_finds_it_is_always_right_and_places_as_often_as_the_moves_allow(monkeypatch):
     """Head 0 attends to the right patch, head 1 to the same place, head 2 to the next patch in its own view."""
-    layout, _ = one_site()
+    layout, site = one_site()
     torch.manual_seed(0)
-    moved = torch.tensor([0, 1, 2, 3])
-    pictures = side_by_side(torch.rand(4, 3, GRID[0] * PIXELS, GRID[1] * PIXELS), GRID[0], moved)
+    moved, pictures = torch.tensor([0, 1, 2, 3]), torch.rand(4, 3, GRID[0] * PIXELS, GRID[1] * PIXELS)
     cell = torch.arange(24)
     same, beside = cell // 6 * 6 + (cell + 3) % 6, cell // 6 * 6 + cell % 6 // 3 * 3 + (cell % 3 + 1) % 3
     wanted = torch.stack([other_view(GRID, moved), same.expand(4, -1), beside.expand(4, -1)], 1)
@@ -69,14 +61,20 @@ def test_a_head_that_finds_it_is_always_right_and_places_as_often_as_the_moves_a
             attn[image, 0, head, torch.arange(1, 25), 1 + wanted[image, head]] = 0.9
     batch = HeadBatch(z=(torch.zeros(4, 25, 3, 2),), logits=torch.zeros(4, 2), labels=torch.zeros(4).long(),
                       valid=torch.ones(4, dtype=torch.bool), attn=(attn,))  # fmt: skip
-    found = Scores(*(torch.full(shape, torch.nan).double() for shape in ((4, 3), (4, 1, 77), (4, 1), (4, 1, 3))))
-    for piece in attention("test", layout, batch):
-        _score(found, piece, layout, pictures, moved, GRID[0], False)
+    shown = Batch.whole(pictures, torch.zeros(4).long())
+    walk = SimpleNamespace(
+        layout=layout, data=SimpleNamespace(sizes={"test": 4}), seed=0, walk=lambda *_: lambda: [shown]
+    )
+    views = Views(walk, "test", 4, mirror=False)
+    views.moved_N = moved
+    monkeypatch.setattr(relations, "recorded", lambda model, batches, needs: ((each, batch) for each in batches))
+    found = relations.scored("test", layout, None, views(), views.right)
+    found = relations.Scores(*(each.squeeze(-1) for each in found))  # of one relation
     assert found.heads[:, 0].tolist() == [1.0] * 4
     assert found.heads[:, 1].tolist() == [1.0, 0.0, 0.0, 0.0]  # right where the second view was not moved
     assert (found.heads[:, 2] < 1).all()  # its answer is one of the candidates, whatever it attends to more
     torch.testing.assert_close(found.even[:, 0], torch.full((4,), 1 / 12).double())
-    same_place, nearest, pixels = found.plain[:, 0].unbind(-1)
+    same_place, nearest, pixels = views.plain(site).unbind(-1)
     assert same_place.tolist() == [1.0, 0.0, 0.0, 0.0] and pixels.tolist() == [1.0] * 4
     # the right one is 3 columns away, the nearest 1, 2 or 3: a third of the queries, where nothing was moved
     assert nearest.tolist() == pytest.approx([1 / 3, 0.0, 0.0, 0.0])

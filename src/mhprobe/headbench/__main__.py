@@ -9,8 +9,9 @@ of yours: package.module.Class.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from mhprobe.errors import UserError, whole_number
 from mhprobe.io.streams import outlive_readers
 
 if TYPE_CHECKING:
-    from mhprobe.headbench.bench import Make
-    from mhprobe.report.report import Result
     from mhprobe.report.tables import Table
 
 FAMILIES = ("vit", "swin")
@@ -48,48 +47,32 @@ def main() -> int:
 
 def run(given: argparse.Namespace) -> None:
     """The task itself. UserError for a family, a measure or a number that there is not."""
-    from mhprobe.headbench.bench import entries
-    from mhprobe.headbench.sensitivity import check
-    from mhprobe.report.report import Report
+    from mhprobe.headbench.bench import bench, entries
+    from mhprobe.headbench.sensitivity import check, sensitivities
+    from mhprobe.report.figures import headbench as figure
+    from mhprobe.report.report import Report, Result
     from mhprobe.report.runs.facts import origin_of_script
 
     whole_number("headbench: --seeds", given.seeds, 1)
     whole_number("headbench: --images", given.images, 2)
     if unknown := [family for family in given.families if family not in FAMILIES]:
         raise UserError(f"headbench: --families: expected some of {', '.join(FAMILIES)}, got {unknown[0]}.")
-    makes = entries(given.measures, given.enter)
+    makes, entered = entries(given.measures, given.enter), list(entries([], given.enter))
     if "grafts" in given.heads:
-        check(makes, list(entries([], given.enter)))
+        check(makes, entered)
     report = Report(given.out, style=given.style)
     report.origin = origin_of_script("headbench")
-    parts = {"written": _written, "grafts": _grafts}
+    say, seeds = functools.partial(print, flush=True), range(given.seeds)
     for kind in dict.fromkeys(given.heads):
-        for name, result in parts[kind](given, makes).items():
-            for path in report.add(name, result):
-                print(path)
-
-
-def _written(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, Result]:
-    from mhprobe.headbench.bench import bench
-    from mhprobe.report.figures import headbench as figure
-    from mhprobe.report.report import Result
-
-    rows = bench(makes, given.families, range(given.seeds), given.images, say=_say)
-    return {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
-
-
-def _grafts(given: argparse.Namespace, makes: Mapping[str, Make]) -> dict[str, Result]:
-    from mhprobe.headbench.bench import entries
-    from mhprobe.headbench.sensitivity import sensitivities
-    from mhprobe.report.figures import headbench as figure
-    from mhprobe.report.report import Result
-
-    entered = list(entries([], given.enter))
-    grades, found = sensitivities(makes, entered, range(given.seeds), say=_say)
-    return {
-        "headbench_grades": Result(_table(grades)),
-        "headbench_sensitivity": Result(_table(found), figure.sensitivity(grades, found), drawn="sensitivity"),
-    }
+        if kind == "written":
+            rows = bench(makes, given.families, seeds, given.images, say=say)
+            results = {"headbench": Result(_table(rows), figure.headbench(rows), drawn="headbench")}
+        else:
+            grades, found = sensitivities(makes, entered, seeds, say=say)
+            drawn = Result(_table(found), figure.sensitivity(grades, found), drawn="sensitivity")
+            results = {"headbench_grades": Result(_table(grades)), "headbench_sensitivity": drawn}
+        for name, result in results.items():
+            print(*report.add(name, result), sep="\n")
 
 
 def _table(rows: Sequence[Any]) -> Table:
@@ -99,10 +82,6 @@ def _table(rows: Sequence[Any]) -> Table:
     if not rows:
         raise UserError("headbench: none of the heads was verified, so nothing was measured. Raise --seeds.")
     return Table(list(rows[0]._fields), [list(row) for row in rows])
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

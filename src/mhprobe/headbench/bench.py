@@ -11,9 +11,10 @@ Shapes: A heads of all sites.
 
 import importlib
 import inspect
+import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +23,8 @@ from torch import Tensor
 from mhprobe import measures as all_measures
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError, quoted
-from mhprobe.headbench import world
-from mhprobe.headbench.canvas import gated
-from mhprobe.headbench.grow import Planted, grow, known
+from mhprobe.headbench.canvas import draw, gated
+from mhprobe.headbench.plants import grow, known
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
 from mhprobe.recording.measuring import Columns, measure
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Return the AUROC of one detector for one plant against the other heads of its model, for large values.
+    """The AUROC of one detector for one plant against the other heads of its model, for large values.
 
     known: whether it had a number for every planted head, and for another head to compare it with.
     """
@@ -74,17 +74,17 @@ def bench(
     images: that are measured; as many others for measures that have to choose first.
     """
     found: dict[tuple[str, str, str], list[Told]] = defaultdict(list)
-    for family in families:
-        for seed in seeds:
-            canvas, planted = grow(family, seed)
-            values, refused = _values(canvas.layout, gated(canvas), makes, seed, images)
-            there = [each for each in planted if each.verified]
-            for plant in there:
-                for name, told in _told(canvas.layout, plant, planted, values):
-                    found[family, plant.name, name].append(told)
-            failed = ", ".join(each.name for each in planted if not each.verified) or "none"
-            left_out = ", ".join(sorted(refused)) or "none"
-            say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
+    for family, seed in itertools.product(families, seeds):
+        canvas, planted = grow(family, seed)
+        values, refused = _values(canvas.layout, gated(canvas), makes, seed, images)
+        for plant in (each for each in planted if each.verified):
+            alike = [each.heads for each in planted if each.name in plant.plant.like]
+            for name, value in values.items():
+                if (score := told_of(canvas.layout, value, plant.heads, alike)) is not None:
+                    found[family, plant.name, name].append(score)
+        failed = ", ".join(each.name for each in planted if not each.verified) or "none"
+        left_out = ", ".join(sorted(refused)) or "none"
+        say(f"{family} seed {seed}: not verified: {failed}; measures that refused: {left_out}")
     plants = known()
     return [_row(plants[key[1]].signs.get(key[2], 0), *key, all_told) for key, all_told in found.items()]
 
@@ -94,12 +94,13 @@ def _values(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """(A,) or (A, A) per detector, and the names of measures that refused."""
     # others than the canvas was calibrated on, and other ones to choose on than to measure on
-    look, choose = (world.draw(images, first + seed).batch() for first in (1000, 2000))
+    look, choose = (draw(images, first + seed).batch() for first in (1000, 2000))
     columns, refused = measured(model, layout, makes, look, choose)
+    named = sorted({detector for plant in known().values() for detector in plant.signs})
     found = {}
     for name, each in columns.items():
         found[name] = each["value"]
-        for detector in {d for plant in known().values() for d in plant.signs if d.startswith(f"{name}.")}:
+        for detector in (detector for detector in named if detector.startswith(f"{name}.")):
             column = detector.partition(".")[2]
             if column not in each:
                 raise UserError(f"headbench: {name} has no column {column}, which a plant names; it has {list(each)}.")
@@ -117,52 +118,31 @@ def measured(
         return measure(model, made, lambda: [look], lambda: [choose])
 
 
-def _told(
-    layout: HeadLayout, plant: Planted, planted: Iterable[Planted], values: Mapping[str, Tensor]
-) -> Iterable[tuple[str, Told]]:
-    """Return the scores of each detector; one whose numbers are of neither heads nor pairs has none."""
-    alike = [each.heads for each in planted if each.name in plant.plant.like]
-    for name, value in values.items():
-        if (score := told_of(layout, value, plant.heads, alike)) is not None:
-            yield name, score
-
-
 def told_of(
     layout: HeadLayout, value: Tensor, heads: Sequence[int], left_out: Sequence[Sequence[int]] = ()
 ) -> Told | None:
-    """Of numbers of heads (A,), or, of two heads, of pairs (A, A); None for other numbers."""
+    """Of (A,) numbers, planted heads among all other heads; of (A, A), a planted pair among all pairs of a layer.
+
+    left_out: heads, or pairs, that are not compared with. 0.5 counts for each planted head without a number. None where
+    the numbers are of neither.
+    """
     if value.shape == (layout.num_heads,):
-        return heads_told(value, heads, [head for group in left_out for head in group])
-    if value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
-        return pair_told(layout, value, heads, [group for group in left_out if len(group) == 2])
-    return None
-
-
-def heads_told(value_A: Tensor, heads: Sequence[int], left_out: Sequence[int] = ()) -> Told:
-    """Of planted heads among all heads but those ``left_out``."""
-    outside = torch.ones(len(value_A), dtype=torch.bool)
-    outside[[*heads, *left_out]] = False
-    return told(value_A[list(heads)], value_A[outside])
-
-
-def pair_told(
-    layout: HeadLayout, value_AA: Tensor, pair: Sequence[int], left_out: Sequence[Sequence[int]] = ()
-) -> Told:
-    """Of a planted pair among all pairs of heads of one layer but those ``left_out``."""
-    site = torch.tensor([number for number, _, _ in layout])
-    pairs = (site[:, None] == site[None]).triu(1)
-    for one, other in (pair, *left_out):
-        pairs[one, other] = pairs[other, one] = False
-    return told(value_AA[pair[0], pair[1]][None], value_AA[pairs])
-
-
-def told(inside: Tensor, outside: Tensor) -> Told:
-    """The AUROC of numbers (P,) of planted heads against (N,) of others; 0.5 for each planted head without a number."""
+        outside = torch.ones(len(value), dtype=torch.bool)
+        outside[[*heads, *itertools.chain(*left_out)]] = False
+        inside, others = value[list(heads)], value[outside]
+    elif value.shape == (layout.num_heads,) * 2 and len(heads) == 2:
+        site = torch.tensor([number for number, _, _ in layout])
+        pairs = (site[:, None] == site[None]).triu(1)
+        for one, other in (heads, *(group for group in left_out if len(group) == 2)):
+            pairs[one, other] = pairs[other, one] = False
+        inside, others = value[heads[0], heads[1]][None], value[pairs]
+    else:
+        return None
     numbers = inside[~inside.isnan()]
-    if not len(numbers) or outside.isnan().all():
+    if not len(numbers) or others.isnan().all():
         return Told(0.5, False)
     share = len(numbers) / len(inside)
-    return Told(share * auroc(numbers, outside) + (1 - share) / 2, share == 1)
+    return Told(share * auroc(numbers, others) + (1 - share) / 2, share == 1)
 
 
 def _row(direction: int, family: str, plant: str, name: str, all_told: Sequence[Told]) -> Row:

@@ -1,29 +1,37 @@
-"""A blank ViT or Swin (backbones/parts/opened.py), and the means to write heads into it, block by block.
+"""The images of HeadBench, and a blank ViT or Swin (backbones/parts/opened.py) into which heads for them are written.
+
+Every patch of an image is a few features of its pixels, so that weights can be written by hand. Every patch has noise.
+A square of 4 x 4 patches, the object, has the texture of its class, and, weaker, that of another. The first patch has
+the mark of a class, mostly the right one: a shortcut. Of every 4 x 4 patches one is bright: the landmark that Swin's
+sinks look at, for there is no class token.
 
 The residual stream is given a random orthonormal basis. Each of its directions stands for one feature: a texture, a
 mark, a row of the grid, evidence for a class. A head that shall read a feature gets that direction in its W_Q, W_K or
 W_V, one that shall write it gets it in W_O. All directions are at right angles to (1, ..., 1), so that LayerNorm
 divides them by one number and does no more.
 
-Shapes: C channels of the stream, D head width, T tokens, B images, K classes.
+Shapes: B images, F pixel features, C channels of the stream, D head width, T tokens, K classes.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones import attach
 from mhprobe.backbones.parts.opened import Blank
-from mhprobe.headbench import world
-from mhprobe.headbench.world import CLASSES, FEATURES, GRID, NOISE, PATCH
+from mhprobe.data.batch import Batch
 from mhprobe.measures.parts.losses import outcomes
 
+CLASSES, GRID, PATCH, OBJECT, NOISE = 4, 8, 4, 4, 24
+MARKED = 0.9  # share of images whose mark is right
+CORNERS = [(y, x) for y in (0, 2, 4) for x in (0, 2, 4) if (y, x) != (0, 0)]
 NAMES = (
     *(f"texture{k}" for k in range(CLASSES)),
     *(f"mark{k}" for k in range(CLASSES)),
     "landmark",
-    *(f"noise{i}" for i in range(NOISE)),  # up to here: what pixels show
+    *(f"noise{i}" for i in range(NOISE)),  # up to here: the features of pixels
     *(f"evidence{k}" for k in range(CLASSES)),
     *(f"scratch{k}" for k in range(CLASSES)),
     "class_token",
@@ -34,7 +42,62 @@ TEXTURES, MARKS, EVIDENCE, SCRATCH, NOISES, ROWS, COLUMNS = (
     tuple(name for name in NAMES if name.rstrip("0123456789") == kind)
     for kind in ("texture", "mark", "evidence", "scratch", "noise", "row", "column")
 )
+FEATURES = NAMES.index("evidence0")
 _CALIBRATION = 40
+
+
+class World(NamedTuple):
+    """Images of the planted world.
+
+    images: (B, 3, 32, 32). labels, marks: (B,). objects: (B, 32, 32), 1 on the object.
+    """
+
+    images: Tensor
+    labels: Tensor
+    marks: Tensor
+    objects: Tensor
+
+    def batch(self) -> Batch:
+        return Batch.whole(self.images, self.labels, self.objects)
+
+
+def pixels_of_features() -> Tensor:
+    """(3 * 4 * 4, F) orthonormal columns: how a feature looks. The same in every world."""
+    generator = torch.Generator().manual_seed(20)
+    return torch.linalg.qr(torch.randn(3 * PATCH * PATCH, FEATURES, generator=generator)).Q
+
+
+def draw(count: int, seed: int, shown: Tensor | None = None, marked: Tensor | None = None) -> World:
+    """Draw ``count`` images. shown, marked: (B,) other classes for object and mark, all else as it was."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    wrong = torch.randint(CLASSES, (count,), generator=generator)
+    marks = torch.where(torch.rand(count, generator=generator) < MARKED, labels, wrong)
+    other = (labels + torch.randint(1, CLASSES, (count,), generator=generator)) % CLASSES
+    strength = 0.7 * torch.rand(count, generator=generator)
+    place = torch.randint(len(CORNERS), (count,), generator=generator)
+    noise = torch.randn(count, GRID, GRID, NOISE, generator=generator)
+    bright = torch.randint(4, (count, 2, 2, 2), generator=generator)  # where in each window
+    texture, mark = labels if shown is None else shown, marks if marked is None else marked
+
+    features = torch.zeros(count, GRID, GRID, FEATURES)
+    features[..., -NOISE:] = noise
+    objects = torch.zeros(count, GRID, GRID, dtype=torch.long)
+    for image in range(count):
+        y, x = CORNERS[int(place[image])]
+        square = image, slice(y, y + OBJECT), slice(x, x + OBJECT)
+        features[*square, int(other[image])] += strength[image]
+        features[*square, int(texture[image])] += 2.0
+        objects[square] = 1
+        features[image, 0, 0, CLASSES + int(mark[image])] = 3.0
+        for v in range(2):
+            for h in range(2):
+                down, across = bright[image, v, h].tolist()
+                features[image, 4 * v + down, 4 * h + across, NAMES.index("landmark")] = 3.0
+    patches = (features @ pixels_of_features().T).unflatten(-1, (3, PATCH, PATCH))
+    images = patches.permute(0, 3, 1, 4, 2, 5).reshape(count, 3, GRID * PATCH, GRID * PATCH)
+    objects = objects.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    return World(images.contiguous(), labels, mark, objects)
 
 
 class Canvas(Blank):
@@ -44,18 +107,18 @@ class Canvas(Blank):
         super().__init__(family, GRID, PATCH, CLASSES)
         self.random = torch.Generator().manual_seed(1000 + seed)
         self.seed_of_seen = 77_000 + seed
-        self.seen = world.draw(_CALIBRATION, self.seed_of_seen)
+        self.seen = draw(_CALIBRATION, self.seed_of_seen)
         self._streams: dict[int, tuple[Tensor, Tensor]] = {}
         self.bases = [self._basis(width) for width in self.widths()]
         with torch.no_grad():
             self._embed()
-            self.classify(4 * self.bases[-1][:, [NAMES.index(name) for name in EVIDENCE]].T)  # of the pooled token
+            self.classify(4 * _directions(self.bases[-1], EVIDENCE))  # of the pooled token
 
     # directions
 
     def rows(self, site: int, names: Sequence[str]) -> Tensor:
         """(names, C) the directions of these features where the site stands."""
-        return self.bases[self.site(site).stage][:, [NAMES.index(name) for name in names]].T
+        return _directions(self.bases[self.site(site).stage], names)
 
     def mixed(self, site: int, names: Sequence[str], count: int) -> Tensor:
         """(count, C) random directions among those of these features."""
@@ -76,11 +139,11 @@ class Canvas(Blank):
 
     def look_at_offset(self, site: int, head: int, down: int, across: int, sharpness: float) -> None:
         """Every query looks at the token so many rows and columns away, where there is one."""
+        zero = torch.zeros(1)
         if self.family == "swin":
             offsets = torch.zeros_like(self.parts(site, head)["offsets"])
             offsets[self.offset(site, down, across)] = sharpness
             nothing = torch.zeros(1, len(self.bases[self.site(site).stage]))
-            zero = torch.zeros(1)
             self.write(site, head, query=nothing, key=nothing, query_bias=zero, key_bias=zero, offsets=offsets)
             return
         key = self.rows(site, (*ROWS, *COLUMNS))
@@ -90,12 +153,11 @@ class Canvas(Blank):
             part[slice(by) if by >= 0 else slice(by, None)] = 0  # what was rolled round the edge
         amount = (self.normalised(site) @ self.rows(site, ROWS).T).amax(-1).median()
         scale = (sharpness * self.site(site).head_dim ** 0.5) ** 0.5 / float(amount)
-        self.write(site, head, query=query * scale, key=key * scale, query_bias=torch.zeros(1), key_bias=torch.zeros(1))
+        self.write(site, head, query=query * scale, key=key * scale, query_bias=zero, key_bias=zero)
 
     def scale_write(self, site: int, head: int, share: float) -> None:
         """Scale W_O so that the head's write is, in the mean, this share of the stream."""
-        before, _ = self.stream(site)
-        ratio = self.writes(site, head).norm(dim=-1).mean() / before.norm(dim=-1).mean()
+        ratio = self.writes(site, head).norm(dim=-1).mean() / self.stream(site)[0].norm(dim=-1).mean()
         self.write(site, head, output=self.parts(site, head)["output"] * (share / float(ratio)))
 
     def scale_evidence(self, site: int, head: int, nats: float) -> None:
@@ -152,14 +214,18 @@ class Canvas(Blank):
     def _embed(self) -> None:
         """Pixels to their features, and where a token stands (a ViT's)."""
         first = self.bases[0]
-        self.embed(first[:, :FEATURES] @ world.pixels_of_features().T)
+        self.embed(first[:, :FEATURES] @ pixels_of_features().T)
         if self.family == "vit":
-            rows, columns = (first[:, [NAMES.index(name) for name in names]].T for names in (ROWS, COLUMNS))
-            where = rows[:, None] + columns[None]
+            where = _directions(first, ROWS)[:, None] + _directions(first, COLUMNS)
             self.place(4 * first[:, NAMES.index("class_token")], 2 * where.flatten(0, 1))
             return
         for stage in range(1, len(self.bases)):
             self.merge(stage, self.bases[stage] @ self.bases[stage - 1].T)  # a merged token has the mean of four
+
+
+def _directions(basis: Tensor, names: Sequence[str]) -> Tensor:
+    """(names, C) the directions of these features."""
+    return basis[:, [NAMES.index(name) for name in names]].T
 
 
 def gated(canvas: Canvas) -> nn.Module:

@@ -4,7 +4,7 @@ import abc
 import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,12 +90,6 @@ def carry(canvas: Canvas, site: int, head: int) -> None:
     canvas.scale_write(site, head, canvas.uniform(0.05, 0.15))
 
 
-def reads_from(canvas: Canvas, site: int, head: int) -> Tensor:
-    """(T, T) how much the head's write at each token moves when features of each token are changed."""
-    directions = canvas.rows(site, (*NOISES, *TEXTURES))
-    return moved_by(canvas, site, head, canvas.stream(site)[0][:2], directions)
-
-
 def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor, size: float = 0.02) -> Tensor:
     """(T, T) how much the head's write at each token moves when noise is added to each token in front of the block.
 
@@ -114,8 +108,10 @@ def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Te
 
 
 def from_offset(canvas: Canvas, site: int, head: int, down: int, across: int) -> float:
-    """The mean share that ``reads_from`` the token at an offset, over queries that can reach it."""
-    return share_at(canvas.site(site), reads_from(canvas, site, head), down, across)
+    """The mean share of the head's write that moves with features of the token at an offset, as in ``share_at``."""
+    directions = canvas.rows(site, (*NOISES, *TEXTURES))
+    moved = moved_by(canvas, site, head, canvas.stream(site)[0][:2], directions)
+    return share_at(canvas.site(site), moved, down, across)
 
 
 def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
@@ -123,20 +119,9 @@ def share_at(at: HeadSite, share: Tensor, down: int, across: int) -> float:
     high, wide = at.token_grid
     places, pairs = at.places(), at.support()
     can = torch.zeros(share.shape, dtype=torch.bool)
-    for window in range(len(places)):
-        q, k = pairs[window].nonzero(as_tuple=True)
-        can[places[window][q], places[window][k]] = True
-    found = []
-    for y in range(high):
-        for x in range(wide):
-            if 0 <= y + down < high and 0 <= x + across < wide:
-                query = at.prefix_tokens + y * wide + x
-                key = at.prefix_tokens + (y + down) * wide + x + across
-                if can[query, key]:
-                    found.append(float(share[query, key]))
-    return sum(found) / len(found)
-
-
-def effect(canvas: Canvas, site: int, heads: Sequence[int], seen: Any) -> Tensor:
-    """(B, K) what these heads do to the logits, all ways together: with them minus without."""
-    return canvas.logits(seen.images) - canvas.logits(seen.images, [(site, head) for head in heads])
+    window, seeing, seen = pairs.nonzero(as_tuple=True)
+    can[places[window, seeing], places[window, seen]] = True
+    cells = [(y, x) for y in range(high) for x in range(wide) if 0 <= y + down < high and 0 <= x + across < wide]
+    query = at.prefix_tokens + torch.tensor([y * wide + x for y, x in cells])
+    key = query + down * wide + across
+    return float(share[query, key][can[query, key]].double().mean())

@@ -1,14 +1,17 @@
-"""Plants: heads of known function, a class each. What it is called is its name: SinkNoOp is the plant sink_no_op."""
+"""Plants: heads of known function, a class each, and a model with every plant in it.
 
-from collections.abc import Sequence
-from typing import ClassVar
+A plant is called as its class is: SinkNoOp is the plant sink_no_op.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 
-from mhprobe.headbench import world
-from mhprobe.headbench.canvas import EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas
-from mhprobe.headbench.plant import SAME, SILENT, Plant, carry, effect, filler, from_offset
-from mhprobe.headbench.world import CLASSES
+from mhprobe.errors import UserError
+from mhprobe.headbench.canvas import CLASSES, EVIDENCE, MARKS, NOISES, SCRATCH, TEXTURES, Canvas, World, draw
+from mhprobe.headbench.plant import SAME, SILENT, Plant, by_name, carry, filler, from_offset
 from mhprobe.heads import HeadSite
 
 
@@ -208,12 +211,13 @@ class Object(Plant):
         """Other textures on the same objects: what the head says about the classes follows them."""
         seen = canvas.seen
         shown = (seen.labels + 1) % CLASSES
-        return follows(canvas, site, heads, world.draw(len(shown), canvas.seed_of_seen, shown=shown), shown)
+        return follows(canvas, site, heads, draw(len(shown), canvas.seed_of_seen, shown=shown), shown)
 
 
-def follows(canvas: Canvas, site: int, heads: Sequence[int], changed: world.World, to: torch.Tensor) -> bool:
+def follows(canvas: Canvas, site: int, heads: Sequence[int], changed: World, to: torch.Tensor) -> bool:
     """The class that the heads speak for is, mostly, the one that the images were changed to."""
-    said = effect(canvas, site, heads, changed).argmax(1)
+    without = canvas.logits(changed.images, [(site, head) for head in heads])
+    said = (canvas.logits(changed.images) - without).argmax(1)
     return bool((said == to).double().mean() > 0.7)
 
 
@@ -232,7 +236,7 @@ class Shortcut(Object):
     def verified(self, canvas: Canvas, site: int, heads: Sequence[int]) -> bool:
         """Other marks in the same images: what the head says about the classes follows them."""
         marked = (canvas.seen.marks + 1) % CLASSES
-        return follows(canvas, site, heads, world.draw(len(marked), canvas.seed_of_seen, marked=marked), marked)
+        return follows(canvas, site, heads, draw(len(marked), canvas.seed_of_seen, marked=marked), marked)
 
 
 class Against(Object):
@@ -293,3 +297,75 @@ class Together(Plant):
         alone = [canvas.loss([(site, head)]) - canvas.loss() for head in heads]
         both = canvas.loss([(site, head) for head in heads]) - canvas.loss()
         return both > 0.05 and max(map(abs, alone)) < both / 3
+
+
+class Planted(NamedTuple):
+    """A planted head or group. heads: flat indices.
+
+    verified: whether an intervention on the finished model shows it of these heads, and not of as many others of the
+    same layer that are nothing in particular: a check that all heads pass would say nothing.
+    """
+
+    name: str
+    plant: Plant
+    heads: tuple[int, ...]
+    verified: bool
+
+
+def known() -> dict[str, Plant]:
+    """Every plant, by its name."""
+    return by_name(sys.modules[__name__], Plant)  # type: ignore[type-abstract]
+
+
+def grow(family: str, seed: int) -> tuple[Canvas, list[Planted]]:
+    """A finished model of a family with every plant at a random place, among heads that do nothing in particular.
+
+    The same seed gives the same model.
+    """
+    canvas, plants = Canvas(family, seed), known()
+    where = _places(canvas, plants)
+    taken = {(site, head) for site, heads in where.values() for head in heads}
+    for site, about in enumerate(canvas.layout.sites):
+        for head in range(about.num_heads):
+            if (site, head) not in taken:
+                filler(canvas, site, head)
+        for name, (there, heads) in where.items():
+            if there == site:
+                plants[name].plant(canvas, site, heads)
+        _fill_mlp(canvas, site)
+
+    planted = []
+    for name, (site, heads) in where.items():
+        plant, flat = plants[name], tuple(canvas.layout.flat(site, head) for head in heads)
+        free = [head for head in range(canvas.site(site).num_heads) if (site, head) not in taken]
+        others = tuple([*free, *heads][: len(heads)])  # where too few are free, one with the plant
+        shown = plant.verified(canvas, site, heads) and not plant.verified(canvas, site, others)
+        planted.append(Planted(name, plant, flat, shown))
+    return canvas, planted
+
+
+def _places(canvas: Canvas, plants: Mapping[str, Plant]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Plant -> its site, and its heads there; those that fit in few places first."""
+    free = {site: list(range(about.num_heads)) for site, about in enumerate(canvas.layout.sites)}
+    found = {}
+    for name, plant in sorted(plants.items(), key=lambda item: not item[1].first):
+        # a head is left to compare with
+        fit = [site for site in free if plant.fits(canvas, canvas.site(site)) and len(free[site]) > plant.heads]
+        if not fit:
+            raise UserError(f"headbench: the {canvas.family} has no room for {name}, expected a layer that it fits.")
+        site = fit[int(torch.randint(len(fit), (), generator=canvas.random))]
+        chosen = torch.randperm(len(free[site]), generator=canvas.random)[: plant.heads]
+        heads = tuple(free[site][i] for i in chosen.tolist())
+        free[site] = [head for head in free[site] if head not in heads]
+        found[name] = (site, heads)
+    return found
+
+
+@torch.no_grad()
+def _fill_mlp(canvas: Canvas, site: int) -> None:
+    """The hidden units that no plant took read and write noise."""
+    (reads, writes), rows = canvas.mlp(site), canvas.rows(site, NOISES)
+    (free,) = (reads.weight.abs().sum(1) == 0).nonzero(as_tuple=True)
+    random = canvas.random
+    reads.weight[free] = torch.randn(len(free), len(rows), generator=random) @ rows / len(rows) ** 0.5
+    writes.weight[:, free] = 0.05 * (torch.randn(len(free), len(rows), generator=random) @ rows).T

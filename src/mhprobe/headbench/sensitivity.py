@@ -14,7 +14,6 @@ Shapes: N networks, G grades and grade 0, D grafts of a kind per network.
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from mhprobe.errors import UserError
 from mhprobe.headbench.bench import Make, Told, measured, told_of
 from mhprobe.headbench.grafts import GRADES, Graft, known_grafts
 from mhprobe.headbench.network import Network, digits
+from mhprobe.stats.intervals import percentiles
 
 FOUND = 0.95
 DRAWS = 2  # grafts of a kind in each network
@@ -107,8 +107,9 @@ def sensitivities(
         of_kind = [trial for trial in trials if trial.graft == name]
         for detector, direction in _signs(graft, makes, entered).items():
             if of_kind and all(detector in told for trial in of_kind for told in trial.told):
-                grades += _grades(graft, name, detector, direction, of_kind)
-                found.append(_sensitivity(name, detector, direction, of_kind))
+                of_grades, over_all = _rows(graft, name, detector, direction, of_kind)
+                grades += of_grades
+                found.append(over_all)
     return grades, found
 
 
@@ -167,37 +168,25 @@ def _told(
     return found
 
 
-def _grades(graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]) -> Iterator[Grade]:
+def _rows(
+    graft: Graft, name: str, detector: str, direction: int, trials: Sequence[Trial]
+) -> tuple[list[Grade], Sensitivity]:
+    """One detector of one kind of graft, at every grade and over all of them."""
     found_TG = _found(detector, trials)
     shares_RG = _resampled(found_TG, trials)
-    low_G, high_G = torch.quantile(shares_RG, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
-    networks = len({trial.network for trial in trials})
-    for grade in range(1 + GRADES):
+    low_G, high_G = (ends.tolist() for ends in percentiles(shares_RG))
+    about, counts = (name, detector, direction), (len(trials), len({trial.network for trial in trials}))
+    grades = []
+    for grade, amount in enumerate((math.nan, *graft.amounts)):
         told = [trial.told[grade][detector] for trial in trials]
-        yield Grade(
-            name,
-            detector,
-            direction,
-            grade,
-            float(graft.amounts[grade - 1]) if grade else math.nan,
-            sum(trial.shown[grade] for trial in trials) / len(trials),
-            float(found_TG[:, grade].mean()),
-            float(low_G[grade]),
-            float(high_G[grade]),
-            sum(each.auroc for each in told) / len(told),
-            len(trials),
-            networks,
-            sum(each.known for each in told),
-        )
-
-
-def _sensitivity(name: str, detector: str, direction: int, trials: Sequence[Trial]) -> Sensitivity:
-    found_TG = _found(detector, trials)
-    drawn = sorted(half_reached(shares) for shares in _resampled(found_TG, trials))
-    low, high = drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn))]
-    networks = len({trial.network for trial in trials})
-    grade, chance = half_reached(found_TG.mean(0)), float(found_TG[:, 0].mean())
-    return Sensitivity(name, detector, direction, grade, low, high, chance, len(trials), networks)
+        shown = sum(trial.shown[grade] for trial in trials) / len(trials)
+        ends = (float(found_TG[:, grade].mean()), low_G[grade], high_G[grade])
+        auroc, numbers = sum(each.auroc for each in told) / len(told), sum(each.known for each in told)
+        grades.append(Grade(*about, grade, float(amount), shown, *ends, auroc, *counts, numbers))
+    halves = sorted(half_reached(shares) for shares in shares_RG)
+    low, high = halves[int(0.025 * len(halves))], halves[int(0.975 * len(halves))]
+    chance = float(found_TG[:, 0].mean())
+    return grades, Sensitivity(*about, half_reached(found_TG.mean(0)), low, high, chance, *counts)
 
 
 def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
@@ -208,11 +197,9 @@ def _found(detector: str, trials: Sequence[Trial]) -> Tensor:
 
 def _resampled(found_TG: Tensor, trials: Sequence[Trial]) -> Tensor:
     """(R, 1 + GRADES) shares found, of networks drawn with replacement."""
-    of_network: dict[int, list[int]] = defaultdict(list)
-    for row, trial in enumerate(trials):
-        of_network[trial.network].append(row)
-    sums_NG = torch.stack([found_TG[rows].sum(0) for rows in of_network.values()])
-    counts_N = torch.tensor([len(rows) for rows in of_network.values()], dtype=torch.float64)
+    _, network_T = torch.tensor([trial.network for trial in trials]).unique(return_inverse=True)
+    of_network_NT = torch.nn.functional.one_hot(network_T).T.double()
+    sums_NG, counts_N = of_network_NT @ found_TG, of_network_NT.sum(1)
     generator = torch.Generator().manual_seed(0)
     drawn_RN = torch.randint(len(counts_N), (RESAMPLES, len(counts_N)), generator=generator)
     return sums_NG[drawn_RN].sum(1) / counts_N[drawn_RN].sum(1, keepdim=True)
@@ -226,25 +213,13 @@ def half_reached(shares: Tensor) -> float:
     >>> half_reached(torch.tensor([0.0, 0.2, 0.1, 0.4, 0.4, 0.4]))
     inf
     """
-    risen = isotonic(shares.tolist())
-    if risen[0] >= 0.5:
+    from scipy.optimize import isotonic_regression
+
+    risen = isotonic_regression(shares.double().numpy()).x.tolist()
+    half = 0.5 - 1e-9  # a share that was pooled from others is one half up to rounding
+    if risen[0] >= half:
         return 0.0
     for grade, (before, after) in enumerate(itertools.pairwise(risen)):
-        if after >= 0.5:
-            return grade + (0.5 - before) / (after - before)
+        if after >= half:
+            return grade + min(1.0, (0.5 - before) / (after - before))
     return math.inf
-
-
-def isotonic(values: Sequence[float]) -> list[float]:
-    """The nearest numbers, by squares, that never fall: neighbours that do are given their mean.
-
-    >>> isotonic([0.0, 0.5, 0.25, 1.0])
-    [0.0, 0.375, 0.375, 1.0]
-    """
-    pools: list[tuple[float, int]] = []  # mean, how many
-    for value in values:
-        pools.append((value, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (one, few), (other, more) = pools[-2:]
-            pools[-2:] = [((one * few + other * more) / (few + more), few + more)]
-    return [mean for mean, count in pools for _ in range(count)]

@@ -43,6 +43,11 @@ class Subject:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def backbone(self) -> nn.Module:
+        """The network itself, without what trains it."""
+        return self.model.backbone  # type: ignore[return-value]
+
+    @property
     def chance(self) -> float:
         """The accuracy of guessing."""
         return 1 / self.data.num_classes

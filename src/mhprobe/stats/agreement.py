@@ -119,6 +119,13 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     return float(((above > 0).double() + (above == 0).double() / 2).mean())
 
 
+def auroc_error(area: float, first: int, second: int, least: float = 0.0) -> float:
+    """Standard error of ``auroc`` of so many numbers (Hanley & McNeil). least: pairs' variance below which none is."""
+    of_first, of_second = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
+    variance = area * (1 - area) + ((first - 1) * of_first + (second - 1) * of_second)
+    return math.sqrt(max(least, variance) / (first * second))
+
+
 def lowest(scores_A: Tensor, count: int) -> Tensor:
     """(A,) bool, True for the ``count`` lowest scores; of equal ones the first, so that machines agree.
 

@@ -15,7 +15,7 @@ def run(cfg: Config, folder: Path) -> None:
     from mhprobe.questions.plan import Question
     from mhprobe.run.construct import explained
     from mhprobe.run.questions import answer
-    from mhprobe.studies.causal_roles import causal_roles
+    from mhprobe.studies.causal_gates import causal_roles
 
     assert cfg.causal is not None
     roles = Question("causal", explained(functools.partial(causal_roles, **cfg.causal.model_dump()), "causal"))

@@ -1,4 +1,4 @@
-"""Causal head gating: gates fitted twice on a frozen model, pulled open and pulled shut.
+"""Causal head gating: gates fitted twice on a frozen model, pulled open and shut; what the classes are worth.
 
 Causal head gating: Nam, Conklin, Yang, Griffiths, Cohen & Leslie, 2025, arXiv 2505.13737. From gates that were
 fitted to the loss alone, two fits go on: with a price on every open head (+L1), and with a reward for it (-L1).
@@ -29,11 +29,57 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.gates.base import HeadGates, gates_of
+from mhprobe.io.progress import progress
+from mhprobe.questions.material import Material
 from mhprobe.recording.outputs import objective
 from mhprobe.recording.state import inspecting
+from mhprobe.report import tables
+from mhprobe.report.figures.gates import causal
+from mhprobe.report.result import Result
+from mhprobe.scoring.parts.tally import tally
 
 BEGIN, CLIP = 2.0, 4.0  # logits: gates of 0.88 and 0.98
 ROLES = ("necessary", "irrelevant", "interfering", "unsettled", "closed")
+
+
+def causal_roles(material: Material, **options: Any) -> dict[str, Result]:
+    """Table and figure causal, and metrics.
+
+    causal: head, site, stage, block, index, role (its name), and the columns of ``causal_gates``.
+    Metrics: causal/<role>, the number of heads; causal/accuracy_necessary, the test accuracy with the necessary heads
+    alone; causal/accuracy_not_interfering, with all but the interfering ones.
+
+    options: of ``causal_gates``. Each fit is kept: a run that was killed goes on behind the last.
+    """
+    model, data, gates = material.model, material.data, gates_of(material.model)
+
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(data.sizes["train"], generator=torch.Generator().manual_seed(material.seed + epoch))
+        for images in order.split(data.eval_batch_size):  # a step sees the same images however many ranks share them
+            for batch in data.batches("train", model.device, images=images):
+                yield batch.images[batch.valid], batch.labels[batch.valid]
+
+    def keep(fit: str, find: Callable[[], Tensor]) -> Tensor:
+        about = {"causal": fit, "seed": material.seed, "batch": data.eval_batch_size, **options}
+        return material.kept(about, lambda: {"logits": find()})["logits"]
+
+    steps = options["start_steps"] + 2 * options["steps"]
+    with progress("fitting gates", steps, "steps", material.first) as done:
+        columns = causal_gates(model, batches, **options, step=lambda: done(1), keep=keep)
+    role = columns["role"]
+    chosen = {"necessary": role == 0, "not_interfering": role != ROLES.index("interfering")}
+    metrics: dict[str, float] = {f"causal/{name}": int((role == i).sum()) for i, name in enumerate(ROLES)}
+    for name, on in chosen.items():
+        with gates.masked(~on):
+            found = tally(model, material.walk()(), data.sizes["test"])
+        metrics[f"causal/accuracy_{name}"] = float(found["accuracy"])
+    on_cpu = {name: values.cpu() for name, values in columns.items()}
+    table = tables.per_head(gates.layout, on_cpu)
+    place = table.columns.index("role")
+    rows = [[*row[:place], ROLES[row[place]], *row[place + 1 :]] for row in table.rows]
+    drawn = {**on_cpu, "threshold": torch.tensor(options["threshold"])}
+    figure = causal(gates.layout, drawn, "role", {"role": ROLES})
+    return {"causal": Result(table._replace(rows=rows), figure, metrics, label="role of the head", drawn="causal")}
 
 
 def causal_gates(
@@ -60,12 +106,8 @@ def causal_gates(
     those of the first fit; and the paper's scores facilitation = plus, irrelevance = minus (1 - plus),
     interference = 1 - minus.
     """
-    for name, value, least in [
-        ("weight", weight, 0),
-        ("lr", lr, 0),
-        ("steps", steps, 0),
-        ("start_steps", start_steps, -1),
-    ]:
+    given = {"weight": (weight, 0), "lr": (lr, 0), "steps": (steps, 0), "start_steps": (start_steps, -1)}
+    for name, (value, least) in given.items():
         if not value > least:
             raise UserError(f"{name}: expected more than {least}, got {value}.")
     gates = gates_of(model)
@@ -83,18 +125,10 @@ def causal_gates(
         begin = fit("start", torch.full_like(gates.values, BEGIN), 0.0, start_steps)
         plus, minus = fit("plus", begin, weight, steps), fit("minus", begin, -weight, steps)
         start, plus, minus = (logits.sigmoid() for logits in (begin, plus, minus))
-    role = roles(plus, minus, threshold)
-    role[factors == 0] = ROLES.index("closed")
-    plus, minus, start = (torch.where(factors == 0, torch.nan, x) for x in (plus, minus, start))
-    return {
-        "role": role,
-        "plus": plus,
-        "minus": minus,
-        "start": start,
-        "facilitation": plus,
-        "irrelevance": minus * (1 - plus),
-        "interference": 1 - minus,
-    }
+    role = roles(plus, minus, threshold).masked_fill(factors == 0, ROLES.index("closed"))
+    plus, minus, start = (gate.masked_fill(factors == 0, torch.nan) for gate in (plus, minus, start))
+    scores = {"facilitation": plus, "irrelevance": minus * (1 - plus), "interference": 1 - minus}
+    return {"role": role, "plus": plus, "minus": minus, "start": start, **scores}
 
 
 def roles(plus: Tensor, minus: Tensor, threshold: float = 0.5) -> Tensor:

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     name: str
     settings: dict[str, str]
     metrics: dict[str, float]
-    gates: Gates | None
+    gates: Gates
     description: dict[str, Any]
     whole: float | None  # test accuracy of the weights it began with, if they say so
     images: str | None  # digest of its test images, if it has kept which of them were right
@@ -54,8 +54,7 @@ class Run(NamedTuple):
 
 def collect(folder: Path) -> list[Run]:
     """The finished runs with learned gates below ``folder``, fewest heads first. UserError if there are none."""
-    runs = [_read(job) for job in jobs(folder)]
-    runs = [run for run in runs if run.gates and set(METRICS) <= set(run.metrics)]
+    runs = [run for job in jobs(folder) if (run := _read(job))]
     if not runs:
         raise UserError(
             f"sweep: {folder} has no finished run with learned gates. Give the sweep's folder, as in "
@@ -68,15 +67,10 @@ def collect(folder: Path) -> list[Run]:
 
 def table(runs: Sequence[Run]) -> Table:
     """run, the settings that differ, then the metrics, without their group's name for gates."""
-    settings = list(dict.fromkeys(key for run in runs for key in run.settings))
-    columns = ["run", *settings, *(name.removeprefix("gates/") for name in METRICS), "test/images"]
+    settings, metrics = list(dict.fromkeys(key for run in runs for key in run.settings)), (*METRICS, "test/images")
+    columns = ["run", *settings, *(name.removeprefix("gates/") for name in metrics)]
     rows = [
-        [
-            run.name,
-            *(run.settings.get(key, "") for key in settings),
-            *(run.metrics[name] for name in METRICS),
-            run.metrics["test/images"],
-        ]
+        [run.name, *(run.settings.get(key, "") for key in settings), *(run.metrics[name] for name in metrics)]
         for run in runs
     ]
     return Table(columns, rows)
@@ -99,36 +93,41 @@ def write(
     from mhprobe.report.report import Report, Result, Sample
 
     runs = collect(folder)
-    chance = 1 / max(1, len(runs[0].description.get("class_names", ())))
-    known = (whole, runs[0].whole, _probed(probe, runs[0]))
+    first = runs[0]
+    chance = 1 / max(1, len(first.description.get("class_names", ())))
+    known = (whole, first.whole, _probed(probe, first))
     whole = next((accuracy for accuracy in known if accuracy is not None), None)
+    images, heads = int(first.metrics["test/images"]), int(first.metrics["gates/heads"])
     report = Report(folder, style=style)
-    report.origin, report.data = origin, runs[0].description.get("data", "")
-    report.images = Sample(int(runs[0].metrics["test/images"]), "test")
+    report.origin, report.data, report.images = origin, first.description.get("data", ""), Sample(images, "test")
     drawn = ("gates/kept", "test/accuracy", "gates/binary_accuracy")
     points = [tuple(run.metrics[name] for name in drawn) for run in runs]
-    images, heads = int(runs[0].metrics["test/images"]), int(runs[0].metrics["gates/heads"])
-    paths = report.add(
-        "sweep", Result(table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained")
-    )
-
+    retained = Result(table(runs), pruned.retained(points, images, heads, whole, chance), drawn="retained")
     rows = survivors_of(runs, probe)
     kept = Result(from_rows([row._asdict() for row in rows]), pruned.survival(rows), of=Sample(), drawn="survival")
-    return paths + report.add("survivors", kept)
+    return report.add("sweep", retained) + report.add("survivors", kept)
 
 
 def survivors_of(runs: Sequence[Run], probe: Path | None = None) -> list[Survivors]:
-    """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps."""
-    gates = _same_heads(runs)
+    """Of each run, how many heads of each stage, block, kind of window and, with ``probe``, function it keeps.
+
+    UserError for runs of two models.
+    """
+    first = runs[0].gates
+    for other in (run.gates for run in runs):
+        if (other.num_heads, other.digest) != (first.num_heads, first.digest):
+            raise UserError(
+                f"sweep: {other.path} and {first.path} are of two models, {other.num_heads} heads "
+                f"({other.digest or 'no layout'}) and {first.num_heads} ({first.digest or 'no layout'}). Compare runs "
+                f"of one."
+            )
     groups: dict[str, list[tuple[str, ...]]] = {
-        "stage": [(f"stage {stage}",) for stage in gates[0].stages],
-        "block": [(f"block {block}",) for block in gates[0].blocks],
+        "stage": [(f"stage {stage}",) for stage in first.stages],
+        "block": [(f"block {block}",) for block in first.blocks],
+        **({"windows": [(kind,) for kind in first.windows]} if first.windows else {}),
+        **({} if probe is None else {"label": functions(probe_columns(probe, first), first.num_heads)}),
     }
-    if gates[0].windows:
-        groups["windows"] = [(kind,) for kind in gates[0].windows]
-    if probe is not None:
-        groups["label"] = functions(probe_columns(probe, gates[0]), gates[0].num_heads)
-    return [row for run, of in zip(runs, gates, strict=True) for row in survivors(run.name, of.kept, groups)]
+    return [row for run in runs for row in survivors(run.name, run.gates.kept, groups)]
 
 
 def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
@@ -146,42 +145,32 @@ def probe_columns(folder: Path, heads: Gates) -> dict[str, list[float]]:
     return found
 
 
-def _same_heads(runs: Sequence[Run]) -> list[Gates]:
-    gates = [run.gates for run in runs if run.gates is not None]
-    for other in gates:
-        if (other.num_heads, other.digest) != (gates[0].num_heads, gates[0].digest):
-            raise UserError(
-                f"sweep: {other.path} and {gates[0].path} are of two models, {other.num_heads} heads "
-                f"({other.digest or 'no layout'}) and {gates[0].num_heads} ({gates[0].digest or 'no layout'}). Compare "
-                f"runs of one."
-            )
-    return gates
-
-
 def _table(run: runs_of.Run, name: str) -> Path | None:
     return run.files.path(f"tables/{name}.csv", 100 * MB) if name in run.tables else None
 
 
-def _gates(path: Path | None) -> Gates | None:
-    if path is None:
-        return None
-    listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
-    gates = Gates(path, listed[0].get(DIGEST, ""), [], [], [False] * len(listed), [])
-    rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
-    stages, blocks = ([row[name] for row in rows] for name in ("stage", "block"))
-    windows = [f"{'shifted' if row['shifted'] == '1' else 'plain'} windows" for row in rows if "shifted" in row]
-    return Gates(path, gates.digest, stages, blocks, read_kept(path, gates, "sweep").tolist(), windows)
-
-
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> Run | None:
+    """None for a run that is not finished, or has no learned gates."""
     run = runs_of.read_run(folder)
     right = run.outcomes()
     if run.unread:
         raise UserError(f"sweep: {folder} is damaged ({run.unread[0]}). Take it out of the sweep's folder.")
+    gates = _gates(path) if (path := _table(run, "gates")) else None
     settings = dict(line.split("=", 1) for line in run.overrides if "=" in line)
     metrics = {name: value for name, value in run.metrics.items() if value is not None}
+    if not gates or not set(METRICS) <= set(metrics):
+        return None
     whole, images = _whole(settings.get("weights"), run.model), None if right is None else right.images
-    return Run(folder.name, settings, metrics, _gates(_table(run, "gates")), run.model, whole, images)
+    return Run(folder.name, settings, metrics, gates, run.model, whole, images)
+
+
+def _gates(path: Path) -> Gates:
+    listed = read_rows(path, ("head", "stage", "block", "kept"), "sweep")
+    gates = Gates(path, listed[0].get(DIGEST, ""), [], [], [False] * len(listed), [])
+    rows = read_heads(path, ("stage", "block", "kept"), gates, "sweep")
+    windows = [f"{'shifted' if row['shifted'] == '1' else 'plain'} windows" for row in rows if "shifted" in row]
+    stages, blocks = ([row[name] for row in rows] for name in ("stage", "block"))
+    return gates._replace(stages=stages, blocks=blocks, kept=read_kept(path, gates, "sweep").tolist(), windows=windows)
 
 
 def _whole(weights: str | None, description: dict[str, Any]) -> float | None:
@@ -205,6 +194,9 @@ def _probed(probe: Path | None, run: Run) -> float | None:
 
 
 def main() -> None:
+    from mhprobe.report.runs.facts import origin_of_script
+    from mhprobe.run.cli import fail
+
     parser = argparse.ArgumentParser(
         prog="python -m mhprobe.studies.sweep", description=(__doc__ or "").partition(":")[2]
     )
@@ -213,16 +205,12 @@ def main() -> None:
         "--probe", type=Path, help="a probed run of the whole model: what its heads do, and its accuracy"
     )
     parser.add_argument("--style", choices=["screen", "paper"], default="screen", help="of figures: paper fits columns")
-    arguments = parser.parse_args()
-    from mhprobe.report.runs.facts import origin_of_script
-    from mhprobe.run.cli import fail
-
-    made = origin_of_script("studies.sweep")
+    given = parser.parse_args()
     try:
-        for path in write(arguments.folder, arguments.probe, arguments.style, origin=made):
-            print(path)
+        paths = write(given.folder, given.probe, given.style, origin=origin_of_script("studies.sweep"))
     except UserError as error:
         fail(str(error))
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """One number of heads. Accuracies on the test images; pruned: with gates of exactly 0 and 1.
 
-    delta: scratch - pruned, with its 95 % interval; p: McNemar's exact test of the two on the same images; p_holm:
-    the same after Holm's correction over the numbers of heads. Empty for the whole model, where the two are one.
+    delta: scratch - pruned, with its 95 % interval, on the same images; p: McNemar's exact test; p_holm: after Holm's
+    correction over the numbers of heads. Empty for the whole model, where the two are one.
     """
 
     heads: int
@@ -54,11 +54,13 @@ class Fitted(NamedTuple):
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
+    import torch
+
     from mhprobe.report.html import finish_report
     from mhprobe.report.runs.facts import origin
     from mhprobe.run import builders
+    from mhprobe.stats.significance import holm
     from mhprobe.studies import sweep
-    from mhprobe.studies.paired import compared, corrected
     from mhprobe.weights.checkpoint import load_weights
 
     options = cfg.voita
@@ -84,13 +86,8 @@ def run(cfg: Config, folder: Path) -> None:
         pruned = fit(_pruned(cfg, size), here)
         kept = here / "tables" / "gates.csv"
         scratch = fit(_scratch(cfg, description, kept, epochs), folder / f"heads_{size}_scratch")
-        ours = (
-            pruned.metrics["gates/binary_accuracy"],
-            pruned.metrics["test/accuracy"],
-            scratch.metrics["test/accuracy"],
-        )
-        rows.append(Row(size, *ours, learned, epochs, *compared(pruned.right, scratch.right)))
-    adjusted = corrected([row.p for row in rows[1:]])
+        rows.append(_compared(size, pruned, scratch, learned, epochs))
+    adjusted = holm(torch.tensor([row.p for row in rows[1:]], dtype=torch.float64)).tolist()
     rows[1:] = [row._replace(p_holm=p) for row, p in zip(rows[1:], adjusted, strict=True)]
     if builders.is_first():
         made = origin(cfg.command, folder)
@@ -99,6 +96,14 @@ def run(cfg: Config, folder: Path) -> None:
         write(folder, rows, data, cfg.style, made, left)
         sweep.write(folder, probe, cfg.style, whole, made)  # Figures 7 to 10: accuracy and which heads are left
         finish_report(folder, cfg.command, model.gates.layout)
+
+
+def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs: int) -> Row:
+    from mhprobe.stats.significance import paired
+
+    accuracies = (pruned.metrics["gates/binary_accuracy"], *(arm.metrics["test/accuracy"] for arm in (pruned, scratch)))
+    test = paired(pruned.right, scratch.right)
+    return Row(heads, *accuracies, learned, epochs, test.difference, test.low, test.high, test.p)
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:
@@ -110,7 +115,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     from mhprobe.callbacks.asking import Asking
     from mhprobe.run import builders, questions
     from mhprobe.run.resume import begun, resume
-    from mhprobe.studies.paired import right
+    from mhprobe.scoring.parts.tally import tally
 
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
@@ -123,8 +128,11 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     report.close()
     answers.complain()
     trainer.strategy.barrier()  # the other ranks read what the first has written
-    keep = (cfg.gates.keep, cfg.gates.threshold) if builders.learns_gates(model) else None
-    return Fitted(report.metrics, right(model, data, keep))
+    gates, learned = model.gates, builders.learns_gates(model)
+    on = gates.kept(cfg.gates.keep, cfg.gates.threshold) if learned else gates.effective()
+    with gates.fixed(on.float()):
+        counted = tally(model.eval(), data.batches("test", model.device), data.sizes["test"])
+    return Fitted(report.metrics, counted["right"].cpu())
 
 
 def tested(cfg: Config, data: ImageData, model: GatedClassifier, folder: Path) -> dict[str, float]:

@@ -25,6 +25,7 @@ from mhprobe.report import tables
 from mhprobe.report.figures import pairs as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.survival import labels
+from mhprobe.studies.panels.columns import of_heads
 
 LEAST = 5  # heads that are worth cutting into clusters
 MOST = 8  # clusters
@@ -51,7 +52,7 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
     layout = material.layout
     about = JSDistance(layout, pairs="stage", permutations=1, null_images=0)
     found = measured(material.model, {"js": about}, material.walk(images))
-    functions = functions_of(material)
+    functions = labels(of_heads(material), layout.num_heads)
     groups, rows = [], []
     number_A = torch.full((layout.num_heads,), -1)
     for stage in range(layout.num_stages):
@@ -78,18 +79,6 @@ def clusters(material: Material, images: int = 500, draws: int = 200) -> dict[st
         row_of_head.append(function)
     drawn = Result(tables.from_rows(rows), figure.behaviours(groups), of=material.of(images))
     return {"clusters": drawn, "heads": Result(heads_table)}
-
-
-def functions_of(material: Material) -> list[str]:
-    """(A,) the first rule of stats/survival.py that holds, from the measures of the figure."""
-    heads = material.layout.num_heads
-    columns = {
-        f"{name}.{column}": values.double().tolist()
-        for name in material.names
-        for column, values in material.columns(name).items()
-        if values.shape == (heads,)
-    }
-    return labels(columns, heads)
 
 
 def cluster(distance: Tensor, draws: int, seed: int) -> Clusters:

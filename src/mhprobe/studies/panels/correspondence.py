@@ -9,7 +9,7 @@ Shapes: B images, T patches, H heads of one site, D head width.
 """
 
 import itertools
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
@@ -29,12 +29,9 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     Table: itself (likeness on the other view), best_other (that of the most alike other head of its block),
     best_other_index, corresponds (1 where itself is larger), chance.
     """
-    layout, device = material.layout, material.model.device
-    sums = [
-        [torch.zeros(2 * site.channels, 2 * site.channels, dtype=torch.float64, device=device),
-         torch.zeros(2 * site.channels, dtype=torch.float64, device=device)] for site in layout.sites
-    ]  # fmt: skip
-    rows = torch.zeros(len(layout.sites), dtype=torch.float64, device=device)
+    layout, like = material.layout, {"dtype": torch.float64, "device": material.model.device}
+    products = [torch.zeros(2 * site.channels, 2 * site.channels, **like) for site in layout.sites]
+    totals = [torch.zeros(2 * site.channels, **like) for site in layout.sites]
     batches, again = itertools.tee(material.walk(images)())
     flipped = (batch._replace(images=batch.images.flip(-1)) for batch in again)  # left to right
     walks = (recorded(material.model, each) for each in (batches, flipped))
@@ -42,28 +39,23 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
         for number, site in enumerate(layout.sites):
             one, other = (patches(view.z[number][batch.valid], site) for view in (heads, mirrored))
             both = torch.cat([one.flatten(0, 1), other_way(other, site).flatten(0, 1)], 1).double()
-            sums[number][0] += both.mT @ both
-            sums[number][1] += both.sum(0)
-            rows[number] += len(both)
-    rows = ranks.total(rows)
-    own, best, which = [], [], []
-    for (product, total), count, site in zip(sums, rows, layout.sites, strict=True):
-        alike = between(ranks.total(product), ranks.total(total), count, site.num_heads).cpu()
-        others = alike.clone().fill_diagonal_(-torch.inf)
-        own.append(alike.diagonal())
-        best.append(others.amax(1) if site.num_heads > 1 else torch.full((1,), torch.nan, dtype=torch.float64))
-        which.append(others.argmax(1))
-    columns: dict[str, Any] = {
-        "itself": torch.cat(own), "best_other": torch.cat(best), "best_other_index": torch.cat(which),
-    }  # fmt: skip
-    columns["corresponds"] = (columns["itself"] > columns["best_other"].nan_to_num(-1)).long()
-    chance = torch.cat([torch.full((site.num_heads,), 1 / site.num_heads) for site in layout.sites])
-    columns["chance"] = chance.double()
-    return {
-        "views": Result(
-            tables.per_head(layout, columns), figure.correspondence(layout, columns), of=material.of(images)
-        )
+            products[number] += both.mT @ both
+            totals[number] += both.sum(0)
+    of = material.of(images)
+    alike = [
+        between(ranks.total(product), ranks.total(total), of.images * math.prod(site.token_grid), site.num_heads).cpu()
+        for product, total, site in zip(products, totals, layout.sites, strict=True)
+    ]
+    others = [values.clone().fill_diagonal_(-torch.inf) for values in alike]
+    itself, best = torch.cat([each.diagonal() for each in alike]), torch.cat([each.amax(1) for each in others])
+    columns = {
+        "itself": itself,
+        "best_other": best.where(best.isfinite(), torch.nan),  # of a block's only head
+        "best_other_index": torch.cat([each.argmax(1) for each in others]),
+        "corresponds": (itself > best.clamp(min=-1)).long(),
+        "chance": torch.tensor([1 / site.num_heads for _, _, site in layout]).double(),
     }
+    return {"views": Result(tables.per_head(layout, columns), figure.correspondence(layout, columns), of=of)}
 
 
 def patches(z: Tensor, site: HeadSite) -> Tensor:
@@ -76,7 +68,7 @@ def other_way(rows: Tensor, site: HeadSite) -> Tensor:
     return rows.unflatten(1, site.token_grid).flip(2).flatten(1, 2)
 
 
-def between(product: Tensor, total: Tensor, rows: Tensor, heads: int) -> Tensor:
+def between(product: Tensor, total: Tensor, rows: int, heads: int) -> Tensor:
     """(H, H) linear CKA of head a on the first view with head b on the second.
 
     product: (2 H D, 2 H D) sum over rows of both views' outputs with themselves; total: (2 H D,) their sums.

@@ -7,8 +7,6 @@ padding are left out, and rows renormalised.
 Shapes: b images, W windows, H heads of one site, Q queries, K keys, Y, X offsets, A heads of all sites.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,25 +21,31 @@ from mhprobe.report.result import Result
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
-    """A map per head. images: test images, at most. Table: head, block, down, right, mass, even (mean attention)."""
-    layout, device = material.layout, material.model.device
-    mass, queries = (torch.zeros(layout.num_heads, *_size(layout), dtype=torch.float64, device=device) for _ in "ab")
+    """A map per head. images: test images, at most. Table: head, block, down, right, attention (its mean)."""
+    layout, size = material.layout, _size(material.layout)
+    sums = torch.zeros(2, layout.num_heads, *size, dtype=torch.float64, device=material.model.device)
     for _, heads in recorded(material.model, material.walk(images)(), {"attn"}):
         for piece in attention("covering range", layout, heads):
-            span = layout.span(piece.number)
-            for total, part in zip((mass, queries), around_the_favourite(piece, _size(layout)), strict=True):
-                total[span] += part
-    mass, queries = ranks.total(mass).cpu(), ranks.total(queries).cpu()
+            sums[:, layout.span(piece.number)] += torch.stack(around_the_favourite(piece, size))
+    mass, queries = ranks.total(sums).cpu()
     # NaN where no favourite key has such a neighbour
     mean = mass / queries.masked_fill(queries == 0, torch.nan)
-    middle = tuple(side // 2 for side in _size(layout))
+    middle = size[0] // 2, size[1] // 2
     there = queries.clone()
-    there[:, middle[0], middle[1]] = 0  # the favourite key itself would outshine the rest
+    there[:, *middle] = 0  # the favourite key itself would outshine the rest
     columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
     drawn = figure.offset_maps(
         layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
     )
-    return {"map": Result(tables.from_rows(_rows(layout, mean, middle)), drawn, of=material.of(images))}
+    sites = [site for _, _, site in layout]
+    rows = [
+        {
+            **{"head": head, "block": sites[head].block, "down": y - middle[0], "right": x - middle[1]},
+            "attention": mean[head, y, x].item(),
+        }
+        for head, y, x in (~mean.isnan()).nonzero().tolist()
+    ]
+    return {"map": Result(tables.from_rows(rows), drawn, of=material.of(images))}
 
 
 def around_the_favourite(piece: Piece, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -68,15 +72,3 @@ def _size(layout: HeadLayout) -> tuple[int, int]:
     """Offsets down and across, the middle one being 0."""
     tall, wide = (max(site.token_grid[axis] for site in layout.sites) for axis in (0, 1))
     return 2 * tall - 1, 2 * wide - 1
-
-
-def _rows(layout: HeadLayout, mean: Tensor, middle: tuple[int, ...]) -> list[dict[str, Any]]:
-    known = (~mean.isnan()).nonzero().tolist()
-    sites = [site for _, _, site in layout]
-    return [
-        {
-            **{"head": head, "block": sites[head].block, "down": y - middle[0], "right": x - middle[1]},
-            "attention": mean[head, y, x].item(),
-        }
-        for head, y, x in known
-    ]

@@ -39,21 +39,17 @@ def kernels(material: Material, count: int = 6, images: int = 200) -> dict[str, 
     convolution nor a stem of some. Table: head, kernel, strength (its singular value), share (of the squared strengths
     of the head's mean map), linear (of the squared size of the head's maps, that of their mean).
     """
-    model, data = material.model, material.data
-    embedding = patch_embedding(model.backbone)  # type: ignore[arg-type]
-    batch = data.some("test", images, model.device)
-    slopes = slopes_of(embedding, batch.images)
+    model = material.model
+    batch = material.data.some("test", images, model.device)
+    slopes = slopes_of(patch_embedding(material.backbone), batch.images)
     value = record(model, batch.images[:1], needs={"weights"}).need("weights", "kernels")[0].value.double().cpu()
     strength, patterns = strongest(value, slopes.mean, count)
     whole = (value @ slopes.mean.flatten(1)).square().sum((1, 2))
     linear = whole / torch.einsum("hdc,ce,hde->h", value, slopes.second, value)
     rows: list[dict[str, Any]] = [
         {
-            "head": head,
-            "kernel": n,
-            "strength": size,
-            "share": size**2 / whole[head].item(),
-            "linear": linear[head].item(),
+            **{"head": head, "kernel": n, "strength": size},
+            **{"share": size**2 / whole[head].item(), "linear": linear[head].item()},
         }
         for head, sizes in enumerate(strength.tolist())
         for n, size in enumerate(sizes)
@@ -71,13 +67,9 @@ def slopes_of(embedding: nn.Module, images: Tensor, at_once: int = 10) -> Slopes
             maps = embedding(pixels)
             row, column = (side // 2 for side in maps.shape[2:])
             rows, columns = reach(embedding, row), reach(embedding, column)
-            slope = torch.stack(
-                [
-                    torch.autograd.grad(channel.sum(), pixels, retain_graph=True)[0][:, :, rows, columns]
-                    for channel in maps[:, :, row, column].T  # images do not see each other
-                ],
-                1,
-            )
+            channels = maps[:, :, row, column].sum(0)  # images do not see each other
+            whole = [torch.autograd.grad(channel, pixels, retain_graph=True)[0] for channel in channels]
+            slope = torch.stack([each[:, :, rows, columns] for each in whole], 1)
             flat = slope.double().cpu().flatten(2)  # (B, C, P)
             total, second = total + flat.sum(0), second + (flat @ flat.mT).sum(0)
     return Slopes((total / len(images)).unflatten(1, slope.shape[2:]), second / len(images))

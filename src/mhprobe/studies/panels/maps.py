@@ -1,61 +1,225 @@
-"""Maps of single images laid over them, as python -m mhprobe.maps draws them, and how they are judged over many."""
+"""Maps of images: laid over single ones, and judged over many by deletion, by objects and by right answers.
 
-from collections.abc import Mapping, Sequence
+Shapes: B images of a batch, n images, K maps, P parts of a score, h x w patches, L blocks of one stage, C channels.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mhprobe import ranks
+from mhprobe.data.batch import Batch
 from mhprobe.data.draws import evenly
+from mhprobe.errors import UserError
+from mhprobe.io.progress import progress
 from mhprobe.maps.base import MapKind
-from mhprobe.maps.faithfulness import Faithfulness
-from mhprobe.maps.faithfulness import faithfulness as judge
+from mhprobe.maps.faithfulness import Faithfulness, faithfulness
 from mhprobe.maps.gallery import gallery
+from mhprobe.maps.rollout import Rollout
+from mhprobe.maps.segmentation import SCORES, overlap, scores
+from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.material import Material
-from mhprobe.report import tables
+from mhprobe.recording.record import record
+from mhprobe.report.figures import maps as figure
 from mhprobe.report.result import Result
+from mhprobe.report.tables import from_rows
+from mhprobe.stats.agreement import auroc_error
+from mhprobe.stats.intervals import percentiles, resampled_means
 from mhprobe.stats.significance import Z95
 
+Kinds = Mapping[str, MapKind]
+BLIND = ("centre", "random")  # maps that have seen no image
 
-def overlays(
-    material: Material, kinds: Mapping[str, MapKind], images: Sequence[int] | int, **options: Any
-) -> dict[str, Result]:
-    """Maps of single images.
+
+def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **options: Any) -> dict[str, Result]:
+    """Maps of single images laid over them, as python -m mhprobe.maps draws them.
 
     images: positions in the test split, or a number, evenly from all of it. options: of ``maps.faithfulness``.
     """
-    backbone: Any = material.model.backbone
     chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
-    results, _ = gallery(backbone, material.data, chosen, kinds, seed=material.seed, **options)
+    results, _ = gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options)
     return results
 
 
-def judged(material: Material, kinds: Mapping[str, MapKind], images: int = 200, **options: Any) -> dict[str, Result]:
+def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) -> dict[str, Result]:
     """Each kind's areas under deletion and insertion over many images, against random orders of the same images.
 
-    images: so many, evenly from the test split. options: of ``maps.faithfulness``. Of a kind with a map per head, the
-    mean of the maps is judged. Table: map, area, score (mean), random, better (how much better than random, paired
-    image by image; positive is better for both areas), low, high (its 95 % interval over images), images.
+    images: of the test split, at most. options: of ``maps.faithfulness``. Table: map, area, score (mean), random,
+    better (how much better than random, paired image by image; positive is better for both areas), low, high (its 95 %
+    interval over images), images.
     """
-    backbone: Any = material.model.backbone
-    chosen = torch.tensor(evenly(images, material.data.sizes["test"]))
-    found: list[list[list[float]]] = []  # per image, per kind: four areas
-    for batch in material.data.batches("test", material.model.device, images=chosen):
-        made = [kind(backbone, batch.images, batch.labels) for kind in kinds.values()]
-        maps = [torch.stack(list(each.values())).mean(0) for each in made]
-        areas = judge(backbone, batch.images, maps, seed=material.seed, **options)
-        found += torch.stack([torch.stack(each, -1) for each in areas], 1)[batch.valid].tolist()
-    every = torch.tensor([one for part in ranks.gather(found) for one in part], dtype=torch.float64)
+    areas_nK4 = areas_of(material, kinds, images, seed=material.seed, **options)
     rows: list[dict[str, Any]] = []
-    for kind, name in enumerate(kinds):
-        areas_of = Faithfulness(*every[:, kind].T)
-        rows.append(_row(name, "deletion", areas_of.deletion, areas_of.random_deletion, better=-1))
-        rows.append(_row(name, "insertion", areas_of.insertion, areas_of.random_insertion, better=1))
-    return {"areas": Result(tables.from_rows(rows))}
+    for name, areas in zip(kinds, areas_nK4.unbind(1), strict=True):
+        of = Faithfulness(*areas.T)
+        for area, score, random, better in (
+            ("deletion", of.deletion, of.random_deletion, -1),
+            ("insertion", of.insertion, of.random_insertion, 1),
+        ):
+            gain = better * (score - random)
+            mean, half = gain.mean().item(), Z95 * gain.std().item() / len(gain) ** 0.5
+            means = {"score": score.mean().item(), "random": random.mean().item(), "better": mean}
+            rows.append(
+                {"map": name, "area": area, **means, "low": mean - half, "high": mean + half, "images": len(gain)}
+            )
+    return {"areas": Result(from_rows(rows))}
 
 
-def _row(name: str, area: str, score: torch.Tensor, random: torch.Tensor, better: int) -> dict[str, Any]:
-    gain = better * (score - random)
-    mean, half = gain.mean().item(), Z95 * gain.std().item() / len(gain) ** 0.5
-    means = {"score": score.mean().item(), "random": random.mean().item(), "better": mean}
-    return {"map": name, "area": area, **means, "low": mean - half, "high": mean + half, "images": len(gain)}
+def segmentation(material: Material, kinds: Kinds, images: int = 200, number: int | None = None) -> dict[str, Result]:
+    """Do maps lie on objects? Each kind's scores (maps/segmentation.py) over many images.
+
+    Beside them two maps that have seen no image: one that is hottest in the centre, where photographers put things, and
+    one of random patches.
+
+    images: of the test split, at most; those without the object are left out. number: of the object that counts, None
+    for all objects. Table: map, score, value, low, high (95 %, bootstrap over images), over_centre (value less that of
+    the centre, paired), over_centre_low, over_centre_high, images. UserError where the data have no masks.
+    """
+
+    def of_batch(batch: Batch) -> Tensor:
+        if batch.objects is None:
+            raise UserError(
+                "segmentation: the data set has no object masks, expected them beside the images. Use data=scenes or "
+                "data=pets, or leave the figure out."
+            )
+        mask = batch.objects > 0 if number is None else batch.objects == number
+        there = batch.valid & mask.flatten(1).any(1)
+        maps = maps_of(kinds, material, batch)
+        parts = [torch.stack(overlap(each[there], mask[there]), -1) for each in (*maps, *_blind(maps, batch.index))]
+        return torch.stack(parts, 1)
+
+    every_nKP = of_images(material, images, of_batch)
+    if not len(every_nKP):
+        raise UserError(
+            f"segmentation: none of {material.of(images).images} images shows object {number}, expected one at least."
+        )
+    value_KS = scores(every_nKP.mean(0))
+    drawn_RKS = scores(resampled_means(every_nKP.flatten(1).T, seed=material.seed).unflatten(1, every_nKP.shape[1:]))
+    centre = len(kinds)
+    over_KS, over_RKS = (each - each[..., centre, None, :] for each in (value_KS, drawn_RKS))
+    names = ("value", "low", "high", "over_centre", "over_centre_low", "over_centre_high")
+    columns = dict(zip(names, (value_KS, *percentiles(drawn_RKS), over_KS, *percentiles(over_RKS)), strict=True))
+    rows = [
+        {"map": name, "score": score, **{key: of[k, s].item() for key, of in columns.items()}, "images": len(every_nKP)}
+        for k, name in enumerate((*kinds, *BLIND))
+        for s, score in enumerate(SCORES)
+    ]
+    return {"scores": Result(from_rows(rows), figure.segmentation(rows), of=material.of(len(every_nKP)))}
+
+
+def _blind(maps: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
+    """The centre and random patches, (B, h, w) each, as fine as the finest of ``maps``."""
+    rows, columns = max((each.shape[-2:] for each in maps), key=lambda size: size[0] * size[1])
+    down, right = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2 for n in (rows, columns))
+    centre = -torch.hypot(down[:, None] / rows, right / columns).expand(len(index), -1, -1)
+    draws = [torch.rand(rows, columns, generator=torch.Generator().manual_seed(i)) for i in index.tolist()]
+    return centre.to(index.device), torch.stack(draws).to(index.device)  # alike in every batch and rank
+
+
+def heat(material: Material, images: int = 1000, kind: MapKind | None = None) -> dict[str, Result]:
+    """Do hotter maps go with right answers? The heat of an image's map against whether it is classified rightly.
+
+    AUC: the chance that a rightly classified image is hotter than a wrongly classified one, 0.5 for no relation, with
+    Hanley & McNeil's 95 % interval and the Mann-Whitney p.
+
+    images: test images, at most. kind: of the maps; None for rollout. Table: images, right, wrong, median_right,
+    median_wrong, auc, low, high, p. UserError where all are right, or all wrong: there is nothing to compare.
+    """
+    from scipy.stats import mannwhitneyu
+
+    heats, right = heats_of(material, kind or Rollout(), images).unbind(1)
+    hot, cold = heats[right > 0].tolist(), heats[right == 0].tolist()
+    if not hot or not cold:
+        raise UserError(f"heat: of {len(heats)} images {len(hot)} are right, expected some right and some wrong.")
+    test = mannwhitneyu(hot, cold)
+    auc = float(test.statistic) / (len(hot) * len(cold))
+    low, high = auc_interval(auc, len(hot), len(cold))
+    numbers = {
+        **{"images": len(heats), "right": len(hot), "wrong": len(cold)},
+        **{"median_right": heats[right > 0].median().item(), "median_wrong": heats[right == 0].median().item()},
+        **{"auc": auc, "low": low, "high": high, "p": float(test.pvalue)},
+    }
+    title = f"a right one is hotter in {auc:.2f} of pairs\n({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}"
+    drawn = figure.heat(hot, cold, title, "share of the map's mass on its hottest tenth")
+    return {"rightness": Result(from_rows([numbers]), drawn, of=material.of(images))}
+
+
+def auc_interval(auc: float, first: int, second: int) -> tuple[float, float]:
+    """95 % interval of the chance that one of ``first`` values is larger than one of ``second``."""
+    half = Z95 * auroc_error(auc, first, second)
+    return max(0.0, auc - half), min(1.0, auc + half)
+
+
+def hottest(maps: Tensor, share: float = 0.1) -> Tensor:
+    """(B, h, w) maps that are nowhere negative -> (B,) the share of their mass on the hottest patches; 1 at most."""
+    flat = maps.flatten(1).double()
+    top = flat.topk(max(1, round(share * flat.shape[1])), dim=1).values
+    return top.sum(1) / flat.sum(1).clamp(min=1e-12)
+
+
+def surfaces(material: Material, image: int = 0) -> dict[str, Result]:
+    """One image's rollout over space, and the size of its residual stream over channels and blocks, as surfaces.
+
+    image: position in the test split. Table: block, channel, size (mean over patches of the absolute value).
+    """
+    layout, data, device = material.layout, material.data, material.model.device
+    chosen = torch.tensor([min(image, data.sizes["test"] - 1)])
+    # every rank looks at the same image: the share of a rank may be padded
+    (batch,) = data.batches("test", device, images=chosen)
+    (rollout,) = Rollout()(material.backbone, batch.images).values()
+    streams = record(material.model, batch.images, needs={"stream"}).need("stream", "surfaces")
+    last = [number for number, block in enumerate(layout.blocks) if block.stage == layout.blocks[-1].stage]
+    prefix = layout.sites[-1].prefix_tokens
+    size_LC = torch.stack([streams[number].after[0, prefix:].abs().double().mean(0) for number in last]).cpu()
+    rows = [
+        {"block": block, "channel": channel, "size": value}
+        for block, values in zip(last, size_LC.tolist(), strict=True)
+        for channel, value in enumerate(values)
+    ]
+    return {"surfaces": Result(from_rows(rows), figure.surfaces(rollout[0].cpu(), size_LC, last), of=material.of(1))}
+
+
+# numbers of single images
+
+
+def areas_of(material: Material, kinds: Kinds, images: int, **options: Any) -> Tensor:
+    """(n, K, 4) the areas of ``Faithfulness`` of each kind's maps of test images. options: of ``faithfulness``."""
+
+    def of_batch(batch: Batch) -> Tensor:
+        areas = faithfulness(material.backbone, batch.images, maps_of(kinds, material, batch), **options)
+        return torch.stack([torch.stack(each, -1) for each in areas], 1)[batch.valid]
+
+    return of_images(material, images, of_batch)
+
+
+def heats_of(material: Material, kind: MapKind, images: int) -> Tensor:
+    """(n, 2) the ``hottest`` share of each test image's map, and 1 where the image is classified rightly."""
+
+    def of_batch(batch: Batch) -> Tensor:
+        (maps,) = maps_of({"": kind}, material, batch)
+        with torch.inference_mode():
+            right, _ = outcomes(material.backbone(batch.images), batch.labels)
+        return torch.stack([hottest(maps), right.double()], 1)[batch.valid]
+
+    return of_images(material, images, of_batch)
+
+
+def maps_of(kinds: Kinds, material: Material, batch: Batch) -> list[Tensor]:
+    """(B, h, w) of each kind; of a kind with a map per head the mean of the maps."""
+    made = [kind(material.backbone, batch.images, batch.labels) for kind in kinds.values()]
+    return [torch.stack(list(maps.values())).mean(0) for maps in made]
+
+
+def of_images(material: Material, images: int, of_batch: Callable[[Batch], Tensor]) -> Tensor:
+    """(n, ...) what ``of_batch`` gives of a batch's images, of so many test images, evenly from all. A collective.
+
+    A walk of its own: a kind of map records its images itself.
+    """
+    rows: list[Any] = []
+    with progress("maps of test images", material.of(images).images, show=material.first) as done:
+        for batch in material.walk(images)():
+            rows += of_batch(batch).tolist()
+            done(int(batch.valid.sum()))
+    return torch.tensor([row for part in ranks.gather(rows) for row in part], dtype=torch.float64)

@@ -26,8 +26,7 @@ from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.patch_relations import RELATIONS, colours, palette, right_keys
-from mhprobe.studies.panels.relations import summary
+from mhprobe.studies.panels.relations import RELATIONS, colours, palette, right_keys, summary
 
 
 class Queries(NamedTuple):

@@ -1,21 +1,34 @@
-"""Relations between patches: the best head beside the best fixed offset (Clark et al., Table 1).
+"""Relations between the patches of any image, without masks: the best head beside the best fixed offset.
 
+Clark et al., 2019, arXiv 1906.04341, section 4 and Table 1, score heads on syntactic relations. Pictures have no
+syntax, so these stand in for it; each says which keys are right for a query, and the query itself never is:
+
+    same colour     the key's mean colour is of the same k-means cluster as the query's
+    mirror image    the key is at the query's place in the image flipped left to right
+    opposite        the key is at the query's place in the image turned by 180 degrees
+    along an edge   the key is the next patch, either way, along the edge that runs through the query; only queries
+                    with more edge than the median patch of the image count
+
+The edge is that of the structure tensor (Bigun & Granlund 1987): across the direction in which brightness changes most.
 A head's answer is the patch it attends to most, the query itself left out. The head and the offset are chosen on
 validation images and scored on test images; in windows, only keys of the window count, for all of them alike.
 
-Shapes: b images, W windows, H heads of one site, Q queries, K keys, R relations, A heads of all sites, S sites,
-O offsets.
+Shapes: b images, T = h w patches, W windows, H heads of one site, Q queries, K keys, R relations, A heads of all sites,
+S sites, O offsets (down, right) within the window or the grid, N images of a split.
 """
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mhprobe import ranks
-from mhprobe.heads import HeadSite
+from mhprobe.data.batch import Batch
+from mhprobe.heads import HeadLayout, HeadSite
 from mhprobe.measures.parts.places import Piece, attention, places_of
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import recorded
@@ -23,24 +36,25 @@ from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
 from mhprobe.stats.significance import Z95
-from mhprobe.studies.panels.patch_relations import RELATIONS, palette, right_keys
 
+RELATIONS = ("same colour", "mirror image", "opposite", "along an edge")
+_ALONG = ((0, 1), (1, 1), (1, 0), (1, -1))  # (down, right) of an edge at 0, 45, 90, 135 degrees
 Ways = dict[str, tuple[str, Tensor]]
 
 
 class Scores(NamedTuple):
-    """Each (images, ...): the share of an image's queries that were answered rightly; NaN where it asks none."""
+    """Share of an image's queries that were answered rightly; NaN where it asks none."""
 
     heads: Tensor  # (N, A, R)
-    offsets: Tensor  # (N, S, O, R), O numbers (down, right) within the window or the grid
+    offsets: Tensor  # (N, S, O, R)
     even: Tensor  # (N, S, R)
 
 
 def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict[str, Result]:
     """A row per relation and way to answer: the best head, the best fixed offset of its block, an even draw.
 
-    images: at most so many of each split. clusters: of colours. Table: relation, way, who (block and head, or the
-    offset), head, score (mean over test images), low, high (95 % over images), images.
+    images: of each split, at most. clusters: of colours. Table: relation, way, who (block and head, or the offset),
+    head, score (mean over test images), low, high (95 % over images), images.
     """
     rows = [
         {"relation": relation, "way": way, "who": who, "head": head, **summary(values)}
@@ -51,33 +65,71 @@ def relations(material: Material, images: int = 1000, clusters: int = 8) -> dict
 
 
 def best_of_each(material: Material, images: int, clusters: int = 8) -> Iterator[tuple[str, int, Ways]]:
-    """Per relation its name, the best head, and each way to answer with who it is and its (N,) test scores.
+    """Per relation its name, and the best head and the ways of ``best``."""
+    layout, device = material.layout, material.model.device
+    seen = (batch.images[batch.valid] for batch in material.data.batches("val", images=min(500, images)))
+    grid = layout.sites[0].token_grid
+    centres = ranks.from_rank_zero(lambda: palette(list(seen), grid, clusters, material.seed)).to(device)
 
-    A score is the share of an image's queries that were answered rightly, NaN where it asks none.
-    """
-    layout, data = material.layout, material.data
-    finest = layout.sites[0].token_grid
-    seen = (batch.images[batch.valid] for batch in data.batches("val", images=min(500, images)))
-    centres = ranks.from_rank_zero(lambda: palette(list(seen), finest, clusters, material.seed))
-    chosen, judged = (_scores(material, split, images, centres) for split in ("val", "test"))
-    site_of = torch.tensor([number for number, _, _ in layout])
-    for r, relation in enumerate(RELATIONS):
-        # late blocks have few keys: what counts is how far a head is above an even draw in its block
-        above = chosen.heads[..., r].nanmean(0) - chosen.even[..., r].nanmean(0)[site_of]
-        if above.isnan().all():
-            continue
-        head = int(above.nan_to_num(-1).argmax())
-        number, place, site = list(layout)[head]
-        offset = int(chosen.offsets[:, number, :, r].nanmean(0).nan_to_num(-1).argmax())
-        yield (
-            relation,
-            head,
-            {
-                "best head": (f"block {site.block}, head {place}", judged.heads[:, head, r]),
-                "best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset, r]),
-                "even draw": ("", judged.even[:, number, r]),
-            },
+    def right(batch: Batch, piece: Piece) -> tuple[Tensor, None]:
+        return right_keys(batch.images[piece.images], piece.site.token_grid, centres), None
+
+    chosen, judged = (
+        scored(
+            "relations", layout, material.model, material.walk(images, split)(), right, len(RELATIONS), torch.float32
         )
+        for split in ("val", "test")  # in float32: there are many relations, images and offsets
+    )
+    for r, relation in enumerate(RELATIONS):
+        if not chosen.heads[..., r].isnan().all():
+            yield relation, *best(layout, chosen, judged, r)
+
+
+def best(layout: HeadLayout, chosen: Scores, judged: Scores, r: int = 0) -> tuple[int, Ways]:
+    """The best head for a relation, and ways to answer: that head, the best fixed offset of its block, an even draw.
+
+    chosen, judged: scores of validation and of test images. A way has who it is and its (N,) scores.
+    """
+    site_of = torch.tensor([number for number, _, _ in layout])
+    # late blocks have few keys: what counts is how far a head is above an even draw in its block
+    above = chosen.heads[..., r].nanmean(0) - chosen.even[..., r].nanmean(0)[site_of]
+    head = int(above.nan_to_num(-1).argmax())
+    number, place, site = list(layout)[head]
+    offset = int(chosen.offsets[:, number, :, r].nanmean(0).nan_to_num(-1).argmax())
+    return head, {
+        "best head": (f"block {site.block}, head {place}", judged.heads[:, head, r]),
+        "best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset, r]),
+        "even draw": ("", judged.even[:, number, r]),
+    }
+
+
+def scored(
+    name: str,
+    layout: HeadLayout,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    right: Callable[[Batch, Piece], tuple[Tensor, Tensor | None]],
+    relations: int = 1,
+    dtype: torch.dtype = torch.float64,
+) -> Scores:
+    """Scores of all images, the same on every rank. name: of who asks.
+
+    right: gives of a piece of attention the right keys and the candidates of ``answers``. dtype: of the scores.
+    """
+    most = max((2 * extent(site)[0] - 1) * (2 * extent(site)[1] - 1) for site in layout.sites)
+    sizes = ((layout.num_heads,), (len(layout.sites), most), (len(layout.sites),))
+    parts: list[Scores] = []
+    for batch, heads in recorded(model, batches, {"attn"}):
+        found = Scores(*(torch.full((len(batch.images), *of, relations), torch.nan, dtype=dtype) for of in sizes))
+        for piece in attention(name, layout, heads):
+            images = piece.images.cpu()
+            for r, (of_heads, of_offsets, even) in enumerate(answers(piece, *right(batch, piece))):
+                found.heads[images, layout.span(piece.number), r] = of_heads.to("cpu", dtype)
+                found.offsets[images, piece.number, : of_offsets.shape[1], r] = of_offsets.to("cpu", dtype)
+                found.even[images, piece.number, r] = even.to("cpu", dtype)
+        parts.append(Scores(*(each[batch.valid.cpu()] for each in found)))
+    mine = Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return Scores(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
 
 
 def summary(values: Tensor) -> dict[str, float]:
@@ -86,31 +138,6 @@ def summary(values: Tensor) -> dict[str, float]:
     mean = known.mean().item()
     half = Z95 * (known.std() / len(known) ** 0.5).item() if len(known) > 1 else float("nan")
     return {"score": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half), "images": len(known)}
-
-
-def _scores(material: Material, split: str, images: int, centres: Tensor) -> Scores:
-    """Over the images of a split, the same on every rank."""
-    layout, centres = material.layout, centres.to(material.model.device)
-    most = max((2 * extent(s)[0] - 1) * (2 * extent(s)[1] - 1) for s in layout.sites)
-    parts: list[Scores] = []
-    for batch, heads in recorded(material.model, material.walk(images, split)(), {"attn"}):
-        shape = (len(batch.images), len(layout.sites), most, len(RELATIONS))
-        found = Scores(
-            torch.full((shape[0], layout.num_heads, shape[3]), torch.nan),
-            torch.full(shape, torch.nan),
-            torch.full((shape[0], shape[1], shape[3]), torch.nan),
-        )
-        for piece in attention("relations", layout, heads):
-            pictures = batch.images[piece.images]
-            right = right_keys(pictures, piece.site.token_grid, centres)
-            rows = piece.images.cpu()
-            for r, (of_heads, of_offsets, even) in enumerate(answers(piece, right)):
-                found.heads[rows, layout.span(piece.number), r] = of_heads.float().cpu()
-                found.offsets[rows, piece.number, : of_offsets.shape[1], r] = of_offsets.float().cpu()
-                found.even[rows, piece.number, r] = even.float().cpu()
-        parts.append(Scores(*(each[batch.valid.cpu()] for each in found)))
-    mine = Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
-    return Scores(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
 
 
 def answers(piece: Piece, right: Tensor, candidates: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -165,3 +192,51 @@ def offset_words(offset: int, site: HeadSite) -> str:
     down, right = offset // (2 * width - 1) - height + 1, offset % (2 * width - 1) - width + 1
     ways = (abs(down), "down" if down > 0 else "up"), (abs(right), "right" if right > 0 else "left")
     return ", ".join(f"{steps} {way}" for steps, way in ways if steps) or "itself"
+
+
+# which keys are right
+
+
+def right_keys(pictures: Tensor, grid: tuple[int, int], centres: Tensor) -> Tensor:
+    """(B, R, T, T) bool, whether the key is right for the query, in the order of RELATIONS.
+
+    pictures: (B, 3, height, width). centres: (clusters, 3) mean colours of ``palette``.
+    """
+    height, width = grid
+    cell = torch.arange(height * width, device=pictures.device).view(grid)
+    colour_BT = torch.cdist(colours(pictures, grid), centres).argmin(-1)
+    same = colour_BT[:, :, None] == colour_BT[:, None, :]
+    mirror, opposite = (cell.flip(axes).flatten()[:, None] == cell.flatten() for axes in ((1,), (0, 1)))
+    right = torch.stack([same, mirror.expand_as(same), opposite.expand_as(same), _along_edges(pictures, grid)], 1)
+    itself = torch.eye(height * width, dtype=torch.bool, device=pictures.device)
+    return right & ~itself
+
+
+def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, 3) float64 mean colour of each patch."""
+    return F.adaptive_avg_pool2d(pictures.double(), grid).flatten(2).transpose(1, 2)
+
+
+def palette(pictures: Iterable[Tensor], grid: tuple[int, int], clusters: int, seed: int) -> Tensor:
+    """(clusters, 3) the mean colours of patches, by k-means over all patches of ``pictures``."""
+    from sklearn.cluster import KMeans
+
+    patches = torch.cat([colours(each, grid).flatten(0, 1).cpu() for each in pictures])
+    return torch.from_numpy(KMeans(clusters, n_init=1, random_state=seed).fit(patches.numpy()).cluster_centers_)
+
+
+def _along_edges(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, T) bool."""
+    light = pictures.double().mean(1)
+    down, right = torch.gradient(light, dim=(1, 2))
+    # the structure tensor of each patch
+    xx, yy, xy = (F.adaptive_avg_pool2d(product, grid) for product in (right**2, down**2, right * down))
+    across = 0.5 * torch.atan2(2 * xy, xx - yy)  # the direction of the slope, with y downwards
+    number = ((across / math.pi + 0.5) * 4).round().long() % 4  # the edge is at a right angle to it
+    strong = (xx + yy).flatten(1)
+    steps = torch.tensor(_ALONG, device=pictures.device)[number.flatten(1)]  # (B, T, 2)
+    height, width = grid
+    cell = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), -1).flatten(0, 1)
+    offset = (cell[None, :] - cell[:, None]).to(pictures.device)  # key minus query
+    along = (offset == steps[:, :, None]).all(-1) | (offset == -steps[:, :, None]).all(-1)
+    return along & (strong > strong.median(1, keepdim=True).values)[:, :, None]

@@ -18,5 +18,5 @@ def speed(
     """
     if not material.first:  # other processes of the same machine would be timed with it
         return {}
-    rows = speed_table(material.model.backbone, batches=batches, rounds=rounds, seconds=seconds)  # type: ignore[arg-type]
+    rows = speed_table(material.backbone, batches=batches, rounds=rounds, seconds=seconds)
     return {"speed": Result(tables.from_rows(rows, "speed"), figure.speed(rows), of=Sample())}

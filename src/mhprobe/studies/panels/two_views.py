@@ -8,11 +8,11 @@ the answer. The head, and the offset, are chosen on validation images and scored
 
 Where attention is in windows only candidates of the window count, and most queries have no right one there.
 
-Shapes: b images, T = h w patches of a site, A heads of all sites, S sites, O offsets, N images of a split.
+Shapes: b images, T = h w patches of a site, N images of a split.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,26 +21,17 @@ from torch import Tensor, nn
 from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
-from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.measures.parts.places import Piece, attention
+from mhprobe.heads import HeadSite
+from mhprobe.measures.parts.places import Piece, places_of
 from mhprobe.questions.material import Material
-from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import answers, extent, offset_words, summary, tokens_of
+from mhprobe.studies.panels.relations import Ways, best, scored, summary
 
 RELATION = "the patch in the other view"
 WITHOUT_HEADS = ("same place", "nearest patch", "most similar pixels")
-
-
-class Scores(NamedTuple):
-    """Share of an image's queries that were answered rightly, in float64; NaN at a site that asks none."""
-
-    heads: Tensor  # (N, A)
-    offsets: Tensor  # (N, S, O)
-    even: Tensor  # (N, S)
-    plain: Tensor  # (N, S, 3), in the order of WITHOUT_HEADS
+AT_ONCE = 16  # images whose patches are compared with each other
 
 
 def two_views(material: Material, images: int = 500, mirror: bool = False) -> dict[str, Result]:
@@ -51,24 +42,84 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
     Table: relation, way, who, head (flat index), score (mean over test images), low, high (95 % over images), images.
     UserError for a grid that has no two equal halves.
     """
-    layout = material.layout
-    rows: list[dict[str, Any]] = []
-    for way, model in (("best head", material.model), ("best head, untrained", material.untrained())):
-        chosen, judged = (_scores(material, model, split, images, mirror) for split in ("val", "test"))
-        site_of = torch.tensor([number for number, _, _ in layout])
-        above = chosen.heads.nanmean(0) - chosen.even.nanmean(0)[site_of]
-        head = int(above.nan_to_num(-1).argmax())
-        number, place, site = list(layout)[head]
-        who = f"block {site.block}, head {place}"
-        rows.append({"relation": RELATION, "way": way, "who": who, "head": head, **summary(judged.heads[:, head])})
-        if model is material.model:
-            offset = int(chosen.offsets[:, number].nanmean(0).nan_to_num(-1).argmax())
-            ways = {"best fixed offset": (offset_words(offset, site), judged.offsets[:, number, offset])}
-            ways |= {name: ("", judged.plain[:, number, each]) for each, name in enumerate(WITHOUT_HEADS)}
-            ways |= {"even draw": ("", judged.even[:, number])}
-    for way, (who, values) in ways.items():
-        rows.append({"relation": RELATION, "way": way, "who": who, "head": "", **summary(values)})
+    layout, views = material.layout, {split: Views(material, split, images, mirror) for split in ("val", "test")}
+
+    def best_of(model: nn.Module) -> tuple[int, Ways]:
+        chosen, judged = (scored("two_views", layout, model, of(), of.right) for of in views.values())
+        return best(layout, chosen, judged)
+
+    (head, ways), (other, untrained) = best_of(material.model), best_of(material.untrained())
+    found = [("best head", head, *ways["best head"]), ("best head, untrained", other, *untrained["best head"])]
+    found.append(("best fixed offset", "", *ways["best fixed offset"]))
+    found += [
+        (way, "", "", values)
+        for way, values in zip(WITHOUT_HEADS, views["test"].plain(list(layout)[head][2]).T, strict=True)
+    ]
+    found.append(("even draw", "", *ways["even draw"]))
+    rows = [
+        {"relation": RELATION, "way": way, "who": who, "head": head, **summary(values)}
+        for way, head, who, values in found
+    ]
     return {"views": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
+
+
+class Views:
+    """Images of a split, each as two views side by side: a walk over them when called.
+
+    UserError for a grid that has no two equal halves.
+    """
+
+    def __init__(self, material: Material, split: str, images: int, mirror: bool) -> None:
+        sites = material.layout.sites
+        self.rows = min(site.token_grid[0] for site in sites)
+        for site in sites:
+            if site.token_grid[1] % 2 or site.token_grid[0] % self.rows:
+                raise UserError(
+                    f"two_views: {site.name} has a grid of {' x '.join(map(str, site.token_grid))} patches, expected "
+                    f"an even number of columns and a multiple of {self.rows} rows. Use another size of images."
+                )
+        self.material, self.mirror, self.walk = material, mirror, material.walk(images, split)
+        generator = torch.Generator().manual_seed(material.seed)
+        self.moved_N = torch.randint(self.rows, (material.data.sizes[split],), generator=generator)
+
+    def __call__(self) -> Iterator[Batch]:
+        for batch in self.walk():
+            moved = self.moved_N[batch.index.cpu()]
+            yield batch._replace(images=side_by_side(batch.images, self.rows, moved, self.mirror))
+
+    def true(self, index: Tensor, site: HeadSite) -> Tensor:
+        """(b, T) the right patch for each patch of these images."""
+        moved = self.moved_N[index.cpu()] * (site.token_grid[0] // self.rows)
+        return other_view(site.token_grid, moved, self.mirror).to(index.device)
+
+    def right(self, batch: Batch, piece: Piece) -> tuple[Tensor, Tensor]:
+        """(b, 1, T, T) bool right keys and (T, T) candidates of a piece of attention, for ``relations.answers``."""
+        true_bT = self.true(batch.index[piece.images], piece.site)
+        return F.one_hot(true_bT, math.prod(piece.site.token_grid)).bool()[:, None], other_half(
+            piece.site, true_bT.device
+        )
+
+    def plain(self, site: HeadSite) -> Tensor:
+        """(N, 3) share of an image's queries that each of WITHOUT_HEADS answers rightly; NaN where it asks none."""
+        parts: list[Tensor] = []
+        for batch in self():
+            places, opposite = places_of(site, batch.images.device), other_half(site, batch.images.device)
+            token = (places.token - site.prefix_tokens).clamp(min=0)
+            for images in batch.valid.nonzero().flatten().split(AT_ONCE):
+                true_bT = self.true(batch.index[images], site)
+                # the right one is in the window
+                here = (places.patch_pairs & (true_bT[:, token][..., None] == token[:, None, :])).any(-1)
+                asked = here.sum((1, 2)).double()
+                answers = torch.stack(list(without_heads(batch.images[images], site, opposite)), 1)
+                hits = ((answers == true_bT[:, None])[..., token] & here[:, None]).sum((2, 3))
+                parts.append((hits / asked.where(asked > 0, torch.nan)[:, None]).cpu())
+        return torch.cat(ranks.gather(torch.cat(parts)))
+
+
+def other_half(site: HeadSite, device: torch.device) -> Tensor:
+    """(T, T) bool, whether the key is in the other view than the query: the candidates."""
+    second = torch.arange(math.prod(site.token_grid), device=device) % site.token_grid[1] >= site.token_grid[1] // 2
+    return second[:, None] != second
 
 
 def side_by_side(pictures: Tensor, rows: int, moved: Tensor, mirror: bool = False) -> Tensor:
@@ -92,64 +143,6 @@ def other_view(grid: tuple[int, int], moved: Tensor, mirror: bool = False) -> Te
     across = (width - 1 - column) if mirror else torch.where(second, column - width // 2, column + width // 2)
     down = torch.where(second, -moved[:, None, None], moved[:, None, None])
     return ((row + down) % height * width + across).flatten(1)
-
-
-def _scores(material: Material, model: nn.Module, split: str, images: int, mirror: bool) -> Scores:
-    """Over the images of a split, the same on every rank."""
-    layout, sites = material.layout, material.layout.sites
-    coarsest = min(site.token_grid[0] for site in sites)
-    for site in sites:
-        if site.token_grid[1] % 2 or site.token_grid[0] % coarsest:
-            raise UserError(
-                f"two_views: {site.name} has a grid of {site.token_grid[0]} x {site.token_grid[1]} patches, expected "
-                f"an even number of columns and a multiple of {coarsest} rows. Use another size of images."
-            )
-    most = max((2 * extent(site)[0] - 1) * (2 * extent(site)[1] - 1) for site in sites)
-    generator = torch.Generator().manual_seed(material.seed)
-    moved_N = torch.randint(coarsest, (material.data.sizes[split],), generator=generator)
-    parts: list[Scores] = []
-    for batch, heads in recorded(model, _views(material, split, images, coarsest, moved_N, mirror), {"attn"}):
-        count, moved = len(batch.images), moved_N[batch.index.cpu()]
-        found = Scores(*(
-            torch.full(shape, torch.nan, dtype=torch.float64)
-            for shape in ((count, layout.num_heads), (count, len(sites), most), (count, len(sites)),
-                          (count, len(sites), len(WITHOUT_HEADS)))
-        ))  # fmt: skip
-        for piece in attention("two_views", layout, heads):
-            _score(found, piece, layout, batch.images, moved, coarsest, mirror)
-        parts.append(Scores(*(each[batch.valid.cpu()] for each in found)))
-    mine = Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
-    return Scores(*(torch.cat(each) for each in zip(*ranks.gather(mine), strict=True)))
-
-
-def _views(material: Material, split: str, images: int, rows: int, moved: Tensor, mirror: bool) -> Iterator[Batch]:
-    for batch in material.walk(images, split)():
-        yield batch._replace(images=side_by_side(batch.images, rows, moved[batch.index.cpu()], mirror))
-
-
-def _score(
-    found: Scores, piece: Piece, layout: HeadLayout, pictures: Tensor, moved: Tensor, coarsest: int, mirror: bool
-) -> None:
-    """Write what one piece of attention says into ``found``."""
-    site, rows, device = piece.site, piece.images.cpu(), piece.attn.device
-    grid = site.token_grid
-    true_bT = other_view(grid, moved[rows] * (grid[0] // coarsest), mirror).to(device)
-    right = F.one_hot(true_bT, grid[0] * grid[1]).bool()[:, None]
-    across = torch.arange(grid[0] * grid[1], device=device) % grid[1] >= grid[1] // 2
-    candidates = across[:, None] != across
-    ((of_heads, of_offsets, even),) = answers(piece, right, candidates)
-    found.heads[rows, layout.span(piece.number)] = of_heads.cpu()
-    found.offsets[rows, piece.number, : of_offsets.shape[1]] = of_offsets.cpu()
-    found.even[rows, piece.number] = even.cpu()
-    token, support = tokens_of(piece), piece.places.patch_pairs
-    here = (support[None] & (true_bT[:, token][..., None] == token[:, None, :])).any(
-        -1
-    )  # the right one is in the window
-    asked = here.sum((1, 2)).double()
-    asked[asked == 0] = torch.nan
-    for number, answer_bT in enumerate(without_heads(pictures[piece.images], site, candidates)):
-        hits = (answer_bT == true_bT)[:, token] & here
-        found.plain[rows, piece.number, number] = (hits.sum((1, 2)) / asked).cpu()
 
 
 def without_heads(pictures: Tensor, site: HeadSite, candidates: Tensor) -> Iterator[Tensor]:

@@ -1,0 +1,179 @@
+"""Columns of measures, beside each other, beside those of an untrained network, and beside those of another data set.
+
+Shapes: A heads of all sites.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.data.base import ImageData
+from mhprobe.data.corrupted import Corrupted
+from mhprobe.errors import UserError
+from mhprobe.questions.material import Material
+from mhprobe.recording.measuring import measured
+from mhprobe.report import tables
+from mhprobe.report.comparisons import two_data_sets
+from mhprobe.report.figures import heads, pairs
+from mhprobe.report.result import Result
+from mhprobe.stats.agreement import spearman
+from mhprobe.stats.survival import THRESHOLDS, holds
+
+
+def by_block(material: Material) -> dict[str, Result]:
+    """Pairs of heads summed up per block; a result per pairwise measure of the figure."""
+    layout = material.layout
+    return {
+        name: Result(
+            tables.pairwise_blocks(layout, columns), pairs.by_block(layout, columns, material.about(name).label)
+        )
+        for name in material.names
+        for columns in [material.columns(name)]
+    }
+
+
+def relevance_and_confidence(material: Material) -> dict[str, Result]:
+    """The figure's two measures of the same heads, sorted within each layer (Voita et al. 2019, Figure 1).
+
+    Table: both, and their rank correlation over all heads.
+    """
+    values = {name: material.columns(name)["value"] for name in material.names}
+    first, second = values.values()
+    drawn = heads.sorted_heads(material.layout, {name.replace("_", " "): value for name, value in values.items()})
+    alike = first.new_tensor(spearman(first.double(), second.double())).double()
+    return {"heads": Result(tables.per_head(material.layout, {**values, "spearman": alike}), drawn)}
+
+
+def functions(material: Material, rare: float | None = None, on_object: float | None = None) -> dict[str, Result]:
+    """Functions of heads, several for a head where they apply (after Voita et al. 2019, section 5).
+
+    The rules of stats/survival.py; "object" needs images with masks of objects. Table: a column of 0 and 1 per
+    function, and the thresholds; figure: marks in a grid of blocks by heads.
+
+    rare, on_object: from how many times chance a head attends to rare patches, to the object; None for THRESHOLDS.
+    """
+    layout, given = material.layout, {"rare": rare, "object": on_object}
+    cuts = {**THRESHOLDS, **{name: cut for name, cut in given.items() if cut is not None}}
+    words = rules(cuts["rare"], cuts["object"])
+    found = {name: torch.tensor(on) for name, on in holds(of_heads(material), layout.num_heads, cuts).items()}
+    for name, measure in (("rare", "rarity"), ("object", "object_attention")):
+        if measure not in material.names:
+            del found[name], cuts[name]
+    columns = {name: on.long() for name, on in found.items()}
+    columns |= {f"threshold_{name}": torch.tensor(cut, dtype=torch.float64) for name, cut in cuts.items()}
+    return {"functions": Result(tables.per_head(layout, columns), heads.functions(layout, found, words))}
+
+
+def of_heads(material: Material) -> dict[str, list[float]]:
+    """``<measure>.<column>`` of the figure's measures, (A,) each, as stats/survival.py takes them."""
+    return {
+        f"{name}.{column}": values.double().tolist()
+        for name in material.names
+        for column, values in material.columns(name).items()
+        if values.shape == (material.layout.num_heads,)
+    }
+
+
+def rules(rare: float, on_object: float) -> dict[str, str]:
+    """By function, when it holds, in a few words."""
+    cut = {name: f"{100 * value:g} %" for name, value in THRESHOLDS.items()}
+    return {
+        "positional": "90 % of queries at one offset",
+        "CLS": f"{cut['prefix']} of attention on it",
+        "registers": f"{cut['prefix']} of attention on them",
+        "diffuse": f"entropy {cut['diffuse']} of even",
+        "local": f"distance at most {cut['local']} of even in the window",
+        "global": f"distance {cut['global']} of even over the image",
+        "window": f"distance {cut['global']} of even in the window",
+        "rare": f"rarest patch {rare:g} times as often as chance",
+        "object": f"on an object {on_object:g} times as often as chance",
+    }
+
+
+def entropy(material: Material, images: int = 500) -> dict[str, Result]:
+    """Entropy of attention by block, beside an untrained network: of all queries, and of a class token that is read.
+
+    Clark et al., 2019, arXiv 1906.04341, Figure 4. images: test images that the untrained network is shown, at most.
+    Table: value, class_query, uniform and the first two of the untrained network, in nats.
+    """
+    layout = material.layout
+    (name,) = material.names
+    columns = material.columns(name)
+    untrained = measured(material.untrained(), {name: material.about(name)}, material.walk(images))[name]
+    shown = {"value": ("all_tokens", "entropy of attention (nats)")}
+    shown["class_query"] = ("class_query", "entropy of the class token's row (nats)")
+    results = {}
+    for column, (end, label) in shown.items():
+        if not columns[column].isnan().all():
+            drawn = {"value": columns[column], "uniform": columns["uniform"], "random_init": untrained[column]}
+            results[end] = Result(figure=heads.by_depth(layout, drawn, label))
+    values = {column: columns[column] for column in (*shown, "uniform")}
+    values |= {f"{column}_untrained": untrained[column] for column in shown}
+    return {**results, "heads": Result(tables.per_head(layout, values))}
+
+
+def before_training(material: Material, images: int = 500) -> dict[str, Result]:
+    """Similarity of the heads of each block, in this network and in an untrained one: the share that training added.
+
+    images: test images that the untrained network is shown, at most; measures of weights need one. Table: measure,
+    network, block, pairs, min, mean, max.
+    """
+    layout, size = material.layout, material.data.sizes["test"]
+    measures = {name: material.about(name) for name in material.names}
+    networks = {"trained": {name: material.columns(name) for name in measures}}
+    networks["untrained"] = measured(material.untrained(), measures, material.walk(images))
+    rows: list[dict[str, Any]] = [
+        {
+            **{"measure": name, "network": network, "block": site.block, "pairs": len(values)},
+            **{"min": values.min().item(), "mean": values.mean().item(), "max": values.max().item()},
+        }
+        for name in measures
+        for network, columns in networks.items()
+        for number, site in enumerate(layout.sites)
+        if len(values := pairs_of(columns[name]["value"], layout.span(number)))
+    ]
+    drawn = pairs.before_training(rows, {name: measure.label for name, measure in measures.items()})
+    of = material.of(size)
+    words = f"{of}, untrained: {material.of(images).images}"
+    return {"blocks": Result(tables.from_rows(rows), drawn, of=of._replace(words=words))}
+
+
+def pairs_of(value: Tensor, span: slice) -> Tensor:
+    """(N,) the values of the pairs of one block, each once; a head and itself are no pair."""
+    inside = value[span, span].double()
+    values = inside[torch.triu(torch.ones_like(inside, dtype=torch.bool), 1)]
+    return values[values.isfinite()]
+
+
+def two_sets(material: Material, second: ImageData | None = None, severity: int = 3) -> dict[str, Result]:
+    """The drop of accuracy without each head on the test images of two data sets, and how the two correlate over heads.
+
+    Michel et al. 2019, Figure 2. second: another data set with the same classes; None for the same one with damaged
+    test images (data/corrupted.py) of this severity. UserError where its classes are others.
+    """
+    first, other = material.data, second_set(material.data, second, severity)
+    (name,) = material.names
+    walk = functools.partial(other.batches, "test", material.model.device)
+    found = measured(material.model, {name: material.about(name)}, walk, class_names=other.class_names)
+    drops = {first.source.name: material.columns(name)["drop"], other.source.name: found[name]["drop"]}
+    (one, x), (two, y) = drops.items()
+    label = "accuracy lost (points)"
+    drawn = two_data_sets(material.layout, one, two, {label: 100 * x}, {label: 100 * y})
+    table = tables.per_head(material.layout, {f"drop_{key}": values for key, values in drops.items()})
+    return {"correlation": drawn, "heads": Result(table)}
+
+
+def second_set(first: ImageData, other: ImageData | None = None, severity: int = 3) -> ImageData:
+    """Another data set, ready for the network of the first; None for damaged test images. UserError: other classes."""
+    other = other or first.of_source(Corrupted(first.source, severity=severity))
+    other.prepare_data()
+    other.setup()
+    if other.class_names != first.class_names:
+        raise UserError(
+            f"second data set: {other.source.name} has the classes {', '.join(other.class_names[:3])} ..., expected "
+            f"those of {first.source.name}: {', '.join(first.class_names[:3])} ..."
+        )
+    other.spec, other.trainer = first.spec, first.trainer
+    return other

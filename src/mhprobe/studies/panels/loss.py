@@ -1,0 +1,167 @@
+"""The loss around the weights: its sharpest directions, and its landscape along random ones.
+
+Both are of a batch of training images. Every rank looks at the same few: there is nothing to share.
+
+Shapes: S steps along each direction.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mhprobe.measures.parts.losses import outcomes
+from mhprobe.questions.material import Material
+from mhprobe.recording.outputs import objective
+from mhprobe.recording.state import inspecting, usable
+from mhprobe.report.figures import training as figure
+from mhprobe.report.result import Result
+from mhprobe.report.tables import from_rows
+
+
+def sharpness(
+    material: Material, images: int = 128, top: int = 1, iterations: int = 20, blocks: bool = True
+) -> dict[str, Result]:
+    """The largest eigenvalues of the loss's Hessian, for all weights together and for those of each block.
+
+    After Park & Kim, 2022, arXiv 2202.06709, section 2. A block's Hessian is the part of the whole one that belongs to
+    its weights.
+
+    images: of the batch. top: eigenvalues of each part. iterations: of the power iteration. blocks: each block too.
+    Table: part (all, or the block's name), rank, eigenvalue (nats), change (of the last step, relative: large means
+    that more iterations are needed), iterations, images.
+    """
+    batch, backbone = material.data.some("train", images, material.model.device), material.backbone
+    parts: dict[str, nn.Module] = {"all": backbone}
+    parts |= {block.name: backbone.get_submodule(block.name) for block in material.layout.blocks if blocks}
+    rows: list[dict[str, Any]] = []
+    for name, part in parts.items():
+        found = eigenvalues(
+            backbone, batch.images, batch.labels, list(part.parameters()), top, iterations, material.seed
+        )
+        for rank, (value, change) in enumerate(found, start=1):
+            numbers = {"eigenvalue": value, "change": change, "iterations": iterations, "images": len(batch.images)}
+            rows.append({"part": name, "rank": rank, **numbers})
+    return {"eigenvalues": Result(from_rows(rows), figure.sharpness(rows), of=material.of(images, "train"))}
+
+
+def eigenvalues(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    weights: Sequence[nn.Parameter],
+    top: int = 1,
+    iterations: int = 20,
+    seed: int = 0,
+) -> list[tuple[float, float]]:
+    """The ``top`` eigenvalues of largest size of the mean loss's Hessian, each with its last relative change.
+
+    They are found one by one, by power iteration on vectors that are orthogonal to those found before. weights: of
+    ``model``, those that the Hessian is taken over. The model is left as it was.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    learnable = [weight.requires_grad for weight in weights]
+    with inspecting(model, gradients=True), sdpa_kernel(SDPBackend.MATH):  # fused kernels have no second derivative
+        images, labels = usable(images), usable(labels)
+        for weight in weights:
+            weight.requires_grad_(True)
+        try:
+            loss = objective(model(images), labels, "loss").mean()
+            slopes = torch.autograd.grad(loss, list(weights), create_graph=True, allow_unused=True)
+            known = [(w, s) for w, s in zip(weights, slopes, strict=True) if s is not None]
+            used, slope = [w for w, _ in known], torch.cat([s.flatten() for _, s in known])
+            found: list[tuple[float, float]] = []
+            basis: list[Tensor] = []
+            for _ in range(top):
+                value, change, vector = _largest(slope, used, basis, iterations, generator)
+                found.append((value, change))
+                basis.append(vector)
+        finally:
+            for weight, was in zip(weights, learnable, strict=True):
+                weight.requires_grad_(was)
+    return found
+
+
+def _largest(
+    slope: Tensor, weights: Sequence[Tensor], basis: Sequence[Tensor], iterations: int, generator: torch.Generator
+) -> tuple[float, float, Tensor]:
+    """One eigenvalue, how much it changed in the last step, and its vector; orthogonal to ``basis``."""
+    vector = _orthogonal(torch.randn(len(slope), generator=generator).to(slope), basis)
+    value = change = 0.0
+    for _ in range(iterations):
+        vector = vector / vector.norm().clamp(min=1e-30)
+        product = torch.autograd.grad(slope @ vector, list(weights), retain_graph=True, materialize_grads=True)
+        image = torch.cat([part.flatten() for part in product]).detach()
+        before, value = value, float(vector @ image)
+        change = abs(value - before) / max(abs(value), 1e-12)
+        vector = _orthogonal(image, basis)
+    return value, change, vector / vector.norm().clamp(min=1e-30)
+
+
+def _orthogonal(vector: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    for other in basis:
+        vector = vector - (vector @ other) * other
+    return vector
+
+
+def landscape(
+    material: Material, images: int = 256, steps: int = 11, reach: float = 1.0, directions: int = 2
+) -> dict[str, Result]:
+    """Mean loss over a grid of steps along two random directions.
+
+    Li, Xu, Taylor, Studer & Goldstein, 2018, arXiv 1712.09913: every row of a direction has the norm of the weight's
+    own row, so that networks of different scales can be compared. Park & Kim draw such landscapes of ViTs.
+
+    images: of the batch. steps: along each, odd, so that the weights themselves are in the middle. reach: how far, in
+    norms of the rows. directions: draws of the pair, each a panel. Table: draw, along_a, along_b, loss.
+    """
+    batch, backbone = material.data.some("train", images, material.model.device), material.backbone
+    places = torch.linspace(-reach, reach, steps, dtype=torch.float64).tolist()
+    pairs = [[direction(backbone, material.seed + 2 * draw + k) for k in (0, 1)] for draw in range(directions)]
+    surfaces = [losses(backbone, batch.images, batch.labels, places, along) for along in pairs]
+    rows: list[dict[str, Any]] = [
+        {"draw": draw, "along_a": a, "along_b": b, "loss": surface[i, j].item()}
+        for draw, surface in enumerate(surfaces)
+        for i, a in enumerate(places)
+        for j, b in enumerate(places)
+    ]
+    return {"loss": Result(from_rows(rows), figure.landscape(places, surfaces), of=material.of(images, "train"))}
+
+
+def direction(model: nn.Module, seed: int) -> list[Tensor]:
+    """A step for each weight: rows of the norm of the weight's own rows, 0 for weights of one dimension."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = []
+    for weight in model.parameters():
+        drawn = torch.randn(weight.shape, generator=generator).to(weight)
+        if weight.dim() > 1:
+            own, theirs = (rows.detach().flatten(1).norm(dim=1) for rows in (weight, drawn))
+            drawn *= (own / theirs.clamp(min=1e-12)).view(-1, *[1] * (weight.dim() - 1))
+        steps.append(drawn if weight.dim() > 1 else torch.zeros_like(drawn))
+    return steps
+
+
+def losses(
+    model: nn.Module, images: Tensor, labels: Tensor, places: Sequence[float], along: Sequence[Sequence[Tensor]]
+) -> Tensor:
+    """(S, S) float64 mean loss with the weights moved by ``places`` along the first and the second of ``along``.
+
+    The model is left as it was, bit by bit.
+    """
+    weights = list(model.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    found: list[float] = []
+    with inspecting(model, gradients=False), torch.no_grad():
+        images, labels = usable(images), usable(labels)
+        try:
+            for a, b in itertools.product(places, repeat=2):
+                for weight, start, first, second in zip(weights, before, *along, strict=True):
+                    weight.copy_(start + a * first + b * second)
+                found.append(outcomes(model(images), labels)[1].mean().item())
+        finally:
+            for weight, start in zip(weights, before, strict=True):
+                weight.copy_(start)
+    return torch.tensor(found, dtype=torch.float64).view(len(places), -1)

@@ -1,0 +1,231 @@
+"""What masking curves switch off and what that costs: similarity among the masked, kinds of layers, classes.
+
+Shapes: A heads, K steps of a curve, M masks, P pairs, D draws, n images, C classes.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.parts.trace import Curve, first
+from mhprobe.masking.parts.units import make_units
+from mhprobe.masking.random import Random
+from mhprobe.measures.gate_importance import GateImportance
+from mhprobe.questions.material import Material
+from mhprobe.report.figures import classes, pairs
+from mhprobe.report.figures import masking as drawing
+from mhprobe.report.result import Result
+from mhprobe.report.tables import from_rows
+from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.stats.agreement import lowest
+from mhprobe.stats.significance import holm, mcnemar, wilson
+
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def reported(material: Material) -> list[Curve]:
+    """The curves on the split to report, those of one path: each name once."""
+    last = {curve.name: curve for curve in material.curves()}
+    return [curve for curve in last.values() if len(curve.traces) == 1]
+
+
+def _evaluator(material: Material, split: str, label: str) -> Evaluator:
+    walk, size = material.walk(split=split), material.data.sizes[split]
+    return Evaluator(material.model, walk, size, label=label, show=material.first)
+
+
+def masked_at_each_step(material: Material, heads_per_step: int = 1) -> dict[str, Result]:
+    """A small grid of heads per step and curve, and of heads drawn at random.
+
+    heads_per_step: k; so many random heads of each layer go at a step, as in the first of the ``random`` curves, which
+    need not be scored for this.
+    """
+    masks = {curve.name: curve.traces[0].mask for curve in reported(material)}
+    order = Random(repeats=1, per_layer=True, heads_per_step=heads_per_step)
+    (drawn,) = order.paths(make_units("head", material.layout), material.layout)
+    name = f"{heads_per_step} random\nof each layer"
+    return {"masked": Result(figure=drawing.masked_at_each_step(material.layout, {**masks, name: drawn.masks()}))}
+
+
+def among_masked(material: Material, draws: int = 2000) -> dict[str, Result]:
+    """Similarity of the heads masked before the drop: among themselves, to those at the drop, and to those kept.
+
+    The drop is the first step at which accuracy is significantly lower, as in masking/redundant_or_inert.py. Only
+    pairs that the measure compared count (by default heads of one block).
+
+    Layers differ in how alike their heads are, and in when their heads go. So what is tested is how far pairs stand
+    above the mean of all pairs of their own two layers. Chance deals the same numbers of heads out anew within each
+    layer, ``draws`` times.
+
+    Table: curve, measure, group_a, group_b, pairs, mean, null (of the measure), above, chance_low, chance_high (95 %
+    of the draws), p (two-sided), p_holm (over the rows of a curve and a measure).
+    """
+    site = torch.tensor([number for number, _, _ in material.layout])
+    rows = [
+        {"curve": curve.name, "measure": name, **row}
+        for curve in reported(material)
+        for name in material.names
+        for columns in [material.columns(name)]
+        for row in likeness(columns["value"], columns.get("null"), phases(curve), site, draws, material.seed)
+    ]
+    return {"likeness": Result(from_rows(rows), pairs.groups_of_pairs(rows))} if rows else {}
+
+
+def phases(curve: Curve) -> dict[str, Tensor]:
+    """(A,) bool each: heads masked before the drop, at it, and those that are still there after it."""
+    (trace,) = curve.traces
+    drop = first(curve.falls if curve.worse is None else curve.worse)
+    before = trace.mask[min(drop, len(trace.mask)) - 1]
+    at = trace.mask[drop] & ~before if drop < len(trace.mask) else torch.zeros_like(before)
+    return {"before": before, "at": at, "kept": ~before & ~at}
+
+
+def likeness(
+    value: Tensor, null: Tensor | None, groups: dict[str, Tensor], site: Tensor, draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """Rows for every two groups that have compared pairs; ``among_masked`` says what is in them.
+
+    value, null: (A, A), NaN where two heads were not compared. groups: (A,) bool each, a head in one of them.
+    site: (A,) the layer of each head, ascending.
+    """
+    first_P, second_P = value.isfinite().triu(1).nonzero().unbind(1)
+    if not len(first_P):
+        return []
+    value_P = value[first_P, second_P].double()
+    cell_P = site[first_P] * (int(site.max()) + 1) + site[second_P]
+    means = torch.bincount(cell_P, value_P) / torch.bincount(cell_P).clamp(min=1)
+    above_P = value_P - means[cell_P]
+
+    label_A = torch.stack(list(groups.values())).int().argmax(0)
+    generator = torch.Generator().manual_seed(seed)
+    dealt_DA = label_A[(site + torch.rand(draws, len(site), generator=generator, dtype=torch.float64)).argsort(1)]
+
+    def kind(label: Tensor) -> Tensor:
+        one, other = label[..., first_P], label[..., second_P]
+        return torch.minimum(one, other) * len(groups) + torch.maximum(one, other)
+
+    kind_P, kind_DP, rows = kind(label_A), kind(dealt_DA), []
+    for (a, name_a), (b, name_b) in itertools.combinations_with_replacement(enumerate(groups), 2):
+        here = kind_P == a * len(groups) + b
+        if not here.any():
+            continue
+        above = above_P[here].mean()
+        drawn_D = (above_P * (kind_DP == a * len(groups) + b)).sum(1) / here.sum()  # as many pairs in every draw
+        low, high = torch.quantile(drawn_D, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        rows.append(
+            {
+                **{"group_a": name_a, "group_b": name_b, "pairs": int(here.sum()), "mean": value_P[here].mean().item()},
+                "null": "" if null is None else null[first_P, second_P][here].double().mean().item(),
+                **{"above": above.item(), "chance_low": low, "chance_high": high},
+                "p": (1 + (drawn_D.abs() >= above.abs() - 1e-12).sum().item()) / (1 + draws),
+            }
+        )
+    adjusted = holm(torch.tensor([row["p"] for row in rows], dtype=torch.float64)).tolist()
+    return [{**row, "p_holm": p} for row, p in zip(rows, adjusted, strict=True)]
+
+
+def kinds_of_layers(material: Material, shares: Sequence[float] = SHARES) -> dict[str, Result]:
+    """Accuracy on test images as the heads of one kind of layer are masked, least important first.
+
+    Michel, Levy & Neubig, 2019, Figure 4, for the attention of encoder, decoder and between them. Importance
+    (l2-normalised per layer) is measured on validation images.
+
+    shares: of the kind's heads that are masked. Table: kind, share, heads_masked, heads, accuracy, low, high, loss.
+    """
+    select, test = (_evaluator(material, split, f"kinds of layers on {split}") for split in ("val", "test"))
+    make = functools.partial(GateImportance, normalize="layer_l2")
+    score_A = select.measure(make, torch.zeros(material.layout.num_heads, dtype=torch.bool)).double()
+    asked = [(name, kind_A, share) for name, kind_A in kinds(material.layout).items() for share in shares]
+    masks = [
+        lowest(torch.where(kind_A, score_A, torch.inf), round(share * int(kind_A.sum()))) for _, kind_A, share in asked
+    ]
+    scores = test(torch.stack(masks))
+    low, high = wilson(scores.correct, torch.tensor(scores.images))
+    numbers = {"accuracy": scores.accuracy, "low": low, "high": high, "loss": scores.mean_loss}
+    rows: list[dict[str, Any]] = [
+        {
+            **{"kind": name, "share": share, "heads_masked": int(masks[m].sum()), "heads": int(kind_A.sum())},
+            **{column: values[m].item() for column, values in numbers.items()},
+        }
+        for m, (name, kind_A, share) in enumerate(asked)
+    ]
+    return {"curves": Result(from_rows(rows), drawing.kinds_of_layers(rows, material.chance))}
+
+
+def kinds(layout: HeadLayout) -> dict[str, Tensor]:
+    """By kind of layer the (A,) mask of its heads; a kind without heads is left out.
+
+    Early, middle and late blocks, or the stages of a network that has several, and blocks whose windows are plain or
+    shifted.
+    """
+    sites = layout.sites
+    if layout.num_stages > 1:
+        kind_of = {f"stage {stage}": [s.stage == stage for s in sites] for stage in range(layout.num_stages)}
+    else:
+        third = [min(2, 3 * number // len(sites)) for number in range(len(sites))]
+        kind_of = {name: [t == i for t in third] for i, name in enumerate(("early", "middle", "late"))}
+    shifted = [s.windows is not None and any(s.windows.shift) for s in sites]
+    if any(shifted):
+        kind_of |= {"plain windows": [not on for on in shifted], "shifted windows": shifted}
+    masks = {name: torch.tensor([on[number] for number, _, _ in layout]) for name, on in kind_of.items()}
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+class Cells(NamedTuple):
+    """Accuracy (K, C) in [0, 1], step 0 unmasked; p, p_holm (K, C), 1 at step 0. NaN for an empty class."""
+
+    accuracy: Tensor
+    p: Tensor
+    p_holm: Tensor
+
+
+def classes_at_steps(material: Material) -> dict[str, Result]:
+    """Accuracy within each class along a masking curve, step by step; a result per curve of one path.
+
+    Every cell is compared with the unmasked model on the same images of the class (McNemar's exact test, Holm's
+    correction over all cells of the curve). Table: curve, step, heads_masked, class, accuracy, images, drop, p, p_holm.
+    """
+    data = material.data
+    score = _evaluator(material, "test", "classes along curves")
+    labels = torch.from_numpy(data.splits["test"].labels)
+    images = labels.bincount(minlength=data.num_classes)
+    results = {}
+    for curve in reported(material):
+        (trace,) = curve.traces
+        found = cells(score(trace.mask).right.cpu(), labels, data.num_classes)
+        off = trace.mask.sum(1).tolist()
+        rows: list[dict[str, Any]] = [
+            {
+                **{"curve": curve.name, "step": trace.step[k], "heads_masked": off[k], "class": data.class_names[c]},
+                **{"accuracy": found.accuracy[k, c].item(), "images": images[c].item()},
+                **{"drop": (found.accuracy[0, c] - found.accuracy[k, c]).item()},
+                **{"p": found.p[k, c].item(), "p_holm": found.p_holm[k, c].item()},
+            }
+            for k in range(len(off))
+            for c in range(data.num_classes)
+        ]
+        drawn = classes.classes_at_steps(found.accuracy, found.p_holm < 0.05, off, data.class_names)
+        results[curve.name] = Result(from_rows(rows), drawn)
+    return results
+
+
+def cells(right: Tensor, labels: Tensor, classes: int) -> Cells:
+    """Test the classes of a curve.
+
+    right: (K, n) bool, step 0 unmasked. labels: (n,).
+    """
+    of_class = torch.nn.functional.one_hot(labels, classes).double()
+    count = of_class.sum(0)
+    before = right[:1]
+    hit, lost, won = (each.double() @ of_class for each in (right, before & ~right, right & ~before))
+    accuracy = torch.where(count > 0, hit / count.clamp(min=1), torch.nan)
+    p = mcnemar(lost.long().flatten(), won.long().flatten()).view_as(hit).double()
+    p[:, count == 0] = torch.nan
+    adjusted = torch.ones_like(p)
+    adjusted[1:] = holm(p[1:].flatten()).view_as(p[1:])
+    return Cells(accuracy, p, adjusted)
