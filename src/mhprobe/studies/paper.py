@@ -106,7 +106,8 @@ def _number(key: str) -> tuple[str, str]:
 
 def write_page(paper: Mapping[str, Any], answers: Answers, name: str) -> None:
     """Write ``figures.md`` on rank 0: the paper's figures in their order, with captions. name: of the weights."""
-    material, model = answers.material, answers.material.model
+    material = answers.material
+    model: Any = material.model
     if not material.first:
         return
     captions = {entry.part_of: entry.caption for entry in answers.report.results.results.values() if entry.caption}

@@ -101,9 +101,12 @@ def run(cfg: Config, folder: Path) -> None:
 def _compared(heads: int, pruned: Fitted, scratch: Fitted, learned: int, epochs: int) -> Row:
     from mhprobe.stats.significance import paired
 
-    accuracies = (pruned.metrics["gates/binary_accuracy"], *(arm.metrics["test/accuracy"] for arm in (pruned, scratch)))
+    learned_gates, from_scratch = (arm.metrics["test/accuracy"] for arm in (pruned, scratch))
     test = paired(pruned.right, scratch.right)
-    return Row(heads, *accuracies, learned, epochs, test.difference, test.low, test.high, test.p)
+    difference = (test.difference, test.low, test.high, test.p)
+    return Row(
+        heads, pruned.metrics["gates/binary_accuracy"], learned_gates, from_scratch, learned, epochs, *difference
+    )
 
 
 def fit(cfg: Config, folder: Path) -> Fitted:

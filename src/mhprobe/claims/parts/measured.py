@@ -29,9 +29,9 @@ from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Known, Material
 from mhprobe.report.runs.run import Run, read_run
 from mhprobe.stats.significance import wilson
+from mhprobe.studies.panels.columns import second_set
 from mhprobe.studies.panels.maps import hottest
 from mhprobe.studies.panels.relations import best_of_each
-from mhprobe.studies.panels.columns import second_set
 
 
 class Measured(Evidence):

@@ -29,9 +29,10 @@ def correspondence(material: Material, images: int = 500) -> dict[str, Result]:
     Table: itself (likeness on the other view), best_other (that of the most alike other head of its block),
     best_other_index, corresponds (1 where itself is larger), chance.
     """
-    layout, like = material.layout, {"dtype": torch.float64, "device": material.model.device}
-    products = [torch.zeros(2 * site.channels, 2 * site.channels, **like) for site in layout.sites]
-    totals = [torch.zeros(2 * site.channels, **like) for site in layout.sites]
+    layout = material.layout
+    zero = torch.zeros((), dtype=torch.float64, device=material.model.device)
+    products = [zero.new_zeros(2 * site.channels, 2 * site.channels) for site in layout.sites]
+    totals = [zero.new_zeros(2 * site.channels) for site in layout.sites]
     batches, again = itertools.tee(material.walk(images)())
     flipped = (batch._replace(images=batch.images.flip(-1)) for batch in again)  # left to right
     walks = (recorded(material.model, each) for each in (batches, flipped))

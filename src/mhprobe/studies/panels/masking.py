@@ -1,4 +1,4 @@
-"""What masking curves switch off and what that costs: similarity among the masked, kinds of layers, classes.
+"""Heads that masking curves switch off, and the cost: similarity among the masked, kinds of layers, classes.
 
 Shapes: A heads, K steps of a curve, M masks, P pairs, D draws, n images, C classes.
 """

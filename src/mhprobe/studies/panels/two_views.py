@@ -49,13 +49,14 @@ def two_views(material: Material, images: int = 500, mirror: bool = False) -> di
         return best(layout, chosen, judged)
 
     (head, ways), (other, untrained) = best_of(material.model), best_of(material.untrained())
-    found = [("best head", head, *ways["best head"]), ("best head, untrained", other, *untrained["best head"])]
-    found.append(("best fixed offset", "", *ways["best fixed offset"]))
-    found += [
-        (way, "", "", values)
-        for way, values in zip(WITHOUT_HEADS, views["test"].plain(list(layout)[head][2]).T, strict=True)
+    plain = views["test"].plain(list(layout)[head][2])
+    found: list[tuple[str, int | str, str, Tensor]] = [
+        ("best head", head, *ways["best head"]),
+        ("best head, untrained", other, *untrained["best head"]),
+        ("best fixed offset", "", *ways["best fixed offset"]),
+        *((way, "", "", values) for way, values in zip(WITHOUT_HEADS, plain.T, strict=True)),
+        ("even draw", "", *ways["even draw"]),
     ]
-    found.append(("even draw", "", *ways["even draw"]))
     rows = [
         {"relation": RELATION, "way": way, "who": who, "head": head, **summary(values)}
         for way, head, who, values in found
