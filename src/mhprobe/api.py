@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from mhprobe import measures as all_measures
 from mhprobe.backbones import attach, backbone_of, input_spec, puts_out_features
-from mhprobe.data.batch import Batch
+from mhprobe.data.batch import Batch, Split, images_and_labels
 from mhprobe.data.photos import PhotoLoader
-from mhprobe.data.shapes import Split, images_and_labels
 from mhprobe.errors import UserError, one_of, quoted, whole_number
 from mhprobe.heads import FillName, HeadLayout
 from mhprobe.io.progress import progress

@@ -10,10 +10,10 @@ A model with a classifier holds one of these: ``mhprobe.attach`` finds it. The t
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from timm.layers import to_2tuple
 from torch import Tensor, nn
@@ -56,10 +56,11 @@ KINDS = {
 
 class HuggingFace(Family):
     title = "Hugging Face transformers (ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, BEiT; BERT, RoBERTa)"
+    names: ClassVar[Collection[str]] = KINDS
 
-    @staticmethod
-    def claims(model: nn.Module) -> bool:
-        return type(model).__module__.startswith("transformers.") and type(model).__name__ in KINDS
+    @classmethod
+    def claims(cls, model: nn.Module) -> bool:
+        return type(model).__module__.startswith("transformers.") and type(model).__name__ in cls.names
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -108,12 +109,6 @@ class HuggingFace(Family):
         )
 
     @classmethod
-    def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
-        block: Any = model.get_submodule(KINDS[type(model).__name__].layers)[site.block]
-        scale = getattr(getattr(block, "layer_scale1", block), "lambda1", getattr(block, "lambda_1", None))
-        return scale.detach() if isinstance(scale, Tensor) else None
-
-    @classmethod
     def materialised(cls, model: Any) -> AbstractContextManager[None]:
         return _implementation(model.config)
 
@@ -149,10 +144,7 @@ class HuggingFaceSwin(HuggingFace):
     """
 
     title = "Hugging Face transformers' Swin"
-
-    @staticmethod
-    def claims(model: nn.Module) -> bool:
-        return type(model).__module__.startswith("transformers.") and type(model).__name__ == "SwinModel"
+    names = ("SwinModel",)
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -184,10 +176,6 @@ class HuggingFaceSwin(HuggingFace):
     def blocks(cls, model: Any) -> Iterator[Block]:
         for stage in range(len(model.encoder.layers)):
             yield from blocks_in(model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage)
-
-    @classmethod
-    def layer_scale(cls, model: Any, site: HeadSite) -> Tensor | None:
-        return None
 
     @classmethod
     def stem(cls, model: Any) -> nn.Module:

@@ -56,10 +56,6 @@ def _global_queries(attention: Any, heads: int) -> Parts:
     return query, key, value
 
 
-def _by_head_or_packed(attention: Any, heads: int) -> Parts:
-    return (by_head if attention.head_first else packed)(attention, heads)
-
-
 def _three_by_head(attention: Any, heads: int) -> Parts:
     query, key, value = weight_of(attention.pwise).unflatten(0, (heads, 3, -1)).unbind(1)
     return query, key, value
@@ -78,10 +74,6 @@ def _as_said(trial: Trial) -> Windows | None:
     """Windows of the block's ``window_size``; None where it attends to all tokens."""
     size, shift = trial.block.window_size, getattr(trial.block, "shift_size", (0, 0))
     return Windows(grid=trial.grid(), size=to_2tuple(size), shift=shift) if size else None
-
-
-def _behind_channels(trial: Trial) -> Windows:
-    return Windows(grid=trial.grid(channels_first=True), size=trial.block.window_size, shift=(0, 0))
 
 
 def _pooled(trial: Trial) -> Windows | None:
@@ -143,13 +135,6 @@ def _on_the_grid(attention: Any) -> nn.Module | None:
     return None if attention.kv_stride > 1 or attention.has_query_strides else attention.attn_drop
 
 
-# refusals and numbers of tokens
-
-
-def _no_norm(trial: Trial) -> None:
-    no_norm_between(trial.name, trial.attention)
-
-
 def _not_fused(trial: Trial) -> None:
     if isinstance(trial.attention.o_proj, nn.Identity):
         raise UserError(
@@ -158,17 +143,11 @@ def _not_fused(trial: Trial) -> None:
         )
 
 
-def _beside_square(trial: Trial) -> int:
-    tokens = trial.entered[1]  # the class token comes in behind the first blocks
-    return tokens - math.isqrt(tokens) ** 2
-
-
-def _of_patches(trial: Trial) -> int:
-    return int(trial.entered[0] == 1)  # pixels of a patch have none
-
-
 PLAIN = {"Attention": Kind()}
-TOKENS = dict.fromkeys(("Attention", "AttentionRope", "EvaAttention"), Kind(refuse=_no_norm))
+TOKENS = dict.fromkeys(
+    ("Attention", "AttentionRope", "EvaAttention"),
+    Kind(refuse=lambda trial: no_norm_between(trial.name, trial.attention)),
+)
 COARSER_KEYS = Kind(parts=apart("q", "kv"), weights=_not_coarser, hidden=COARSER)
 ON_COARSER_GRID = {"ConvAttention": Kind(point="o_proj", parts=_three_by_head, weights=None, refuse=_not_fused)}
 
@@ -180,8 +159,12 @@ TABLE = [
     row("qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier", kinds=TOKENS, title="Qwen3 ViT"),
     row("pit.PoolingVisionTransformer", kinds=TOKENS, title="PoolingVisionTransformer (PiT)", before="num_tokens"),
     row("crossvit.CrossVit", kinds=TOKENS, aside=("CrossAttention", "CrossAttentionBlock"), before=1),
-    # attention gated between content and position, then a ViT's
-    row("convit.ConVit", kinds={"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()}, before=_beside_square),
+    # attention gated between content and position, then a ViT's: the class token comes in behind the first blocks
+    row(
+        "convit.ConVit",
+        kinds={"GPSA": Kind(parts=apart("qk", "v")), "MHSA": Kind()},
+        before=lambda trial: trial.entered[1] - math.isqrt(trial.entered[1]) ** 2,
+    ),
     # queries, keys and values are pooled
     row(
         "mvitv2.MultiScaleVit",
@@ -208,7 +191,9 @@ TABLE = [
         "davit.DaVit",
         kinds={
             "WindowAttention": Kind(
-                windows=_behind_channels, weights=lambda attention: attention.softmax[1], prepare=_room_behind
+                windows=lambda trial: Windows(trial.grid(channels_first=True), trial.block.window_size, shift=(0, 0)),
+                weights=lambda attention: attention.softmax[1],
+                prepare=_room_behind,
             ),
             "ChannelAttention": Kind(parts=_turned, weights=None, hidden=CHANNELS),
             "ChannelAttentionV2": Kind(weights=None, hidden=CHANNELS, heads="groups"),
@@ -229,7 +214,10 @@ TABLE = [
     # windows of neighbours, then of distant tokens; or all
     row(
         "maxxvit.MaxxVit",
-        kinds=dict.fromkeys(("AttentionCl", "Attention2d"), Kind(parts=_by_head_or_packed, windows=_partitions)),
+        kinds=dict.fromkeys(
+            ("AttentionCl", "Attention2d"),
+            Kind(parts=lambda part, heads: (by_head if part.head_first else packed)(part, heads), windows=_partitions),
+        ),
         title="MaxxVit (MaxViT, CoAtNet)",
     ),
     # windows, and in some blocks all tokens
@@ -249,8 +237,12 @@ TABLE = [
         title="SwinTransformerV2Cr (Swin V2 of another hand)",
     ),
     row("tiny_vit.TinyVit", kinds={"Attention": Kind(parts=by_head, windows=_as_said, weights=None)}),
-    # a transformer of the pixels of a patch inside one of patches
-    row("tnt.TNT", kinds={"Attention": Kind(parts=apart("qk", "v"), windows=_patches)}, before=_of_patches),
+    # a transformer of the pixels of a patch, which have no class token, inside one of patches
+    row(
+        "tnt.TNT",
+        kinds={"Attention": Kind(parts=apart("qk", "v"), windows=_patches)},
+        before=lambda trial: int(trial.entered[0] == 1),
+    ),
     # convolutions
     row(
         "pvt_v2.PyramidVisionTransformerV2",
@@ -289,7 +281,7 @@ class MobileNetV5(Located):
     A head is its query, and the slice of the projection that reads what it found.
     """
 
-    model = "timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder"
+    model: ClassVar = ("timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder")
     kinds: ClassVar = {
         "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
     }
@@ -302,7 +294,7 @@ class MobileNetV5(Located):
 
 class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
-    model = "timm.models.mobilenetv3.MobileNetV3"
+    model = ("timm.models.mobilenetv3.MobileNetV3",)
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:

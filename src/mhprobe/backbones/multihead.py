@@ -7,6 +7,7 @@ copies and pickles stay what they were. torch's inference kernels, which compute
 Shapes: B images, T tokens, H heads, D head width, E = H * D.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -75,19 +76,11 @@ class Open(nn.MultiheadAttention):
 
     def _mask(self, attn: Tensor | None, padding: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
         """Return the mask that is added to (B, H, T, T) scores."""
-        attn, padding = (None if part is None else _added(part, q.dtype) for part in (attn, padding))
-        if attn is not None and attn.dim() == 3:
-            attn = attn.unflatten(0, (batch, self.num_heads))
-        if padding is None:
-            return attn
-        padding = padding[:, None, None]
-        return padding if attn is None else attn + padding
-
-
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
+        attn = attn if attn is None or attn.dim() == 2 else attn.unflatten(0, (batch, self.num_heads))
+        given = [part for part in (attn, None if padding is None else padding[:, None, None]) if part is not None]
+        zero = torch.zeros((), dtype=q.dtype, device=q.device)
+        masks = [zero.where(~part, -torch.inf) if part.dtype == torch.bool else part.to(q.dtype) for part in given]
+        return functools.reduce(torch.add, masks) if masks else None
 
 
 class MultiHead(Family):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mhprobe.errors import UserError
+from mhprobe.io.code import file_digest
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 2**30  # bytes of one file: an image is smaller, a bomb is not
@@ -151,8 +152,9 @@ class _File(Archive):
         return {"path": str(self.path.resolve()), "state": _state(self.path), "sample": sample}
 
     def names(self) -> list[str]:
-        self._compare_sum()
-        names = []
+        beside, names = self.path.with_name(f"{self.path.name}.sha256"), []
+        if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [file_digest(self.path)]:
+            raise self._damaged(ValueError(f"its SHA-256 is not the one in {beside.name}"))
         try:
             for name, size in self._members():
                 small_enough(f"{self.path}: {name}", size)
@@ -174,15 +176,6 @@ class _File(Archive):
     def _members(self) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file."""
 
-    def _compare_sum(self) -> None:
-        beside = self.path.with_name(f"{self.path.name}.sha256")
-        if not beside.is_file():
-            return
-        with self.path.open("rb") as file:
-            ours = hashlib.file_digest(file, "sha256").hexdigest()
-        if beside.read_text(errors="replace").split()[:1] != [ours]:
-            raise self._damaged(ValueError(f"its SHA-256 is not the one in {beside.name}"))
-
     def _damaged(self, error: Exception) -> UserError:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists every format it tried
         return UserError(
@@ -202,11 +195,11 @@ class Tar(_File):
         wanted = set(wanted)
         try:
             # tarfile's own streams skip the compressor's checksum; a zero block tells that the end was not cut off
-            with self._unpacked() as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+            with self._unpacked() as file, tarfile.open(fileobj=(stream := _Stream(file)), mode="r|") as tar:  # type: ignore[call-overload]
                 for member in tar:
                     name = member.name.removeprefix("./")
-                    if name in wanted and (file := tar.extractfile(member)) is not None:
-                        yield name, file.read()
+                    if name in wanted and (contents := tar.extractfile(member)) is not None:
+                        yield name, contents.read()
                 while stream.read(1 << 20):
                     pass
                 if any(stream.end):
@@ -214,12 +207,12 @@ class Tar(_File):
         except _DAMAGE as error:
             raise self._damaged(error) from None
 
-    def _unpacked(self) -> _Stream:
+    def _unpacked(self) -> Any:
         with self.path.open("rb") as file:
             start = file.read(6)
         kinds = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
         opens = next((opens for magic, opens in kinds if start.startswith(magic)), open)
-        return _Stream(opens(self.path, "rb"))
+        return opens(self.path, "rb")
 
 
 class _Stream:
@@ -232,12 +225,6 @@ class _Stream:
         data: bytes = self.file.read(size)
         self.end = (self.end + data)[-tarfile.BLOCKSIZE :]
         return data
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
 
 class Zip(_File):

@@ -190,23 +190,20 @@ class ImageData(L.LightningDataModule):
     @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits that name the pixels, the labels and which of them are in each split."""
-        return self._digest(SPLITS)
+        return self.images_of(*SPLITS)
 
     @property
     def training_fingerprint(self) -> str:
         """The same without which of the test images are used: what a training run depends on."""
-        return self._digest(("train", "val"))
-
-    def images_of(self, split: str) -> str:
-        """The same of one split: what chose heads on these images, or was tested on them, is known by it."""
-        return self._digest((split,))
+        return self.images_of("train", "val")
 
     @property
     def set_aside(self) -> str | None:
         """The same of the images that are set aside for promises; None where there are none."""
         return self.images_of("calibration") if "calibration" in self.splits else None
 
-    def _digest(self, splits: tuple[str, ...]) -> str:
+    def images_of(self, *splits: str) -> str:
+        """The same of these splits: what chose heads on their images, or was tested on them, is known by it."""
         digest = hashlib.sha256(self._cache.checksum.encode())
         for split in splits:
             digest.update(self.splits[split].positions.astype("<i8").tobytes())

@@ -1,14 +1,26 @@
-"""Batch: what a loader yields and a model is trained and tested on.
+"""Batch: what a loader yields and a model is trained and tested on; images and labels of what other loaders yield.
+
+Those yield tuples, dicts, lists and tensors: Hugging Face's datasets dicts of tensors, or of lists of one part per
+image (``iter``); WebDataset tuples, or dicts after its files' endings, with labels as numpy arrays or lists.
 
 Shapes: B images of a batch, C classes, height x width pixels.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from mhprobe.errors import UserError, short
+
+# Hugging Face's and WebDataset's names among them
+IMAGES = ("images", "image", "pixel_values", "img", "input_ids", "jpg", "jpeg", "png", "webp", "x")
+LABELS = ("labels", "label", "targets", "target", "cls", "y")
+Split = Callable[[Any], tuple[Tensor, Tensor | None]]
 
 
 class Batch(NamedTuple):
@@ -49,3 +61,68 @@ class Batch(NamedTuple):
     def unlabelled(self) -> Batch:
         """The same batch without labels."""
         return self._replace(labels=None)  # type: ignore[arg-type]  # as in a notebook
+
+
+def images_and_labels(item: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the (B, ...) images and (B,) labels, None without, of an item of a loader.
+
+    Images alone; (images, labels, ...), of which the rest is left aside; a dict with common names. In either, a list of
+    one part per image is stacked. Raises UserError for anything else.
+    """
+    if isinstance(item, Tensor):
+        return item, None
+    images: Sequence[Any] = ()
+    labels: Sequence[Any] = ()
+    if isinstance(item, Mapping):
+        images, labels = ([item[name] for name in names if name in item] for names in (IMAGES, LABELS))
+    elif isinstance(item, tuple | list):
+        images, labels = item[:1], item[1:2]
+    stacked, numbers = _first(images), _first(labels)
+    without = not labels or labels[0] is None
+    if stacked is None or not (numbers.dim() == 1 if numbers is not None else without):
+        raise UserError(_unknown(item))
+    return stacked, numbers
+
+
+def _first(parts: Sequence[Any]) -> Tensor | None:
+    """The first of these that is a tensor or can be one."""
+    return next((tensor for tensor in map(_stacked, parts) if tensor is not None), None)
+
+
+def _stacked(part: Any) -> Tensor | None:
+    """(B, ...) of a tensor, an array, or a list of one number, array or tensor per image; None of anything else."""
+    if isinstance(part, tuple | list) and part:
+        each = [tensor for one in part if (tensor := _tensor(one)) is not None]
+        return torch.stack(each) if len(each) == len(part) and len({one.shape for one in each}) == 1 else None
+    return _tensor(part) if isinstance(part, Tensor | np.ndarray) else None
+
+
+def _tensor(part: Any) -> Tensor | None:
+    """A tensor of a number or an array; None of texts, objects, and numbers that torch has no place for."""
+    if not isinstance(part, Tensor | np.ndarray | np.generic | int):
+        return None
+    try:
+        return torch.as_tensor(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _unknown(item: Any) -> str:
+    keys = f" with {', '.join(f'{k!r} ({_called(item[k])})' for k in item)}" if isinstance(item, Mapping) else ""
+    things = f" of {len(item)}: {', '.join(map(_called, item))}" if isinstance(item, tuple | list) else ""
+    parts = list(item.values()) if isinstance(item, Mapping) else item if isinstance(item, tuple | list) else []
+    single = any(isinstance(part, Tensor | np.ndarray) and len(part.shape) == 3 for part in parts)
+    hint = " One image at a time? Put the data set into a DataLoader, or batch it." if single else ""
+    got = short(f"{type(item).__name__}{keys}{things}", 200)
+    return (
+        f"loader: expected batches (images, labels, ...) of tensors, images alone, a dict of them "
+        f"({', '.join(IMAGES[:3])} ...; {', '.join(LABELS[:2])} ...), or Batch, got a {got}.{hint} "
+        f"Say where they are: batch=lambda item: (item[...], item[...])."
+    )
+
+
+def _called(part: Any) -> str:
+    if isinstance(part, Tensor | np.ndarray):
+        return f"{tuple(part.shape)}"
+    kinds = sorted({type(one).__name__ for one in part}) if isinstance(part, tuple | list) else []
+    return f"{type(part).__name__} of {' and '.join(kinds[:3])}" if kinds else type(part).__name__

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mhprobe.io.code import code_digests, file_digest
 from mhprobe.io.files import reason
 from mhprobe.io.progress import progress
 
+DECODER = f"pillow {version('pillow')}"  # another one may round differently
 FORMAT = 2  # raise it where a source of ours decodes the same files to other pixels
 DIGESTS = "-digests.npy"
 AT_ONCE = 256  # images between two movements of the progress bar
@@ -172,11 +174,12 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
         }
         body = {
             **{"key": key, "class_names": contents.class_names, "size": contents.size},
-            **{"splits": sorted(contents.labels), "decoder": _decoder(), "files": files},
+            **{"splits": sorted(contents.labels), "decoder": DECODER, "files": files},
         }
         (temporary / "meta.json").write_text(json.dumps({"sha256": _digest(body), "body": body}, indent=1))
         for path in temporary.iterdir():
-            _sync(path)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one; whoever mapped it keeps the old pages
         os.rename(temporary, folder)
     finally:
@@ -236,7 +239,7 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
     try:
         body = json.loads((before / "meta.json").read_text())["body"]
         path = before / f"{split}{DIGESTS}"
-        if body["decoder"] != _decoder() or file_digest(path) != body["files"][path.name]["sha256"]:
+        if body["decoder"] != DECODER or file_digest(path) != body["files"][path.name]["sha256"]:
             return
         changed = np.flatnonzero(np.load(path) != digests)
     except (OSError, ValueError, KeyError, TypeError):
@@ -249,20 +252,8 @@ def _compare(before: Path, split: str, digests: np.ndarray, name: str) -> None:
         )
 
 
-def _decoder() -> str:
-    """Another one may round differently."""
-    from PIL import __version__
-
-    return f"pillow {__version__}"
-
-
 def _save(path: Path, array: Any) -> None:
     """By Python's own write: where np.save finds the disk full it does not say so."""
     data = io.BytesIO()
     np.save(data, array)
     path.write_bytes(data.getvalue())
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -7,6 +7,7 @@ command line; ``PhotoLoader`` yields batches, for a notebook.
 Shapes: B images of a batch, height x width pixels.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,22 +95,16 @@ class PhotoLoader:
             raise UserError(f"photos: {self.archive.path} has no images ({', '.join(SUFFIXES)}).")
         self.files = [every[number] for number in evenly(limit or len(every), len(every))]
         self.size, self.mean, self.std, self.batch_size = size, tuple(mean), tuple(std), batch_size
-        self._pixels: Tensor | None = None
 
     def __len__(self) -> int:
         return -(-len(self.files) // self.batch_size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        for pixels in self._decoded().split(self.batch_size):
+        for pixels in self._pixels.split(self.batch_size):
             yield normalise(pixels, self.size, self.mean, self.std)
 
-    def _decoded(self) -> Tensor:
+    @functools.cached_property
+    def _pixels(self) -> Tensor:
         """(N, 3, side, side) uint8, in the order of ``files``."""
-        if self._pixels is None:
-            side = max(self.size)
-            slot = {file: number for number, file in enumerate(self.files)}
-            pixels = np.empty((len(slot), side, side, 3), dtype=np.uint8)
-            for file, decoded in decode_all(self.archive, slot, side, resize=True):
-                pixels[slot[file]] = decoded
-            self._pixels = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-        return self._pixels
+        decoded = dict(decode_all(self.archive, dict.fromkeys(self.files), max(self.size), resize=True))
+        return torch.from_numpy(np.stack([decoded[file] for file in self.files])).permute(0, 3, 1, 2)

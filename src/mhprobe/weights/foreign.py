@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mhprobe.backbones import build, family_of
@@ -55,9 +57,10 @@ def load_foreign(model: nn.Module, path: str | Path, where: str, new_classifier:
             f"it was trained with."
         )
     changes = _changed(found, state, own)
-    classifier = _classifier_keys(model)
-    if not classifier and (name := _classifier_name(model)):
-        extra = [key for key in extra if not key.startswith(f"{name}.")]  # a feature extractor needs none
+    layer = f"{_classifier_name(model)}."
+    classifier = {key for key in own if key.startswith(layer)}
+    if not classifier:
+        extra = [key for key in extra if not key.startswith(layer)]  # a feature extractor needs none
     if {*wrong, *missing} <= classifier and not extra and {*wrong, *missing}:
         theirs = f"{next(iter(wrong.values()))[0][0]} classes" if wrong else ""
         if not new_classifier:
@@ -101,7 +104,7 @@ def read_state(path: Path, where: str) -> State:
     """The state dict in a file, whatever key it is under. UserError as in ``load_foreign``."""
     if not path.is_file():
         raise UserError(f"{where}: no file {path}.")
-    found = _read_safetensors(path, where) if path.suffix == ".safetensors" else _read_pickle(path, where)
+    found = _read(path, where)
     # of a state dict most values are tensors: Lightning's gates and metrics keep other things beside them
     while isinstance(found, Mapping) and sum(isinstance(part, Tensor) for part in found.values()) <= len(found) / 2:
         key = next((key for key in HOLDERS if isinstance(found.get(key), Mapping)), None)
@@ -116,17 +119,12 @@ def read_state(path: Path, where: str) -> State:
     return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
 
 
-def _read_safetensors(path: Path, where: str) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{where}: {path} is not a whole safetensors file ({error}).") from error
-
-
-def _read_pickle(path: Path, where: str) -> Any:
+def _read(path: Path, where: str) -> Any:
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{where}: {path} is not a whole safetensors file ({error}).") from error
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -179,11 +177,6 @@ def _without_prefix(state: State, names: set[str]) -> State:
     prefix = max(sorted(behind), key=lambda p: (behind[p], "ema" in p or "teacher" in p, -len(p)), default="")
     dotted = f"{prefix}." if prefix else ""
     return {key.removeprefix(dotted): value for key, value in state.items() if key.startswith(dotted)}
-
-
-def _classifier_keys(model: nn.Module) -> set[str]:
-    inside = {id(parameter) for parameter in family_of(model).classifier(model).parameters()}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in inside}
 
 
 def _classifier_name(model: nn.Module) -> str | None:

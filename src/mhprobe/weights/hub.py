@@ -73,8 +73,13 @@ def found(path: str | Path) -> Path:
 
     Raises UserError for a folder without weights, or if the Hub refuses.
     """
+    from huggingface_hub import hf_hub_download
+
     if str(path).startswith(PREFIX):
-        return _downloaded(str(path).removeprefix(PREFIX))
+        repo, _, revision = str(path).removeprefix(PREFIX).partition("@")
+        with _hub(repo), untold():
+            files = [hf_hub_download(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
+        return Path(files[-1])
     path = Path(path)
     if not path.is_dir():
         return path
@@ -84,22 +89,11 @@ def found(path: str | Path) -> Path:
     raise UserError(f"weights: {path} holds no {' and no '.join(NAMES)}. Give the folder of a run, or a file.")
 
 
-def _downloaded(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    repo, _, revision = name.partition("@")
-    with _hub(repo), untold():
-        files = [hf_hub_download(repo, file, revision=revision or None) for file in ("model.json", NAMES[-1])]
-    return Path(files[-1])
-
-
 def _described(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
     """The description of a model in memory. UserError if it does not rebuild this model."""
-    config = getattr(model, "pretrained_cfg", {})
-    classes = getattr(model, "num_classes", 0)
     description = {
-        "backbone": {"name": config.get("architecture")},
-        "class_names": [str(number) for number in range(classes)],
+        "backbone": {"name": getattr(model, "pretrained_cfg", {}).get("architecture")},
+        "class_names": [str(number) for number in range(getattr(model, "num_classes", 0))],
         "data": "unknown",
         **about,
     }

@@ -126,13 +126,13 @@ def renormalised(images: Tensor, was: InputSpec, now: InputSpec) -> Tensor:
     if was == now:
         return images
 
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, device=images.device, dtype=images.dtype).view(-1, 1, 1)
-
-    pixels = images * column(was.std) + column(was.mean)
+    std, mean, new_std, new_mean = (
+        images.new_tensor(values).view(-1, 1, 1) for values in (was.std, was.mean, now.std, now.mean)
+    )
+    pixels = images * std + mean
     if tuple(pixels.shape[-2:]) != tuple(now.size):
         pixels = functional.interpolate(pixels, size=now.size, mode="bicubic", antialias=True).clamp_(0, 1)
-    return (pixels - column(now.mean)) / column(now.std)
+    return (pixels - new_mean) / new_std
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

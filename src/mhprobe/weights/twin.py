@@ -7,7 +7,7 @@ and the comparison says nothing. So the twin takes these scales, and nothing els
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,12 +45,18 @@ class RandomTwin:
                 "before the removal."
             )
         self.model, self.twin = model, twin.eval()
-        self.shut = starts_shut(twin)
+        # vectors that multiply, of one number that lets nearly nothing through
+        vectors = {
+            name: each for name, each in twin.named_parameters() if each.dim() == 1 and not name.endswith("bias")
+        }
+        self.shut = [name for name, each in vectors.items() if (each == each[0]).all() and abs(each[0].item()) < SHUT]
 
     def __call__(self) -> nn.Module:
         """The twin where the network is now, with its scales; a line says so where it takes any."""
         moved(self.twin, next(self.model.parameters()).device)
-        take(self.shut, self.model, self.twin)
+        with torch.no_grad():
+            for name in self.shut:
+                self.twin.get_parameter(name).copy_(self.model.get_parameter(name))
         if self.shut:
             log.info(
                 "control: the random network has this network's scales of residual branches, which start at about 0 "
@@ -59,20 +65,3 @@ class RandomTwin:
                 len(self.shut) - 1,
             )
         return self.twin
-
-
-def starts_shut(fresh: nn.Module) -> list[str]:
-    """Names of the scales of a freshly initialised network that let nearly nothing through.
-
-    Such a scale is a vector that multiplies (no bias), and whose numbers are all one number below 0.1 in size.
-    """
-    vectors = {name: each for name, each in fresh.named_parameters() if each.dim() == 1 and not name.endswith("bias")}
-    return [name for name, each in vectors.items() if (each == each[0]).all() and abs(each[0].item()) < SHUT]
-
-
-def take(names: Sequence[str], model: nn.Module, twin: nn.Module) -> None:
-    """Copy parameters by name from ``model`` into ``twin``."""
-    trained = dict(model.named_parameters())
-    with torch.no_grad():
-        for name in names:
-            twin.get_parameter(name).copy_(trained[name])

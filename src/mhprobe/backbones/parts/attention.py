@@ -11,8 +11,8 @@ from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.heads import HeadSite, Kind
 
 STILL = "They can still be gated, measured and masked (mhprobe.measure, mhprobe.masking_curve)."
-_LAYER_SCALES = {  # what timm's blocks call the one behind attention, and the one behind the MLP
-    "head": ("ls1", "ls", "gamma_1", "gamma1"),
+_LAYER_SCALES = {  # what blocks of timm and transformers call the one behind attention, and the one behind the MLP
+    "head": ("ls1", "ls", "gamma_1", "gamma1", "layer_scale1", "lambda_1"),
     "neuron": ("ls2", "ls", "gamma_2", "gamma2"),
 }
 
@@ -119,7 +119,7 @@ def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
 def layer_scale(block: nn.Module, kind: Kind = "head") -> Tensor | None:
     """(C,) what a block multiplies the output of its attention, or of its MLP, with; None where it does not."""
     scales = (getattr(block, name, None) for name in _LAYER_SCALES[kind])
-    vectors = (getattr(scale, "gamma", scale) for scale in scales)
+    vectors = (getattr(scale, "gamma", getattr(scale, "lambda1", scale)) for scale in scales)
     return next((vector.detach() for vector in vectors if isinstance(vector, Tensor)), None)
 
 

@@ -46,8 +46,9 @@ def survey(names: Iterable[str]) -> dict[str, Architecture]:
             layout_of(model)
         except UserError as error:
             entry.mixed += isinstance(error, HeadsMixed)
-            reason = re.sub(r"^timm\.models\S*: |; docs/models\.md.*", "", str(error))
-            entry.refused[re.sub(r"^\S*\d\S*?(?=\.attn|[: ])", "a block", reason)].append(name)
+            reason = re.sub(r"^timm\.models\S*: |; docs/models\.md.*| Not supported\.$", "", str(error))
+            place = r"^\S*\d\S*: |^\S*\d\S*?(?=\.attn| )"  # where it says it of one block: of all it is the same
+            entry.refused[re.sub(place, lambda name: "" if name[0].endswith(" ") else "a block", reason)].append(name)
         else:
             entry.attached += 1
             entry.prunable += family_of(model).unprunable(model) is None
@@ -61,11 +62,17 @@ def page(found: dict[str, Architecture]) -> str:
     attached, prunable, mixed, total = (
         sum(getattr(entry, what) for entry in heads.values()) for what in ("attached", "prunable", "mixed", "names")
     )
-    whole = {name: entry for name, entry in heads.items() if not entry.refused and entry.prunable in (0, entry.names)}
-    alike = {
-        words: ", ".join(f"{name} {entry.names}" for name, entry in whole.items() if bool(entry.prunable) is prunes)
-        for words, prunes in (("can be pruned", True), ("cannot be pruned", False))
-    }
+    alike: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, entry in heads.items():
+        if entry.refused and entry.attached:
+            some = f"{name} {entry.attached} of {entry.names} ({entry.prunable} can be pruned)"
+            alike["Some names attach"].append(some)
+        elif entry.attached:
+            can = "can" if entry.prunable else "cannot"
+            alike[f"Every name attaches and {can} be pruned"].append(f"{name} {entry.names}")
+        for reason, names in entry.refused.items():
+            reasons[reason].append(f"{name} {len(names)} (e.g. {names[0]})")
     return "\n".join(
         [
             "# Which of timm's models have their heads found",
@@ -73,30 +80,17 @@ def page(found: dict[str, Architecture]) -> str:
             f"Written by `make models` with timm {timm.__version__}. {attached} of the {total} names whose model has "
             f"modules with heads can be gated, measured and masked; of {prunable} heads can be removed. {mixed} of the "
             f"others mix their heads before the projection, so that none could be gated alone: of the names with heads "
-            f"that can be told apart {attached / max(1, total - mixed):.0%} attach.",
-            "",
-            f"{len(found) - len(heads)} more architectures have no such modules and are not counted: most are "
-            f"convolutions, but those that name their heads otherwise (Hiera) are among them.",
+            f"that can be told apart {attached / max(1, total - mixed):.0%} attach. {len(found) - len(heads)} more "
+            f"architectures have no such modules: most are convolutions, but those that name their heads otherwise "
+            f"(Hiera) are among them.",
             "",
             "Where a reason says so, or a family is one of attention between channels or with coarser keys, heads have "
             "no attention weights over the tokens of the image; measures that ask for them are left out with that "
-            "reason.",
+            "reason. Behind each class stands its number of names.",
             "",
-            *(
-                line
-                for words, names in alike.items()
-                for line in (f"Classes of which every name attaches and {words}, with their number: {names}.", "")
-            ),
-            "| class | names | attach | can be pruned | why the others are refused |",
-            "|---|---|---|---|---|",
-            *(
-                f"| {name} | {entry.names} | {entry.attached} | {entry.prunable} | {_reasons(entry)} |"
-                for name, entry in heads.items()
-                if name not in whole
-            ),
+            *(line for words, names in alike.items() for line in (f"{words}: {', '.join(names)}.", "")),
+            "| names that are refused | why |",
+            "|---|---|",
+            *(f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items()),
         ]
     )
-
-
-def _reasons(entry: Architecture) -> str:
-    return "<br>".join(f"{len(names)} (e.g. {names[0]}): {reason}" for reason, names in sorted(entry.refused.items()))

@@ -37,7 +37,9 @@ def build(
         raise UserError(f"name: timm {timm.__version__} has no model {quoted(name)}; {_instead_of(name)}.")
     if conv_stem is not None:
         kwargs["embed_layer"] = stem_of(conv_stem)
-    _refuse_no_size({"attn_head_dim": attn_head_dim, **kwargs})
+    for key, value in {"attn_head_dim": attn_head_dim, **kwargs}.items():
+        if key in SIZES and (isinstance(value, bool) or (type(value) is int and value < 1)):  # true would be one head
+            raise UserError(f"{key}: expected at least 1, got {value}.")
     if attn_head_dim is not None:
         kwargs["attn_layer"] = attention_of_width(attn_head_dim)
     try:
@@ -104,12 +106,6 @@ def registered(name: str) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(_not_there(name, error)) from error
     return {"name": architecture, **(settings or {})}
-
-
-def _refuse_no_size(settings: dict[str, Any]) -> None:
-    for key in SIZES & set(settings):
-        if isinstance(value := settings[key], bool) or (type(value) is int and value < 1):  # true would be one head
-            raise UserError(f"{key}: expected at least 1, got {value}.")
 
 
 def _instead_of(name: str) -> str:
