@@ -281,7 +281,7 @@ class MobileNetV5(Located):
     A head is its query, and the slice of the projection that reads what it found.
     """
 
-    model: ClassVar = ("timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder")
+    model: ClassVar[Any] = ("timm.models.mobilenetv5.MobileNetV5", "timm.models.mobilenetv5.MobileNetV5Encoder")
     kinds: ClassVar = {
         "MultiQueryAttention2d": Kind(point="output.proj", parts=_shared, weights=_on_the_grid, hidden=COARSER)
     }
@@ -294,7 +294,7 @@ class MobileNetV5(Located):
 
 class MobileNetV4(MobileNetV5):
     title = "timm MobileNetV4, hybrid"
-    model = ("timm.models.mobilenetv3.MobileNetV3",)
+    model = "timm.models.mobilenetv3.MobileNetV3"
 
     @classmethod
     def claims(cls, model: nn.Module) -> bool:
