@@ -21,6 +21,7 @@ import mhprobe
 import mhprobe.masking.search
 from layouts import layout_of
 from mhprobe.data.batch import Batch
+from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Scores
 from mhprobe.masking.parts.cache import MaskCache, cache_key, describe
 from mhprobe.masking.parts.curve import known_orders
@@ -58,8 +59,9 @@ class Margins(Evaluate):
 
     images = 60
 
-    def __init__(self, heads: int, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, layout: HeadLayout, seed: int = 0) -> None:
+        generator, heads = torch.Generator().manual_seed(seed), layout.num_heads
+        self.layout = layout
         self.base = torch.randn(self.images, generator=generator).round() + 0.5
         self.head = (torch.randn(heads, self.images, generator=generator)).round() / 2
 
@@ -74,10 +76,10 @@ class Margins(Evaluate):
         slope = torch.sigmoid(-(self.base - mask.float() @ self.head)) * -self.head
         return slope.double().mean(1), slope.double().square().mean(1)
 
-    def fisher(self, mask: Tensor) -> Tensor:
+    def fisher(self, mask: Tensor) -> list[Tensor]:
         self.spent += 2 * self.images
         slope = (torch.sigmoid(-(self.base - mask.float() @ self.head)) * -self.head).double()
-        return slope @ slope.mT / self.images
+        return [part @ part.mT / self.images for part in slope.split([site.num_heads for site in self.layout.sites])]
 
     def measure(self, make, mask, column="value"):
         return self.head.mean(1).double() + mask.double()
@@ -106,8 +108,8 @@ def test_every_order_of_the_package_has_a_curve_in_conf():
 @pytest.mark.parametrize("name", ["index", "layer", "head"])
 def test_paths_mask_every_head_once_and_are_the_same_again(order, layout, name):
     units = make_units(name, layout)
-    paths = order.paths(units, layout, Margins(layout.num_heads))
-    again = order.paths(units, layout, Margins(layout.num_heads))
+    paths = order.paths(units, layout, Margins(layout))
+    again = order.paths(units, layout, Margins(layout))
     assert len(paths) == len(again) > 0
     for path, same in zip(paths, again, strict=True):
         assert (path.added.sum(0) == 1).all() and path.added.any(1).all()
@@ -119,12 +121,12 @@ def test_paths_mask_every_head_once_and_are_the_same_again(order, layout, name):
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_paths_end_where_they_are_told(order, layout, steps):
     units = make_units("head", layout)
-    for path in order.paths(units, layout, Margins(layout.num_heads), steps):
+    for path in order.paths(units, layout, Margins(layout), steps):
         assert len(path.names) == len(path.added) == steps
 
 
 def test_an_order_that_does_not_search_asks_nothing(order, layout):
-    evaluate = Margins(layout.num_heads)
+    evaluate = Margins(layout)
     evaluate.spent = 0
     order.paths(make_units("head", layout), layout, evaluate)
     assert order.searches or evaluate.spent == 0
@@ -138,7 +140,7 @@ def test_paths_keep_to_their_limits(order, floor, heads):
     nearest = sum(min(floor, site.num_heads) for site in layout.sites)
     target = None if heads is None else target_of({"heads": heads}, layout, {})
     units = constrain(make_units("head", layout), Limits(layout, floor, target), "c")
-    for path in order.paths(units, layout, Margins(layout.num_heads)):
+    for path in order.paths(units, layout, Margins(layout)):
         masks = path.masks()
         assert all((~part).sum() >= min(floor, len(part)) for mask in masks for part in layout.split(mask))
         left = (~masks).sum(1).tolist()
@@ -256,7 +258,7 @@ def test_every_search_of_the_package_has_a_yaml():
 @pytest.mark.parametrize("prefers", [1, -1])
 @pytest.mark.parametrize("seed", range(5))
 def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(search, prefers, seed):
-    table = Margins(12, seed)
+    table = Margins(layout_of(12), seed)
     step = Step(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool), prefers)
     choice = search.choose(step, table)
     expected, _ = oracle.greedy([frozenset([head]) for head in range(12)], table.score, prefers > 0)
@@ -268,4 +270,4 @@ def test_with_few_candidates_and_images_every_search_chooses_as_the_oracle_does(
 
 def test_every_search_takes_the_only_candidate(search):
     step = Step(torch.zeros(12, dtype=torch.bool), torch.eye(12, dtype=torch.bool)[3:4], 1)
-    assert search.choose(step, Margins(12)).candidate == 0
+    assert search.choose(step, Margins(layout_of(12))).candidate == 0

@@ -13,6 +13,7 @@ from layouts import layout_of as heads_layout
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS, HeadLayout
 from mhprobe.masking.base import Evaluate, Units
+from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.masking.parts.budget import STEPS, savings
@@ -90,6 +91,45 @@ def test_ranks_among_their_like_take_the_same_share_of_each():
     layers = chosen(layout, units, score_A, compete="layer")
     assert {int(part.sum()) for part in layout.split(layers)[:2]} <= {1, 2}
     assert abs(int(layers[6:46].sum()) - int(layers[46:].sum())) <= 1
+
+
+class Information(Evaluate):
+    """Slopes of 60 images, of which three neurons of the first MLP are twins."""
+
+    def __init__(self, layout, seed):
+        generator = torch.Generator().manual_seed(seed)
+        slopes = torch.randn(60, layout.num_heads, generator=generator, dtype=torch.float64)
+        slopes[:, :6] *= 30
+        slopes[:, 7:9] = slopes[:, 6:7] = 0.5 * slopes[:, 6:7]
+        self.blocks = [part.mT @ part / 60 for part in slopes.split([site.num_heads for site in layout.sites], 1)]
+
+    def slopes(self, mask):
+        diagonal = torch.cat([block.diagonal() for block in self.blocks])
+        return diagonal * 0, diagonal
+
+    def fisher(self, mask):
+        return self.blocks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fisher_exchanges_neurons_until_no_exchange_helps_and_keeps_every_width(seed):
+    """The diagonal takes all three twins, which cost nine times one of them together."""
+    layout = mixed(8, 8)
+    units, _ = limited(layout, 0.9)
+    masks = []
+    for rearranged in (False, True):
+        (path,) = FisherOrder(rearranged=rearranged).paths(units, layout, Information(layout, seed))
+        masks.append(path.masks()[-1])
+        assert units.limits.target.left(masks[-1]) <= 0.9 + 1e-9 and len(path.added) <= STEPS
+    twins = slice(6, 9)
+    assert masks[0][twins].all() and masks[1][twins].sum() < 3
+    for block, before, after in zip(Information(layout, seed).blocks, *map(layout.split, masks), strict=True):
+        off = after.nonzero().flatten().tolist()
+        cost = float(block[off][:, off].sum())
+        assert len(off) == int(before.sum())
+        for goes, stays in itertools.product(set(range(len(block))) - set(off), off):
+            other = [goes, *(unit for unit in off if unit != stays)]
+            assert float(block[other][:, other].sum()) >= cost - 1e-9
 
 
 def test_chance_takes_the_same_share_of_heads_and_of_neurons():

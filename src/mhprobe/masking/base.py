@@ -101,10 +101,10 @@ class Evaluate(Protocol):
         """
         raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
 
-    def fisher(self, mask: Tensor) -> Tensor:
-        """(A, A) the mean over images of the product of two heads' slopes, with the heads of ``mask`` (A,) off.
+    def fisher(self, mask: Tensor) -> list[Tensor]:
+        """(H, H) per site: mean over images of the product of two units' slopes, with those of ``mask`` (A,) off.
 
-        Its diagonal is what ``slopes`` calls the mean square.
+        The diagonals are what ``slopes`` calls the mean square.
         """
         raise UserError("this order needs slopes of the loss, and the evaluate function gives scores only.")
 

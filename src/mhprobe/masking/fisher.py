@@ -1,26 +1,27 @@
-"""By Fisher information: the heads go whose removal raises the loss least, to second order, seen from the whole model.
+"""By Fisher information: the units go whose removal raises the loss least, to second order, seen from the whole model.
 
 Kwon et al. 2022, "A Fast Post-Training Pruning Framework for Transformers", arXiv 2204.09656, sections 4.1 and 4.2. At
-a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when heads are masked. F is the empirical Fisher
-information of the gates: the mean over images of g g^T, with g the slope of the image's loss along the share of a head
-that is let through. A head whose gate is 0 costs nothing.
+a converged model the loss rises by about (1 - m)^T F (1 - m) / 2 when units are masked. F is the empirical Fisher
+information of the gates: the mean over images of g g^T, with g the slope of the image's loss along the share of a unit
+that is let through. A unit whose gate is 0 costs nothing.
 
 1. Search: with F's diagonal alone, the units of least F_hh go; under a target in FLOPs or time, of least F_hh per what
    they save.
-2. Rearrangement: with F's diagonal blocks, one per layer, heads change places within their layer as long as an
-   exchange lowers the sum: it sees that of two redundant heads only one can go. Every layer keeps its number of heads.
+2. Rearrangement: with F's diagonal blocks, one per layer, units change places within their layer as long as an
+   exchange lowers the sum: it sees that of two redundant units only one can go. Every layer keeps its number of units.
 
 The path leads to the rearranged set of its last step. With more steps another set may be best, and its path may begin
 with other units.
 
 Where we differ: all of F that is needed is summed in float64; the best exchange is made first, until none helps (the
-paper goes through the masked heads once); MLP neurons are left alone.
+paper goes through the masked units once).
 
-Shapes: A heads of all sites, H heads of one site, U units.
+Shapes: A units of all sites, H units of one site, G sets of them that go together.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,85 +29,81 @@ from torch import Tensor
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path, Units
+from mhprobe.masking.parts.budget import bundled, savings, until
 
 
 @dataclass(frozen=True)
 class Fisher(Order):
     """Mask the units of least Fisher information first.
 
-    rearranged: also exchange heads within each layer; where units are single heads.
+    rearranged: also exchange units within each layer; where they go one by one.
     """
 
     rearranged: bool = True
+    of_neurons: ClassVar[bool] = True
 
     def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
-        """The one path of least Fisher information; ties go to the lower unit index. UserError if it is not finite."""
-        length = units.steps(steps)
-        nothing = torch.zeros(layout.num_heads, dtype=torch.bool)
-        if not length or not units.candidates([]):
+        """The one path of least Fisher information; ties go to the lower unit index. UserError if it is not finite.
+
+        A layout with neurons has thousands of units: ``units`` then only says which may go, and a step takes many.
+        """
+        free, mixed = units.masks.any(0), "neuron" in layout.kinds
+        if not mixed and not (units.steps(steps) and units.candidates([])):
             return [units.path([])]
-        exchange = self.rearranged and bool((units.masks.sum(1) == 1).all())
-        fisher = evaluate.fisher(nothing) if exchange else evaluate.slopes(nothing)[1].diag()
-        _check(layout, fisher.diagonal())
-        price_U = units.masks.double() @ fisher.diagonal() / _savings(units)
-        order = units.chosen(length, lambda order, left: min(left, key=lambda unit: float(price_U[unit])))
+        sets = list(free.nonzero()) if mixed else [mask.nonzero().flatten() for mask in units.masks]
+        exchange = self.rearranged and all(len(each) == 1 for each in sets)
+        nothing = torch.zeros_like(free)
+        blocks = evaluate.fisher(nothing) if exchange else []
+        diagonal_A = torch.cat([block.diagonal() for block in blocks]) if exchange else evaluate.slopes(nothing)[1]
+        _check(layout, diagonal_A)
+        saving_A = savings(units.limits, layout).clamp(min=1e-12)
+        price_G = [float(diagonal_A[each].sum() / saving_A[each].sum()) for each in sets]
+        if mixed:
+            order = until(sets, sorted(range(len(sets)), key=price_G.__getitem__), layout, units.limits, steps)
+        else:
+            order = units.chosen(units.steps(steps), lambda order, left: min(left, key=price_G.__getitem__))
         if exchange:
-            order = _rearranged(units, layout, fisher, order, price_U)
-        return [units.path(order)]
+            off = nothing.clone()
+            off[[int(sets[g]) for g in order]] = True
+            off = rearrange(layout, blocks, off, free)
+            order = sorted((g for g, unit in enumerate(sets) if off[unit]), key=price_G.__getitem__)
+        return [bundled([sets[g] for g in order], layout) if mixed else units.path(order)]
 
 
-def rearrange(layout: HeadLayout, fisher: Tensor, mask: Tensor, among: Tensor | None = None) -> Tensor:
-    """(A,) bool mask with as many heads per layer, after exchanges that lower (1 - m)^T F (1 - m) in each layer.
+def rearrange(layout: HeadLayout, blocks: Sequence[Tensor], mask: Tensor, among: Tensor | None = None) -> Tensor:
+    """(A,) bool mask with as many units per layer, after exchanges that lower (1 - m)^T F (1 - m) in each layer.
 
-    among: (A,) bool, the heads that may be masked; None for all.
+    blocks: of F, (H, H) per site. among: (A,) bool, the units that may be masked; None for all.
     """
-    mask = mask.clone()
-    for number in range(len(layout.sites)):
-        span = layout.span(number)
-        free = None if among is None else among[span]
-        mask[span] = _exchanged(fisher[span, span], mask[span], free)
-    return mask
-
-
-def _rearranged(units: Units, layout: HeadLayout, fisher: Tensor, order: list[int], price_U: Tensor) -> list[int]:
-    """The units of the rearranged set, cheapest first."""
-    mask = rearrange(layout, fisher, units.masks[order].any(0), units.masks.any(0))
-    chosen = torch.nonzero((units.masks & mask).any(1)).flatten().tolist()
-    return sorted(chosen, key=lambda unit: float(price_U[unit]))
-
-
-def _savings(units: Units) -> Tensor:
-    """(U,) what each unit saves of the target's cost; 1 without a target, or if it counts heads."""
-    target = None if units.limits is None else units.limits.target
-    if target is None or target.unit == "heads":
-        return torch.ones(len(units), dtype=torch.float64)
-    return (target.cost(units.masks & False) - target.cost(units.masks)).clamp(min=1e-12)
+    free = torch.ones_like(mask) if among is None else among
+    parts = zip(blocks, layout.split(mask), layout.split(free), strict=True)
+    return torch.cat([_exchanged(block_HH, mask_H.clone(), free_H) for block_HH, mask_H, free_H in parts])
 
 
 def _check(layout: HeadLayout, diagonal_A: Tensor) -> None:
     bad = torch.nonzero(~diagonal_A.isfinite()).flatten().tolist()
     if bad:
-        _, head, site = list(layout)[bad[0]]
+        _, unit, site = list(layout)[bad[0]]
         raise UserError(
-            f"masking order fisher: head {head} of {site.name} has the Fisher information {float(diagonal_A[bad[0]])} "
-            f"(and {len(bad) - 1} more are not finite), expected a number for every head. Do the weights hold NaN?"
+            f"masking order fisher: {site.kind} {unit} of {site.name} has the Fisher information "
+            f"{float(diagonal_A[bad[0]])} (and {len(bad) - 1} more are not finite), expected a number for every one. "
+            f"Do the weights hold NaN?"
         )
 
 
-def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor | None) -> Tensor:
-    """The same number of heads masked, until no exchange of a masked head for a kept one lowers the sum over both."""
+def _exchanged(block_HH: Tensor, mask_H: Tensor, free_H: Tensor) -> Tensor:
+    """The same number of units masked, until no exchange of a masked one for a kept one lowers the sum over both."""
     diagonal = block_HH.diagonal()
-    closed_H = torch.zeros_like(mask_H) if free_H is None else ~free_H
-    while mask_H.any() and not mask_H.all():
-        with_masked_H = block_HH @ mask_H.double()
-        # taking head j out and head i in: F_ii + F_jj - 2 F_ij + 2 (row i - row j) of what is masked
-        out_H = diagonal - 2 * with_masked_H
-        into_H = diagonal + 2 * with_masked_H
-        change = into_H[:, None] + out_H[None, :] - 2 * block_HH
-        change = change.masked_fill((mask_H | closed_H)[:, None] | ~mask_H[None, :], math.inf)
+    with_masked_H = block_HH @ mask_H.double()
+    while len(kept := (free_H & ~mask_H).nonzero().flatten()) and len(masked := mask_H.nonzero().flatten()):
+        # taking unit j out and unit i in: F_ii + F_jj - 2 F_ij + 2 (row i - row j) of what is masked
+        into = diagonal[kept] + 2 * with_masked_H[kept]
+        out = diagonal[masked] - 2 * with_masked_H[masked]
+        change = into[:, None] + out - 2 * block_HH[kept[:, None], masked]
         best = int(change.argmin())
         if not change.flatten()[best] < -1e-12 * block_HH.abs().max():
             break
-        mask_H = mask_H.clone()
-        mask_H[best // len(mask_H)], mask_H[best % len(mask_H)] = True, False
+        i, j = kept[best // len(masked)], masked[best % len(masked)]
+        mask_H[i], mask_H[j] = True, False
+        with_masked_H = with_masked_H + block_HH[i] - block_HH[j]
     return mask_H

@@ -122,8 +122,14 @@ class Evaluator(Evaluate):
         mean, square = sums.view(2, -1)
         return mean, square
 
-    def fisher(self, mask: Tensor) -> Tensor:
-        return self._mean("fisher", mask, lambda share_BA: share_BA.mT @ share_BA).view(len(mask), len(mask))
+    def fisher(self, mask: Tensor) -> list[Tensor]:
+        sizes = [site.num_heads for site in self.gates.layout.sites]
+
+        def summed(share_BA: Tensor) -> Tensor:
+            return torch.cat([(part_BH.mT @ part_BH).flatten() for part_BH in share_BA.split(sizes, 1)])
+
+        blocks = self._mean("fisher_blocks", mask, summed).split([size**2 for size in sizes])
+        return [block.view(size, size) for block, size in zip(blocks, sizes, strict=True)]
 
     def _mean(self, name: str, mask: Tensor, summed: Callable[[Tensor], Tensor]) -> Tensor:
         """Mean over images of what ``summed`` makes of a batch's slopes (B, A)."""

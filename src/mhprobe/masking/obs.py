@@ -1,0 +1,88 @@
+"""Optimal brain surgery: how much a layer loses without a unit when the weights of the others make up for it.
+
+Hassibi & Stork 1993, "Optimal Brain Surgeon", NeurIPS 5; for slices of a layer's input Kurtic et al. 2023, "ZipLM",
+arXiv 2302.04089, with the curvature of van der Ouderaa et al. 2024, "The LLM Surgeon", arXiv 2312.17244. A layer
+y = W x + b reads its units as slices S of x. To second order the loss of an image rises by
+
+    tr(dW A dW^T G) / 2,   A = cov(x),   G = sum over tokens of E[g g^T],   g = dL/dy,
+
+when W changes by dW. The least rise without the slice S, over all changes of the other columns and the bias, is
+
+    tr((P_SS)^-1 C_SS) / 2,   P = A^-1,   C = W^T G W,
+
+and C is made of the slopes along x, so that no weight is read. Then S leaves P and C, and the next unit is judged as
+the others now stand: of two that say the same only the first is cheap. ``repair`` (surgery/repair.py, per=weights)
+makes the change to the weights. A knapsack (knapsack.py) of these losses per FLOP is ``prune/order=obs``.
+
+Shapes: N rows (tokens of all images), K channels that enter a layer, H units of it, D width, A units of all sites.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mhprobe.heads import KINDS, HeadBatch, HeadLayout
+from mhprobe.measures.base import Measure, counts
+
+RIDGE = 1e-4  # of the mean variance of a layer's input, as ``repair`` has it: else what is redundant costs nothing
+
+
+class LossInTurn(Measure):
+    """Rise of the loss when a unit goes in its turn, and those of its layer that are cheaper are gone.
+
+    Column value (A,), nats; larger is more important. It never falls along a layer's turns: sorted by it, units go in
+    the order in which they were judged.
+    """
+
+    needs = frozenset({"grad"})
+    of_units = frozenset(KINDS)
+    rows: Tensor = counts("S")
+
+    def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
+        super().__init__(layout, **kwargs)
+        for number, site in enumerate(layout.sites):
+            square = torch.zeros(site.channels, site.channels, dtype=torch.float64)
+            self.add_state(f"inputs_{number}", square[0])
+            self.add_state(f"products_{number}", square)  # of inputs
+            self.add_state(f"slopes_{number}", square)  # products of slopes
+
+    def add(self, batch: HeadBatch) -> None:
+        for number, (z, grad) in enumerate(zip(batch.z, batch.need("grad", self.name), strict=True)):
+            x_NK, slope_NK = (part[batch.valid].flatten(0, 1).flatten(1).double() for part in (z, grad))
+            self.rows[number] += len(x_NK)
+            getattr(self, f"inputs_{number}").add_(x_NK.sum(0))
+            getattr(self, f"products_{number}").addmm_(x_NK.mT, x_NK)
+            getattr(self, f"slopes_{number}").addmm_(slope_NK.mT, slope_NK)
+
+    def finish(self) -> dict[str, Tensor]:
+        of_sites = []
+        for number, site in enumerate(self.layout.sites):
+            mean_K = getattr(self, f"inputs_{number}") / self.rows[number]
+            covariance = getattr(self, f"products_{number}") / self.rows[number] - torch.outer(mean_K, mean_K)
+            slopes = getattr(self, f"slopes_{number}") / self.images
+            of_sites.append(losses_in_turn(covariance, slopes, site.head_dim))
+        return {"value": torch.cat(of_sites)}
+
+
+def losses_in_turn(covariance: Tensor, slopes: Tensor, width: int) -> Tensor:
+    """(H,) the rise of the loss as each unit goes, the cheapest that is left first; never less than the one before.
+
+    covariance: (K, K) of what enters the layer. slopes: (K, K) sums over tokens of products of slopes, per image.
+    """
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-300)
+    inverse = torch.linalg.inv(covariance + ridge * torch.eye(len(covariance)).to(covariance))
+    slopes = slopes.clone()
+    losses = slopes.new_full((len(slopes) // width,), torch.nan)
+    least = slopes.new_zeros(())
+    while (left := losses.isnan().nonzero().flatten()).numel():
+        columns = left[:, None] * width + torch.arange(width, device=left.device)  # (left, D)
+        blocks = [part[columns[:, :, None], columns[:, None, :]] for part in (inverse, slopes)]
+        rises = torch.linalg.solve(*blocks).diagonal(dim1=1, dim2=2).sum(1) / 2
+        gone = columns[cheapest := int(rises.argmin())]
+        losses[left[cheapest]] = least = torch.maximum(least, rises[cheapest])
+        others = torch.linalg.solve(blocks[0][cheapest], inverse[gone])  # what stands in for one more of S, (D, K)
+        shift = slopes[gone] - blocks[1][cheapest] @ others / 2
+        slopes.addmm_(others.mT, shift, alpha=-1).addmm_(shift.mT, others, alpha=-1)
+        inverse.addmm_(inverse[:, gone], others, alpha=-1)
+    return losses
