@@ -198,6 +198,9 @@ def test_a_digit_is_drawn_and_a_file_is_dropped(visit, kept):
 
 
 def test_rows_columns_and_the_link_choose(visit, page, kept):
+    for number in range(4):  # a column's button stands above its heads
+        column, cell = page.get_by_role("button", name=f"Heads number {number}"), page.locator(f'[data-id="{number}"]')
+        assert abs(column.bounding_box()["x"] - cell.bounding_box()["x"]) < 2
     page.get_by_role("button", name="Block 1", exact=True).click()
     page.wait_for_function("() => document.getElementById('live').dataset.answered === '4,5,6,7'")
     page.get_by_role("button", name="Heads number 0").click()

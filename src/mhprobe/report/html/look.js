@@ -175,7 +175,10 @@ function drawHeads() {
       return tile;
     })))));
   if (focused !== null) tileOf(focused)?.focus();
-  byId("key").textContent = SITES.length ? `Bright: much attention, ${view.shared ? `all heads on one scale up to ${number(most, 2)}` : "each head on its own scale from 0"}. ${view.towards ? "Each patch is as bright as it looks at the marked one." : others ? `What goes to ${others} is not drawn; an open head says how much.` : ""} A click on a head opens it large${view.sort === "likeness" ? "; likeness is the cosine with the first open head" : ""}.` : "";
+  const scales = `Bright: much attention, ${view.shared ? `all heads on one scale up to ${number(most, 2)}` : "each head on its own scale from 0"}.`;
+  const special = view.towards ? "Each patch is as bright as it looks at the marked one." : others ? `What goes to ${others} is not drawn; an open head says how much.` : "";
+  const click = `A click on a head opens it large${view.sort === "likeness" ? "; likeness is the cosine with the first open head" : ""}.`;
+  byId("key").replaceChildren(...(SITES.length ? [`${scales} ${special} `, el("span", { class: "click" }, click)] : []));
 }
 const tileOf = (id) => byId("heads").querySelector(`[data-id="${id}"]`);
 
