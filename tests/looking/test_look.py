@@ -14,9 +14,10 @@ from PIL import Image
 import mhprobe
 from located import LOCATED
 from looking.conftest import HOSTILE, photo
+from mhprobe.errors import UserError
 from mhprobe.looking import __main__ as command
 from mhprobe.looking.page import look
-from models import tiny_swin, tiny_vit
+from models import TWINS, tiny_swin, tiny_vit
 
 
 def test_the_page_fetches_nothing_and_names_are_text(model, folder):
@@ -42,9 +43,19 @@ def test_a_network_without_attention_between_patches_gets_the_page_and_the_reaso
     assert "Could not be told" in found.sentences[-1].text
 
 
-def test_an_own_family_is_looked_at(folder):
-    found = look(LOCATED["coatnet"](), folder, limit=2, show_progress=False)
-    assert len(re.findall(r'<script type="text/plain" id="attention-\d">', found.page)) == 2
+@pytest.mark.parametrize("name", [*TWINS, *LOCATED])
+def test_every_family_is_looked_at(name, folder):
+    """With its attention, or without and with the reason; but for those that take no images."""
+    model = {**TWINS, **LOCATED}[name]()
+    if len(getattr(model, "takes", "CHW")) < 3:
+        with pytest.raises(UserError, match=r"a network of images, got [A-Za-z]*, of a line of tokens"):
+            look(model, folder, limit=2, show_progress=False)
+        return
+    page = look(model, folder, limit=2, untrained=False, show_progress=False).page
+    shown = len(re.findall(r'<script type="text/plain" id="attention-\d">', page))
+    reason = re.search(r"cannot be shown: .*: no attention weights to look at, \w+", page)
+    assert shown == (0 if reason else 2)
+    assert not reason or name in LOCATED  # families of files of their own have weights to see
 
 
 def test_what_was_left_out_is_said(tmp_path, model):

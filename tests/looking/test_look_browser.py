@@ -113,6 +113,16 @@ def test_a_class_token_that_is_not_there_is_not_offered_and_a_link_to_it_shows_t
     assert visit(pages["vit"][0]).get_by_role("button", name="Class token").count() == 1
 
 
+def test_a_class_token_of_late_blocks_is_offered_and_early_heads_say_that_they_have_it_not(visit, folder, tmp_path):
+    model = LOCATED["convit"]()
+    page = visit(look(model, folder, limit=1, show_progress=False).save(tmp_path / "late.html").as_uri())
+    page.wait_for_selector(".tile canvas")
+    page.get_by_role("button", name="Class token").click()
+    has = [bool(site.class_token) for site in mhprobe.attach(model).layout.sites for _ in range(site.num_heads)]
+    said = [tile.get_attribute("title").endswith("not in this block") for tile in page.locator(".tile").all()]
+    assert said == [not each for each in has] and len(set(said)) == 2
+
+
 def test_without_attention_between_patches_there_are_photographs_sentences_and_the_reason(visit, folder, tmp_path):
     found = look(LOCATED["xcit"](), folder, show_progress=False)
     page = visit(found.save(tmp_path / "xcit.html").as_uri())

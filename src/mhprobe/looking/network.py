@@ -66,14 +66,16 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
 
 
 def _built(model: nn.Module) -> Network:
-    """A network of a notebook. UserError for one outside the supported families."""
-    backbone = backbone_of(model)
+    """A network of a notebook. UserError for one outside the supported families, and one of no images."""
+    backbone, layout = backbone_of(model), attach(model).layout.of("head")
+    if any(site.line for site in layout.sites):
+        raise UserError(f"look: model: expected a network of images, got {type(model).__name__}, of a line of tokens.")
     spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
     name, recipe = config.get("architecture"), None
     if name is not None:
         try:  # sizes that its configuration does not tell make another layout
             rebuilt = {"name": name, "img_size": list(spec["size"])}
-            if layout_of(build(**rebuilt, num_classes=0)) == attach(model).layout.of("head"):
+            if layout_of(build(**rebuilt, num_classes=0)) == layout:
                 recipe = {"backbone": rebuilt, "class_names": ()}
         except UserError:
             recipe = None

@@ -142,8 +142,10 @@ function draw() {
   remember();
 }
 
-const isClass = (token) => token === 0 && SITES[0].class_token;
-const tokenName = (token) => (isClass(token) ? "the class token" : `register ${token + (SITES[0].class_token ? 0 : 1)}`);
+// tokens before the patches: of the block that has most of them, since some networks add them late
+const before = d3.greatest(SITES, (site) => site.prefix) ?? { prefix: 0, class_token: false };
+const isClass = (token) => token === 0 && before.class_token;
+const tokenName = (token) => (isClass(token) ? "the class token" : `register ${token + (before.class_token ? 0 : 1)}`);
 function drawPhoto() {
   const photo = byId("photo"), site = SITES[0];
   photo.style.backgroundImage = `url(${PHOTOS[view.image].picture})`;
@@ -155,7 +157,7 @@ function drawPhoto() {
   for (const button of byId("tokens").children) button.setAttribute("aria-pressed", String(Number(button.dataset.token) === view.token));
 }
 
-const others = SITES.length && [SITES[0].class_token ? "the class token" : "", SITES[0].prefix > SITES[0].class_token ? "registers" : ""].filter(Boolean).join(" and ");
+const others = [before.class_token ? "the class token" : "", before.prefix > before.class_token ? "registers" : ""].filter(Boolean).join(" and ");
 const spoken = (map) => (map ? `at most ${number(map.most, 2)} a patch${map.special.length ? `, ${number(d3.sum(map.special), 2)} ${view.towards ? "from" : "to"} ${others}` : ""}` : "not in this block");
 
 function drawHeads() {
@@ -246,7 +248,7 @@ function recall() {
   const words = new URLSearchParams(location.hash.slice(1)), whole = (text, below) => (/^\d+$/.test(text) && Number(text) < below ? Number(text) : null);
   view.image = whole(words.get("image"), PHOTOS.length) ?? 0;
   const [x, y] = (words.get("at") ?? "").split(",");
-  if (x === "token") view.token = whole(y, SITES[0]?.prefix ?? 0);
+  if (x === "token") view.token = whole(y, before.prefix);
   else if (Number(x) >= 0 && Number(x) < 1 && Number(y) >= 0 && Number(y) < 1 && y) Object.assign(view, { x: Number(x), y: Number(y) });
   view.open = (words.get("heads") ?? "").split(",").map((text) => whole(text, HEADS.length)).filter((id) => id !== null).slice(0, MOST_OPEN);
   for (const name of ["towards", "across", "shared"]) byId(name).checked = view[name] = words.get(name) === "1";
@@ -255,7 +257,7 @@ function recall() {
 
 function start() {
   byId("sort").append(el("option", { value: "" }, "number"), ...DATA.measures.map(({ name }) => el("option", { value: name }, name)), el("option", { value: "likeness" }, "likeness"));
-  byId("tokens").append(...d3.range(SITES[0]?.prefix ?? 0).slice(0, 6).map((token) => el("button", { type: "button", "data-token": token, onclick: () => { view.token = view.token === token ? null : token; draw(); } }, isClass(token) ? "Class token" : tokenName(token))));
+  byId("tokens").append(...d3.range(before.prefix).slice(0, 6).map((token) => el("button", { type: "button", "data-token": token, onclick: () => { view.token = view.token === token ? null : token; draw(); } }, isClass(token) ? "Class token" : tokenName(token))));
   byId("strip").append(...PHOTOS.map(({ name, picture }, image) => el("button", { type: "button", "data-image": image, title: name, "aria-label": name, style: `background-image:url(${picture})`, disabled: SITES.length > 0 && !byId(`attention-${image}`), onclick: () => chooseImage(image) })));
   byId("choices").hidden = byId("heads").hidden = !SITES.length;
   [...byId("told").children].forEach((line, i) => {
