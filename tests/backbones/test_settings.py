@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 import runs
 from mhprobe.backbones import build
 from mhprobe.run.sections import CONF
-from mhprobe.weights.description import Stem, portable
+from mhprobe.weights.description import Backbone, portable
 
 BACKBONES = sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))
 
@@ -24,8 +24,8 @@ def test_each_size_that_a_yaml_lists_is_one_that_its_network_takes(backbone):
     with torch.device("meta"):
         taken = inspect.signature(type(timm.create_model(sizes.name)).__init__).parameters
     assert "img_size" in listed
-    assert listed <= {*taken, *Stem.model_fields}
-    assert "wings" not in {*taken, *Stem.model_fields}  # or any word would pass
+    assert listed <= {*taken, *Backbone.model_fields}
+    assert "wings" not in {*taken, *Backbone.model_fields}  # or any word would pass
 
 
 def test_a_size_needs_no_plus_and_one_that_is_left_out_is_the_models_own(tmp_path):

@@ -124,7 +124,7 @@ def test_record_leaves_mode_gradients_and_attention_path_as_they_were(build):
 def test_attention_weights_asked_of_a_module_without_any_are_an_error_that_names_it(build):
     model = build()
     name = mhprobe.attach(model).layout.sites[1].name
-    del model.get_submodule(name).fused_attn  # what modules without a matrix of weights lack
+    del model.get_submodule(name).attn_drop  # what modules without a matrix of weights lack
     with pytest.raises(mhprobe.UserError, match=rf"^{name} \(\w+\) has no attention weights to look at\.$"):
         mhprobe.record(model, images_for(model, 1), labels_for(1), needs={"attn"})
 

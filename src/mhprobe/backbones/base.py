@@ -154,7 +154,7 @@ class Family(ABC):
             attention,
             point=attention.proj,
             output=attention.proj,
-            weights=attention.attn_drop if hasattr(attention, "fused_attn") else None,
+            weights=getattr(attention, "attn_drop", None),
             hidden=f"{site.name} ({type(attention).__name__}) has no attention weights to look at.",
             visible=lambda: unfused([attention]),
         )

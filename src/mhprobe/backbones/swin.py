@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from timm.models import swin_transformer, swin_transformer_v2
 from torch import Tensor, nn
 
-from mhprobe.backbones.base import DirectPath, Family, Seam, Segments, blocks_in
+from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
 from mhprobe.backbones.parts.attention import (
     NoHeads,
     keep_channels,
@@ -37,45 +37,32 @@ class Windowed(Family):
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
-        for site, block in cls._places(model):
-            name, attn = f"{site.name}.attn", block.attn
+        for site, block in cls._places(model, "attn"):
+            attn, grid = block.attn, block.input_resolution
             if type(attn) is NoHeads:
                 continue
             if type(attn) is not cls.attention:
-                raise UserError(f"{name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
+                raise UserError(f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
             yield dataclasses.replace(
                 site,
-                name=name,
                 num_heads=attn.num_heads,
                 head_dim=attn.proj.in_features // attn.num_heads,
-                windows=Windows(
-                    grid=tuple(block.input_resolution), size=tuple(block.window_size), shift=tuple(block.shift_size)
-                ),
+                windows=Windows(grid=tuple(grid), size=tuple(block.window_size), shift=tuple(block.shift_size)),
             )
 
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
-        for site, block in cls._places(model):  # an MLP sees its tokens in raster order
-            yield from neurons(block.mlp, dataclasses.replace(site, name=f"{site.name}.mlp"))
+        for site, block in cls._places(model, "mlp"):  # an MLP sees its tokens in raster order
+            yield from neurons(block.mlp, site)
 
     @classmethod
-    def _places(cls, model: Any) -> Iterator[tuple[HeadSite, Any]]:
-        """Each block with a site that says where it stands, without units."""
-        patch, blocks = pixels(model.patch_embed.img_size, model.patch_embed.grid_size), list(cls.blocks(model))
-        for number, about in enumerate(blocks):
-            block = model.get_submodule(about.name)
-            yield (
-                HeadSite(
-                    name=about.name,
-                    stage=about.stage,
-                    block=number,
-                    num_heads=0,
-                    head_dim=1,
-                    grid=tuple(block.input_resolution),
-                    pixels=(patch[0] * 2.0**about.stage, patch[1] * 2.0**about.stage),  # merging halves, rounding up
-                ),
-                block,
-            )
+    def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
+        """Each block with the site of a part of it, which has no units yet."""
+        down, across = pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
+        for number, about in enumerate(cls.blocks(model)):
+            block, scale = model.get_submodule(about.name), 2.0**about.stage  # merging halves, rounding up
+            grid, steps = tuple(block.input_resolution), (down * scale, across * scale)
+            yield HeadSite(f"{about.name}.{part}", about.stage, number, 0, 1, grid=grid, pixels=steps), block
 
     @classmethod
     def blocks(cls, model: Any) -> Iterator[Block]:
@@ -142,12 +129,6 @@ class SwinV2(Windowed):
     title = "timm SwinTransformerV2 (Swin V2)"
     model, middle = swin_transformer_v2.SwinTransformerV2, "mlp"
     stage, attention = swin_transformer_v2.SwinTransformerV2Stage, swin_transformer_v2.WindowAttention
-
-    @classmethod
-    def seam(cls, model: Any, site: HeadSite) -> Seam:
-        seam: Seam = super().seam(model, site)
-        attention: Any = seam.attention
-        return seam if site.kind == "neuron" else dataclasses.replace(seam, weights=attention.attn_drop)
 
     @classmethod
     def unprunable(cls, model: Any) -> str:

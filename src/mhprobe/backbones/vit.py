@@ -8,6 +8,7 @@ heads before the projection. Attention pooling behind the blocks is left alone.
 """
 
 import functools
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -97,9 +98,9 @@ class Tokens(Family):
 
 
 def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules of a block that are called ``part``: one, or several side by side."""
+    """The modules of a block that are called ``part``: one, or several side by side (attns.0.attn, attns.1.attn)."""
     for path, module in block.named_modules():
-        if path.rpartition(".")[2] == part:
+        if re.fullmatch(rf"(\w+\.\d+\.)?{part}", path):
             yield f"blocks.{number}.{path}", module
 
 

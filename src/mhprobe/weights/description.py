@@ -37,10 +37,12 @@ class Input(BaseModel):
     std: Annotated[list[Annotated[Finite, Field(gt=0)]], Field(min_length=3, max_length=3)]
 
 
-class Stem(BaseModel):
-    """Settings of a backbone that timm's models do not take: those of mhprobe.backbones.parts.timm_models."""
+class Backbone(BaseModel):
+    """Settings of mhprobe.backbones.build itself, which timm's models do not take; theirs stand beside them."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: Annotated[str, Field(pattern=r"^[\w.]+$")]
+    fused_attn: bool | None = None
     conv_stem: Annotated[list[Size], Field(min_length=1, max_length=16)] | None = None
     attn_head_dim: Size | None = None
 
@@ -49,7 +51,7 @@ class Description(BaseModel):
     """The types. Keys that are not here are for people, and are not read."""
 
     model_config = ConfigDict(strict=True)
-    backbone: dict[str, Any]
+    backbone: Backbone
     class_names: list[str]
     data: str
     input: Input | None = None
@@ -63,9 +65,10 @@ class Description(BaseModel):
 
 def checked(found: Any, where: Path) -> dict[str, Any]:
     """Return ``found`` if it describes a model and nothing else; UserError names the key in ``where`` that does not."""
+    from timm import is_model
+
     try:
         Description.model_validate(found)
-        Stem.model_validate(found["backbone"])
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the whole"
@@ -73,9 +76,11 @@ def checked(found: Any, where: Path) -> dict[str, Any]:
             f"weights: {where}: {key}: {first['msg']}, got {quoted(first['input'])}. It is damaged, or was not made by "
             f"mhprobe."
         ) from None
-    name = _name(found["backbone"], where)
+    name = found["backbone"]["name"]
+    if not is_model(name):
+        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {quoted(name)}.")
     for key, value in found["backbone"].items():
-        if key not in (*OURS, *Stem.model_fields):
+        if key not in (*OURS, *Backbone.model_fields):
             check_setting(name, key, value, where)
     if found.get("timm") not in (None, for_timm(found)):
         raise UserError(f"weights: {where}: `timm` says another model than `backbone`. It is damaged or forged.")
@@ -137,17 +142,6 @@ def check_setting(name: str, key: str, value: Any, where: Path) -> None:
             f"weights: {where}: backbone.{key}: expected a number from 0 to {LARGEST}, a flag, a list of numbers or a "
             f"name of timm's, got {quoted(value)}."
         )
-
-
-def _name(settings: dict[str, Any], where: Path) -> str:
-    from timm import is_model
-
-    name, fused = settings.get("name"), settings.get("fused_attn")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.]+", name) or not is_model(name):
-        raise UserError(f"weights: {where}: backbone.name: expected the name of a timm model, got {quoted(name)}.")
-    if fused is not None and not isinstance(fused, bool):
-        raise UserError(f"weights: {where}: backbone.fused_attn: expected true or false, got {quoted(fused)}.")
-    return name
 
 
 @functools.cache
