@@ -16,6 +16,7 @@ from located import LOCATED
 from looking.conftest import HOSTILE, photo
 from mhprobe.errors import UserError
 from mhprobe.looking import __main__ as command
+from mhprobe.looking import seen
 from mhprobe.looking.page import look
 from models import TWINS, tiny_swin, tiny_vit
 
@@ -65,6 +66,16 @@ def test_what_was_left_out_is_said(tmp_path, model):
     page = look(model, tmp_path, limit=5, show_progress=False).page
     assert "Left out: 4.jpg is damaged" in page
     assert "2 of the 5 photographs" in look(model, tmp_path, limit=2, show_progress=False).page
+
+
+def test_what_had_no_room_is_said(monkeypatch, model, folder):
+    whole = look(model, folder, show_progress=False).page
+    assert "A click gives the mean over" not in whole and "there was no room for more" not in whole
+    monkeypatch.setattr(seen, "ROOM", 1)
+    page = look(model, folder, show_progress=False).page
+    assert "A click gives the mean over a field of 8 x 8 patches" in page
+    assert "Attention is here for 1 of 5 photographs: there was no room for more" in page
+    assert len(re.findall(r'id="attention-\d">', page)) == 1
 
 
 def test_masks_make_the_sentence_on_what_is_salient(tmp_path, folder, model):

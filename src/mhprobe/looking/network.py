@@ -1,8 +1,8 @@
 """The network that a command names: a run, a file of weights, a folder of transformers', or a name of timm's."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,32 +127,22 @@ def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network
                 f"at an untrained network (--weights random)."
             ) from error
 
-    model, sizes, notes = _at_size(make, size)
-    notes += ("It is untrained: its weights are random.",) if weights == "random" else ()
+    notes = ["It is untrained: its weights are random."] if weights == "random" else []
+    sizes = {} if size is None else {"img_size": size}
+    model = make(**sizes)
+    own, attention = input_spec(model)["size"][0], sum(site.attention_size for site in layout_of(model).sites)
+    if size is None and attention > min(MOST, _memory() / (4 * COPIES)):
+        notes.append(f"Its images cannot be made smaller than {own} pixels: this will take a while.")
+        for pixels in [pixels for pixels in SMALL if pixels < own]:
+            with contextlib.suppress(UserError):
+                model, sizes = make(img_size=pixels), {"img_size": pixels}
+                notes[-1] = (
+                    f"Images are {pixels} pixels wide and not {own}: at {own} a photograph has {attention / 1e6:.0f} "
+                    f"million attention weights, and takes minutes (--size {own} asks for them)."
+                )
+                break
     recipe = None if ":" in name else {"backbone": {"name": name, **sizes}, "class_names": ()}
-    return Network(model, name, input_spec(model), recipe, notes)
-
-
-def _at_size(make: Callable[..., nn.Module], size: int | None) -> tuple[nn.Module, dict[str, Any], tuple[str, ...]]:
-    """The model, the settings that made it, and a sentence where its own images would be too large."""
-    if size is not None:
-        return make(img_size=size), {"img_size": size}, ()
-    model = make()
-    attention = sum(site.attention_size for site in layout_of(model).sites)
-    if attention <= min(MOST, _memory() / (4 * COPIES)):
-        return model, {}, ()
-    own = input_spec(model)["size"][0]
-    for pixels in [pixels for pixels in SMALL if pixels < own]:
-        try:
-            smaller = make(img_size=pixels)
-        except UserError:
-            continue
-        note = (
-            f"Images are {pixels} pixels wide and not {own}: at {own} a photograph has {attention / 1e6:.0f} million "
-            f"attention weights, and takes minutes (--size {own} asks for them)."
-        )
-        return smaller, {"img_size": pixels}, (note,)
-    return model, {}, (f"Its images cannot be made smaller than {own} pixels: this will take a while.",)
+    return Network(model, name, input_spec(model), recipe, tuple(notes))
 
 
 def _memory() -> float:

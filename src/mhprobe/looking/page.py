@@ -132,10 +132,10 @@ def _page(shown: _Shown) -> Look:
         title=f"{network.name} looks at {counted(len(photos.names), 'photograph')}",
         told=told,
         packs={f"attention-{number}": pack for number, pack in enumerate(shown.packs)},
-        reason=shown.reason,
+        shown=shown,
         waiting=known is None,
-        notes=_notes(shown),
-        facts=_small_print(network, photos),
+        blocks=counted(len(layout.sites), "block"),
+        millions=rounded(sum(each.numel() for each in network.model.parameters()) / 1e6, 3),
     )
     return Look(page, told)
 
@@ -150,32 +150,4 @@ def _measures(known: Facts) -> list[dict[str, Any]]:
         {"name": kind.label, **{column: short(known.found[name][column]) for column in ("value", "low", "high")}}
         for name, kind in SINGLE.items()
         if name in known.found
-    ]
-
-
-def _notes(shown: _Shown) -> list[str]:
-    """Sentences on choices, averages and photographs that were left out."""
-    photos, form = shown.photos, shown.form
-    notes = list(shown.network.notes)
-    if photos.there > len(photos.names) + len(photos.left_out):
-        notes.append(f"{len(photos.names)} of the {photos.there} photographs in the folder are shown, evenly by name.")
-    notes += [f"Left out: {line}" for line in photos.left_out]
-    if form and form.field > 1:
-        notes.append(
-            f"A click gives the mean over a field of {form.field} x {form.field} patches: all of them would make the "
-            f"page too large."
-        )
-    if form and shown.facts and len(shown.packs) < len(photos.names):
-        notes.append(f"Attention is here for the first {len(shown.packs)} photographs: there was no room for more.")
-    return notes
-
-
-def _small_print(network: Network, photos: Photographs) -> list[tuple[str, str]]:
-    layout, (height, width) = network.layout, network.spec["size"]
-    parameters = sum(each.numel() for each in network.model.parameters())
-    return [
-        ("Network", f"{network.name} ({type(network.model).__name__}, {rounded(parameters / 1e6, 3)} million weights)"),
-        ("Heads", f"{layout.num_heads} in {counted(len(layout.sites), 'block')}"),
-        ("Images", f"{height} x {width} pixels, the square in the middle"),
-        ("Photographs", ", ".join(photos.names)),
     ]

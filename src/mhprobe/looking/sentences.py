@@ -337,17 +337,12 @@ def _on(facts: Facts, made: Claim, by: Tensor, words: Callable[[int, str], str])
 
 def _untold(claims: Sequence[Claim], silent: Sequence[str], facts: Facts) -> list[Sentence]:
     """One sentence on heads whose interval holds the threshold, and on rules without what they need."""
-    parts = []
-    for each in claims:
-        undecided = each.needed[~each.needed.isnan()]
-        if facts.images > 1 and len(undecided):
-            many = int(min(undecided.median().item(), 10_000))
+    parts = ["what holds beyond one photograph: intervals need at least 2, better 12"] if facts.images < 2 else []
+    for each in claims if facts.images > 1 else ():
+        if len(undecided := each.needed[~each.needed.isnan()]):
             half = "" if len(undecided) == 1 else " for half of them"
-            told = f"about {many:,} photographs would tell{half}"
+            told = f"about {int(min(undecided.median().item(), 10_000)):,} photographs would tell{half}"
             parts.append(f"{counted(len(undecided), 'more head')} may or may not {each.what} ({told})")
-    if facts.images < 2:
-        parts.append("what holds beyond one photograph: intervals need at least 2, better 12")
     parts += silent
-    if not parts:
-        return []
-    return [Sentence(f"Could not be told from {counted(facts.images, 'photograph')}: {'; '.join(parts)}.")]
+    photographs = counted(facts.images, "photograph")
+    return [Sentence(f"Could not be told from {photographs}: {'; '.join(parts)}.")] if parts else []
