@@ -97,6 +97,8 @@ class Family(ABC):
 
     title: ClassVar[str]
     model: ClassVar[Any] = ()  # the class of its models
+    embedding: ClassVar[str] = "patch_embed"  # the name of the module whose output embeds the patches
+    head: ClassVar[str] = ""  # the name of the classifier, where a model has no get_classifier
 
     # where heads are
 
@@ -190,7 +192,7 @@ class Family(ABC):
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
         """The module whose output is the embedding of the patches: where relevance arrives. UserError without one."""
-        return model.patch_embed
+        return model.get_submodule(cls.embedding)
 
     @classmethod
     def patches(cls, embedded: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ class Family(ABC):
     @classmethod
     def classifier(cls, model: Any) -> nn.Module:
         """Return the classifier, which makes logits of features; an Identity if the model only gives features."""
-        return getattr(model, "get_classifier", nn.Sequential)()
+        return model.get_submodule(cls.head) if cls.head else getattr(model, "get_classifier", nn.Sequential)()
 
     @classmethod
     def parameter_groups(cls, model: Any, weight_decay: float, layer_decay: float | None) -> list[dict[str, Any]]:

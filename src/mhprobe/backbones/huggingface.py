@@ -115,7 +115,8 @@ class HuggingFace(Family):
     @classmethod
     def stem(cls, model: Any) -> nn.Module:
         embeddings = model.embeddings
-        return getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", embeddings)
+        stem = getattr(embeddings, "patch_embeddings", None) or getattr(embeddings, "patch_embedding", embeddings)
+        return getattr(stem, "projection", stem)
 
     @classmethod
     def patches(cls, embedded: Tensor) -> Tensor:
@@ -176,10 +177,6 @@ class HuggingFaceSwin(HuggingFace):
     def blocks(cls, model: Any) -> Iterator[Block]:
         for stage in range(len(model.encoder.layers)):
             yield from blocks_in(model, f"encoder.layers.{stage}.blocks", lambda _: "layernorm_after", stage)
-
-    @classmethod
-    def stem(cls, model: Any) -> nn.Module:
-        return model.embeddings.patch_embeddings.projection
 
 
 def _output(attention: Any, model: nn.Module, name: str) -> Any:

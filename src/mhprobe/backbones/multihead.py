@@ -132,7 +132,7 @@ def _plain(name: str, attention: Any) -> Any:
 
 class TorchvisionViT(MultiHead):
     title = "torchvision VisionTransformer"
-    model = VisionTransformer
+    model, embedding, head = VisionTransformer, "conv_proj", "heads"
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -173,20 +173,12 @@ class TorchvisionViT(MultiHead):
         )
 
     @classmethod
-    def stem(cls, model: Any) -> nn.Module:
-        return model.conv_proj
-
-    @classmethod
     def patches(cls, embedded: Tensor) -> Tensor:
         return embedded.flatten(2).mT
 
     @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
         return {"size": (model.image_size,) * 2, **IMAGENET}
-
-    @classmethod
-    def classifier(cls, model: Any) -> nn.Module:
-        return model.heads
 
 
 class Encoder(MultiHead):

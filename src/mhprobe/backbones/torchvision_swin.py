@@ -63,7 +63,7 @@ _BLOCKS = {SwinTransformerBlock: "norm2", SwinTransformerBlockV2: "mlp"}  # what
 
 class TorchvisionSwin(Family):
     title = "torchvision SwinTransformer (v1 and v2)"
-    model = SwinTransformer
+    model, embedding, head = SwinTransformer, "features.0", "head"
 
     @classmethod
     def sites(cls, model: Any) -> Iterator[HeadSite]:
@@ -129,16 +129,8 @@ class TorchvisionSwin(Family):
         return Segments(stem=model.features[0], blocks=tuple(blocks), tail=tail)
 
     @classmethod
-    def stem(cls, model: Any) -> nn.Module:
-        return model.features[0]
-
-    @classmethod
     def input_spec(cls, model: Any) -> dict[str, Any]:
         return {"size": _size(model), **IMAGENET}
-
-    @classmethod
-    def classifier(cls, model: Any) -> nn.Module:
-        return model.head
 
     @classmethod
     def unprunable(cls, model: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import io
@@ -153,18 +154,14 @@ class _File(Archive):
 
     def names(self) -> list[str]:
         beside, names = self.path.with_name(f"{self.path.name}.sha256"), []
-        if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [file_digest(self.path)]:
-            raise self._damaged(ValueError(f"its SHA-256 is not the one in {beside.name}"))
-        try:
+        with self._intact():
+            if beside.is_file() and beside.read_text(errors="replace").split()[:1] != [file_digest(self.path)]:
+                raise ValueError(f"its SHA-256 is not the one in {beside.name}")
             for name, size in self._members():
                 small_enough(f"{self.path}: {name}", size)
                 names.append(name)
                 if len(names) > MOST:
                     raise UserError(f"root: {self.path} has more than {MOST:,} files, expected images.")
-        except UserError:
-            raise
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise UserError(
                 f"root: {self.path} holds {twice[0]} {names.count(twice[0])} times ({len(twice)} such files): "
@@ -176,12 +173,19 @@ class _File(Archive):
     def _members(self) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file."""
 
-    def _damaged(self, error: Exception) -> UserError:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists every format it tried
-        return UserError(
-            f"root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
-            f"Fetch it again and compare its size or checksum with the original."
-        )
+    @contextlib.contextmanager
+    def _intact(self) -> Iterator[None]:
+        """Turn what the standard library raises for damage into a UserError."""
+        try:
+            yield
+        except UserError:
+            raise
+        except _DAMAGE as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")  # tarfile lists all formats
+            raise UserError(
+                f"root: {self.path} is damaged or cut short ({reason}); it has {self.path.stat().st_size:,} bytes. "
+                f"Fetch it again and compare its size or checksum with the original."
+            ) from None
 
 
 class Tar(_File):
@@ -193,19 +197,18 @@ class Tar(_File):
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         wanted = set(wanted)
-        try:
+        with self._intact(), self._unpacked() as file:
             # tarfile's own streams skip the compressor's checksum; a zero block tells that the end was not cut off
-            with self._unpacked() as file, tarfile.open(fileobj=(stream := _Stream(file)), mode="r|") as tar:  # type: ignore[call-overload]
+            stream: Any = _Stream(file)
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
                 for member in tar:
                     name = member.name.removeprefix("./")
                     if name in wanted and (contents := tar.extractfile(member)) is not None:
                         yield name, contents.read()
-                while stream.read(1 << 20):
-                    pass
-                if any(stream.end):
-                    raise EOFError("its end is missing")
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
+            while stream.read(1 << 20):
+                pass
+            if any(stream.end):
+                raise EOFError("its end is missing")
 
     def _unpacked(self) -> Any:
         with self.path.open("rb") as file:
@@ -236,9 +239,6 @@ class Zip(_File):
                     yield info.filename, info.file_size
 
     def read(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                for name in wanted:
-                    yield name, archive.read(name)  # read to its end, where zipfile compares the checksum
-        except _DAMAGE as error:
-            raise self._damaged(error) from None
+        with self._intact(), zipfile.ZipFile(self.path) as archive:
+            for name in wanted:
+                yield name, archive.read(name)  # read to its end, where zipfile compares the checksum

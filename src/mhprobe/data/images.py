@@ -6,6 +6,7 @@ Images are decoded once, to ``stored_size`` pixels square: short side resized (b
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import struct
@@ -82,13 +83,8 @@ def scan(archive: Archive, size: int, resize: bool = True) -> Contents:
     # sorted, so that a folder and an archive of the same files are the same data set
     members = {split: sorted((name, file) for s, name, file in found if s == split) for split in SPLITS}
     labels = {s: np.array([number[name] for name, _ in members[s]], dtype=np.int64) for s in SPLITS}
-    slot = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
-
-    def images() -> Iterator[tuple[str, int, np.ndarray]]:
-        for file, pixels in decode_all(archive, slot, size, resize):
-            yield *slot[file], pixels
-
-    return Contents(names, labels, (size, size), images)
+    places = {file: (split, i) for split in SPLITS for i, (_, file) in enumerate(members[split])}
+    return Contents(names, labels, (size, size), functools.partial(decode_all, archive, places, size, resize))
 
 
 def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
@@ -120,16 +116,18 @@ def is_image(file: str) -> bool:
     return not hidden(file) and file.lower().endswith(SUFFIXES)
 
 
-def decode_all(archive: Archive, wanted: dict[str, Any], size: int, resize: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """(file name, pixels), decoded by a pool of threads that never runs far ahead of the reader."""
+def decode_all(
+    archive: Archive, places: dict[str, tuple[Any, ...]], size: int, resize: bool
+) -> Iterator[tuple[Any, ...]]:
+    """(*place, pixels) of each file with a place, decoded by threads that never run far ahead of the reader."""
 
-    def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[str, np.ndarray]]:
-        return [(file, decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
+    def decode_chunk(chunk: list[tuple[str, bytes]]) -> list[tuple[Any, ...]]:
+        return [(*places[file], decode(data, size, resize, f"{archive.path}: {file}")) for file, data in chunk]
 
     refuse_bombs()
     workers = os.cpu_count() or 1
-    stream = archive.read(wanted)
-    pending: deque[Future[list[tuple[str, np.ndarray]]]] = deque()
+    stream = archive.read(places)
+    pending: deque[Future[list[tuple[Any, ...]]]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         while chunk := list(islice(stream, _CHUNK)):

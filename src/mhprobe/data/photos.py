@@ -55,12 +55,8 @@ class Photos(ImageFolder):
         alike = np.zeros(len(files), dtype=np.int64)
         test = stratified(alike, min(max(1, round(self.test_fraction * len(files))), len(files) - 1), seed=0)
         numbers = {"train": np.setdiff1d(np.arange(len(files)), test), "test": test}
-        slot = {files[number]: (split, i) for split, those in numbers.items() for i, number in enumerate(those)}
-
-        def images() -> Iterator[tuple[str, int, np.ndarray]]:
-            for file, pixels in decode_all(archive, slot, self.stored_size, resize=True):
-                yield *slot[file], pixels
-
+        places = {files[number]: (split, i) for split, those in numbers.items() for i, number in enumerate(those)}
+        images = functools.partial(decode_all, archive, places, self.stored_size, resize=True)
         labels = {split: alike[those] for split, those in numbers.items()}
         return Contents((), labels, (self.stored_size, self.stored_size), images)
 
@@ -106,5 +102,5 @@ class PhotoLoader:
     @functools.cached_property
     def _pixels(self) -> Tensor:
         """(N, 3, side, side) uint8, in the order of ``files``."""
-        decoded = dict(decode_all(self.archive, dict.fromkeys(self.files), max(self.size), resize=True))
+        decoded = dict(decode_all(self.archive, {file: (file,) for file in self.files}, max(self.size), resize=True))
         return torch.from_numpy(np.stack([decoded[file] for file in self.files])).permute(0, 3, 1, 2)

@@ -113,21 +113,17 @@ class Opened:
     @torch.no_grad()
     def logits(self, images: Tensor, without: Sequence[tuple[int, int]] = ()) -> Tensor:
         """(B, K), with the columns of W_O of some heads (site, head) set to zero."""
-        if not without:
-            return self.model(images)
-        model = copy.deepcopy(self.model)
+        opened = Opened(self.family, copy.deepcopy(self.model)) if without else self
         for site, head in without:
-            at = self.site(site)
-            model.get_submodule(at.name).proj.weight[:, head * at.head_dim : (head + 1) * at.head_dim] = 0
-        return model(images)
+            opened._views(site, head)["output"].zero_()
+        return opened.model(images)
 
 
 _SIZES: dict[str, dict[str, Any]] = {
-    "vit": {"model_name": "vit_tiny_patch16_224", "embed_dim": 128, "depth": 4, "num_heads": 8},
-    "swin": {
-        "model_name": "swin_tiny_patch4_window7_224",
-        **{"window_size": 4, "embed_dim": 96, "depths": (2, 2), "num_heads": (6, 12)},
-    },
+    "vit": dict(model_name="vit_tiny_patch16_224", embed_dim=128, depth=4, num_heads=8),
+    "swin": dict(
+        model_name="swin_tiny_patch4_window7_224", window_size=4, embed_dim=96, depths=(2, 2), num_heads=(6, 12)
+    ),
 }
 
 
@@ -138,12 +134,7 @@ class Blank(Opened):
     """
 
     def __init__(self, family: str, grid: int, patch: int, classes: int) -> None:
-        sizes: dict[str, Any] = {
-            "img_size": grid * patch,
-            "patch_size": patch,
-            "num_classes": classes,
-            "mlp_ratio": 1.0,
-        }
+        sizes: dict[str, Any] = dict(img_size=grid * patch, patch_size=patch, num_classes=classes, mlp_ratio=1.0)
         super().__init__(family, timm.create_model(**_SIZES[family], **sizes).eval())
         for part in self.model.modules():
             if not isinstance(part, nn.LayerNorm):
