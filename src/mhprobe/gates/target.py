@@ -1,10 +1,10 @@
-"""A number of heads to arrive at, without a lambda to search for: an augmented Lagrangian.
+"""A share of the heads, or of the FLOPs, to arrive at, without a lambda to search for: an augmented Lagrangian.
 
 Wang, Wohlwend & Lei, 2020, arXiv 1910.04732; Xia, Zhong & Chen (CoFi), 2022, arXiv 2204.00408, eq. 3:
 
     max over l1, l2   min over gates   l1 (s - t) + l2 (s - t)^2
 
-Here s and t are the expected and the wanted share of OPEN heads (CoFi: of pruned parameters), so that the multipliers
+Here s and t are the expected and the wanted share that is left (CoFi: of pruned parameters), so that the multipliers
 mean the same in every model. t moves from 1 to its final value while the penalty comes in (CoFi's warm-up).
 
 Shapes: A heads of all sites.
@@ -18,26 +18,39 @@ from mhprobe.gates.base import nearest_target
 from mhprobe.gates.ramp import check_ramp, ramp
 
 
-class Target(nn.Module):
-    """The penalty that moves the expected number of open heads to a wanted one.
+class Lagrangian(nn.Module):
+    """The penalty that moves an expected share to a wanted one.
 
-    heads: how many are to stay open.
     begin, rise: when t moves, as in ``ramp``.
     lr: the rate at which its parameters, the multipliers, are to be MAXIMISED. UserError unless it is above 0.
     """
 
-    def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
+    def __init__(self, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
         super().__init__()
         check_ramp(begin, rise)
         if not lr > 0:
             raise UserError(f"lr: expected a rate above 0, got {lr}.")
-        self.heads, self.begin, self.rise, self.lr = heads, begin, rise, lr
+        self.begin, self.rise, self.lr = begin, rise, lr
         self.linear = nn.Parameter(torch.zeros(()))
         self.square = nn.Parameter(torch.zeros(()))
+
+    def price(self, share: Tensor, wanted: float, progress: float) -> Tensor:
+        """(): what is added to the loss, in nats. share: () what is expected. progress: share of the run done."""
+        excess = share - (1 - (1 - wanted) * ramp(progress, self.begin, self.rise))
+        return self.linear * excess + self.square * excess**2
+
+
+class Target(Lagrangian):
+    """The penalty that moves the expected number of open heads to a wanted one.
+
+    heads: how many are to stay open. begin, rise, lr: as of ``Lagrangian``.
+    """
+
+    def __init__(self, heads: int, begin: float = 0.0, rise: float = 0.5, lr: float = 0.05) -> None:
+        super().__init__(begin, rise, lr)
+        self.heads = heads
 
     def forward(self, amount: Tensor, progress: float) -> Tensor:
         """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
         nearest_target(self.heads, len(amount), "heads")
-        wanted = 1 - (1 - self.heads / len(amount)) * ramp(progress, self.begin, self.rise)
-        excess = amount.mean() - wanted
-        return self.linear * excess + self.square * excess**2
+        return self.price(amount.mean(), self.heads / len(amount), progress)

@@ -5,10 +5,13 @@ Shapes: B images, C classes or features, T tokens.
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from mhprobe import ranks
 from mhprobe.backbones import puts_out_features
 from mhprobe.errors import UserError, one_of
+from mhprobe.gates import HeadGates
 from mhprobe.heads import wide
 from mhprobe.recording.state import usable
 
@@ -84,3 +87,26 @@ def objective(logits: Tensor, labels: Tensor | None, of: str) -> Tensor:
         return logits.gather(1, labels[:, None]).squeeze(1)
     # in the model's own precision, as its slope is; a loss to be summed is that of measures/parts/losses.py
     return nn.functional.cross_entropy(wide(logits), labels, reduction="none")
+
+
+def gate_slope(
+    model: nn.Module, gates: HeadGates, values: Tensor, images: Tensor, labels: Tensor | None, of: Of = "loss"
+) -> Tensor:
+    """(A,) float64 slope of the mean objective along the gates at ``values`` (A,), which they keep.
+
+    images: B of them, or none: over those of all ranks, each of which counts once. ``model`` is being inspected.
+    """
+    leaf, learnable = gates.values, gates.values.requires_grad
+    sums = torch.zeros(len(leaf) + 1, dtype=torch.float64, device=leaf.device)
+    with torch.no_grad():
+        leaf.copy_(values)
+    if len(images):
+        leaf.requires_grad_(True)
+        try:
+            total = objective(logits_of(model(images)), labels, of).sum()
+            sums[:-1] = torch.autograd.grad(total, [leaf])[0]
+        finally:
+            leaf.requires_grad_(learnable)
+        sums[-1] = len(images)
+    ranks.total(sums)
+    return sums[:-1] / sums[-1]

@@ -38,7 +38,7 @@ from mhprobe.surgery import elastic, export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.promised import Promise, Promised, check_images, check_unseen
-from mhprobe.surgery.pruning import Images, Pruned, Stage, Train, prune
+from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
@@ -187,13 +187,21 @@ def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data:
     return train
 
 
-def source_of(settings: Prune, order: Order | None, seed: int = 0) -> Given | OnPath | Promised:
+def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Given | OnPath | Promised | Shown:
     """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
     promise = asked_promise(settings)
     guarantee = Guarantee(**promise.model_dump()) if promise else None
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
+    if not isinstance(order, Order):
+        if guarantee or {*(settings.target or {})} != {"flops"} or any(getattr(settings, name) for name in LIMITS):
+            raise UserError(
+                "target: a method that is shown the network itself chooses by FLOPs alone; expected target={flops: "
+                "<share left>}, and no remove, guarantee, exclude_layers, min_heads_per_layer or rescale."
+            )
+        assert settings.target is not None
+        return Shown(order, settings.target["flops"])
     if guarantee is not None and not settings.elastic:
         options = settings.model_dump(include={*LIMITS, "units"})
         return Promised(order, guarantee, **options, chosen_on=settings.select_on, seed=seed)
@@ -205,7 +213,7 @@ def run_pruning(
     model: nn.Module,
     images: Images,
     report: Report,
-    source: Given | OnPath | Promised,
+    source: Given | OnPath | Promised | Shown,
     description: dict[str, Any],
     *,
     train: Train | None = None,

@@ -26,12 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.gates.base import HeadGates, gates_of
 from mhprobe.io.progress import progress
 from mhprobe.questions.material import Material
-from mhprobe.recording.outputs import objective
+from mhprobe.recording.outputs import gate_slope
 from mhprobe.recording.state import inspecting
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import causal
@@ -156,34 +155,16 @@ def _fit(
     logits = begin.detach().clone()
     optimizer = torch.optim.Adam([logits], lr=lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / max(1, count))
-    values, learnable = gates.values, gates.values.requires_grad
-    values.requires_grad_(True)
-    try:
-        for images, labels in batches:
-            gate = logits.sigmoid()
-            with torch.no_grad():
-                values.copy_(factors * gate)
-            slope = _slope(model, values, images, labels).to(logits)
-            logits.grad = slope * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
-            optimizer.step()
-            schedule.step()
-            if not logits.isfinite().all():
-                raise UserError("causal: the gates became NaN. Check the weights and the normalisation of the images.")
-            step()
-    finally:
-        values.requires_grad_(learnable)
+    for images, labels in batches:
+        gate = logits.sigmoid()
+        slope = gate_slope(model, gates, factors * gate, images, labels).to(logits)
+        logits.grad = slope * factors * gate * (1 - gate) + price * (logits.abs() < CLIP)
+        optimizer.step()
+        schedule.step()
+        if not logits.isfinite().all():
+            raise UserError("causal: the gates became NaN. Check the weights and the normalisation of the images.")
+        step()
     return logits
-
-
-def _slope(model: nn.Module, values: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-    """(A,) float64 of the mean loss along the gates: over the images of all ranks, each of which counts once."""
-    sums = torch.zeros(len(values) + 1, dtype=torch.float64, device=values.device)
-    if len(images):
-        loss = objective(model(images), labels, "loss").sum()
-        sums[:-1] = torch.autograd.grad(loss, [values])[0]
-        sums[-1] = len(images)
-    ranks.total(sums)
-    return sums[:-1] / sums[-1]
 
 
 def _endless(batches: Callable[[int], Iterable[Any]]) -> Iterator[tuple[Tensor, Tensor]]:

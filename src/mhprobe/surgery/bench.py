@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,12 @@ from mhprobe.stats.significance import crossed, holm
 from mhprobe.surgery.export import onnx_sessions
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
-from mhprobe.surgery.pruning import Images, Stage, Train, prune
+from mhprobe.surgery.pruning import Chooses, Images, Stage, Train, prune
 from mhprobe.surgery.removal import prune_heads
 from mhprobe.surgery.speed import interleaved, median_interval, speed_table
 
 BATCHES = (1, 16, 64)
 STAGES = ("pruned", "repaired", "tuned")
-
-
-class Chooses(Protocol):
-    """A method that is shown the network itself, e.g. another package (surgery/peer.py)."""
-
-    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
-        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left."""
-        ...
 
 
 class Cell(NamedTuple):

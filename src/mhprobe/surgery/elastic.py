@@ -9,38 +9,25 @@ tested behind the one before.
 Shapes: A units of all sites.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import attach, input_spec, layout_of
+from mhprobe.backbones import attach, layout_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.stats.promise import Guarantee, kept_promise
-from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.on_path import OnPath, mask_by
 from mhprobe.surgery.removal import prune_heads
 
 STEP = 0.05  # between the budgets that are promised
 OPTIONS = ("compete", "normalize", "multiple")
 LIMITS = ("exclude_layers", "min_heads_per_layer")
-
-
-class _Known(Evaluate):
-    """Scores that were measured before."""
-
-    def __init__(self, scores: Tensor) -> None:
-        self.scores = scores
-
-    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Any:
-        raise NotImplementedError("an elastic file has scores of units, none of masks")
-
-    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
-        return self.scores
 
 
 def described(source: OnPath, scores_A: Tensor, layout: HeadLayout) -> dict[str, Any]:
@@ -62,12 +49,10 @@ def mask_at(model: nn.Module, elastic: Mapping[str, Any], target: Mapping[str, f
     """
     order = Knapsack(measure=lambda layout: None, **{name: elastic[name] for name in OPTIONS})
     source = OnPath(order, elastic["step"], target=target, **{name: elastic[name] for name in LIMITS})
-    layout = layout_of(model)
-    image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
-    scores = torch.tensor(elastic["scores"], dtype=torch.float64)
+    scores, layout = torch.tensor(elastic["scores"], dtype=torch.float64), layout_of(model)
     if len(scores) != layout.num_heads:
         raise UserError(f"elastic: the file has scores of {len(scores)} units, expected {layout.counted}.")
-    return source.choose(model, _Known(scores), lambda: image, layout, 1.0, 1.0)[0].mask
+    return mask_by(scores, model, source)
 
 
 def at_budget(model: nn.Module, description: Mapping[str, Any], target: Mapping[str, float]) -> nn.Module:

@@ -8,11 +8,12 @@ Shapes: A heads of all sites of the present network.
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mhprobe.backbones import layout_of
+from mhprobe.backbones import input_spec, layout_of
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Units
@@ -150,6 +151,25 @@ def _exactly(units: Units, masks_SA: Tensor, exact: bool) -> None:
             f"remove: units of several heads step from {total - left[-2]} to {total - left[-1]} removed, got "
             f"{total - wanted}. Ask for one of them, or take units=head."
         )
+
+
+class _Known(Evaluate):
+    """Scores that were measured before."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.scores = scores
+
+    def __call__(self, masks: Tensor, images: Tensor | None = None) -> Any:
+        raise NotImplementedError("there are scores of units here, none of masks")
+
+    def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
+        return self.scores
+
+
+def mask_by(scores_A: Tensor, model: nn.Module, source: OnPath) -> Tensor:
+    """(A,) bool, the units that go by ``source``, whose order is by these scores, lowest first. No image is asked."""
+    image = torch.zeros(1, 3, *input_spec(model)["size"], device=next(model.parameters()).device)
+    return source.choose(model, _Known(scores_A), lambda: image, layout_of(model), 1.0, 1.0)[0].mask
 
 
 def removed_after(gone: Tensor, mask: Tensor) -> Tensor:

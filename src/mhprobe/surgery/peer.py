@@ -77,11 +77,10 @@ class TorchPruning:
         score = kinds[self.importance]()
         single = self.importance == "hessian"
         squares = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()} if single else {}
-        for batch in images.selection():
-            shown, labels = batch.images[batch.valid], batch.labels[batch.valid]
+        for shown, labels in images.sloped():
             for part, right in zip(*(x.split(1 if single else len(x)) for x in (shown, labels)), strict=True):
                 with torch.enable_grad():
-                    objective(model(part), right, "loss").sum().backward()
+                    objective(model(part), right, images.of).sum().backward()
                 for parameter, square in squares.items():
                     if parameter.grad is not None:
                         square += parameter.grad**2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -163,6 +163,15 @@ class Images:
         for batch in self.data.batches(self.split, self.device, images):
             yield batch._replace(index=place[batch.index])
 
+    def sloped(self, positions: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, labels) of ``selection``: those whose loss slopes are of, without labels the network's own classes.
+
+        Known once it was shown the images.
+        """
+        for batch in self.selection(positions):
+            labels = batch.labels if self.of == "norm" else self.scores["chosen"].sloped(batch).labels
+            yield batch.images[batch.valid], labels[batch.valid]
+
     def first(self) -> Tensor:
         """(B, 3, height, width), the first batch of them."""
         return next(self.selection()).images
@@ -228,10 +237,26 @@ class Images:
         return torch.from_numpy(np.asarray(chosen))
 
 
+class Chooses(Protocol):
+    """A method that is shown the network itself: gates that are learned, or another package."""
+
+    def choose(self, model: nn.Module, images: Images, share: float) -> Tensor:
+        """(A,) bool, the units that go so that at most ``share`` of the FLOPs is left. model: carries gates."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Units that a method chooses which is shown the network. share: of the FLOPs that may be left."""
+
+    method: Chooses
+    share: float
+
+
 def prune(
     model: nn.Module,
     images: Images,
-    source: Given | OnPath | Promised,
+    source: Given | OnPath | Promised | Shown,
     *,
     kept: Tensor | None = None,
     rounds: int = 1,
@@ -270,6 +295,8 @@ def prune(
         if isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
             choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
+        elif isinstance(source, Shown):
+            choice = Choice(source.method.choose(now, images, source.share))
         elif isinstance(source, Promised) or source.guarantee is not None:
             choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
@@ -291,14 +318,14 @@ def prune(
 
 
 def _looked_at(
-    source: Given | OnPath | Promised, given: Choice | None, images: Images, before: Sequence[str]
+    source: Given | OnPath | Promised | Shown, given: Choice | None, images: Images, before: Sequence[str]
 ) -> tuple[str, ...]:
     """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
     if isinstance(source, Given):
         chosen_by = (*before, *(given.chosen_by if given else ()))
     else:
-        chosen_by = (*before, images.name) if source.order.searches else tuple(before)
-    if isinstance(source, OnPath) or source.guarantee is None:
+        chosen_by = (*before, images.name) if isinstance(source, Shown) or source.order.searches else tuple(before)
+    if isinstance(source, OnPath | Shown) or source.guarantee is None:
         return chosen_by
     check_unseen(chosen_by, images.data)
     return (*chosen_by, f"calibration:{images.data.set_aside}")

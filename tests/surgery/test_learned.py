@@ -1,0 +1,93 @@
+"""Gates that are learned at a price of FLOPs: the budget is hit, and few sets of the same size lose less."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import mhprobe
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.heads import KINDS
+from mhprobe.run.pruning import source_of
+from mhprobe.surgery.costs import count_flops, head_shares
+from mhprobe.surgery.learned import LearnedGates
+from mhprobe.surgery.pruning import Images, Shown, prune
+from models import images_for, make_loud, tiny_vit
+
+COUNT = 48
+
+
+class Data:
+    """Images whose labels are what the network says, as if it had been trained on them."""
+
+    unlabelled = False
+    sizes = {"train": COUNT, "test": COUNT}
+
+    def __init__(self, model):
+        self.images = images_for(model, COUNT)
+        with torch.no_grad():
+            self.labels = model(self.images).argmax(1)
+        self.splits = dict.fromkeys(self.sizes, SimpleNamespace(labels=np.asarray(self.labels)))
+
+    def images_of(self, split):
+        return split
+
+    def batches(self, split, device, images=None):
+        for index in (torch.arange(COUNT) if images is None else images).split(20):
+            yield Batch(self.images[index], self.labels[index], index, torch.ones(len(index), dtype=torch.bool))
+
+
+def shown(units):
+    model = tiny_vit(depth=3).eval()
+    make_loud(model, 0.3)
+    layout = mhprobe.attach(model, units=units).layout
+    images = Images(Data(model), torch.device("cpu"))
+    images.show(model)
+    return model, layout, images
+
+
+def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_budget():
+    model, layout, images = shown(KINDS)
+    before = copy.deepcopy(model.state_dict())
+    cost_A = head_shares(model, layout, images.first(), {"flops"})["flops"]
+    for share in (0.8, 0.6):
+        open_A = LearnedGates(batch=16).fit(model, images, share, cost_A)
+        assert float(1 - (cost_A * (1 - open_A)).sum()) == pytest.approx(share, abs=0.01)
+        assert ((open_A < 0.1) | (open_A > 0.9)).double().mean() > 0.7  # they have decided
+        found = prune(model, images, Shown(LearnedGates(batch=16), share))
+        left = count_flops(found.model, images.first()[:1]) / count_flops(model, images.first()[:1])
+        assert share - 0.01 < left <= share
+    assert found.chosen_by == ("train:train",)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    gates = mhprobe.attach(model, units=KINDS)
+    assert (gates.effective() == 1).all() and not gates.values.requires_grad
+
+
+def test_few_sets_of_as_many_heads_lose_less():
+    """Against all 84 sets of three heads."""
+    model, layout, images = shown({"head"})
+    cost = float(head_shares(model, layout, images.first(), {"flops"})["flops"][0])
+    mask = LearnedGates(batch=24).choose(model, images, 1 - 3 * cost)
+    assert int(mask.sum()) == 3
+    sets = list(itertools.combinations(range(layout.num_heads), 3))
+    losses = images.evaluate(model, False)(torch.stack([layout.mask(list(heads)) for heads in sets])).loss
+    ours = losses[sets.index(tuple(mask.nonzero().flatten().tolist()))]
+    assert (losses < ours).double().mean() < 0.1
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(UserError, match="steps: learned gates need 1 or more, got 0"):
+        LearnedGates(steps=0)
+    usual = {"guarantee": None, "target": {"flops": 0.5}, "elastic": False, "units": "head", "remove": None}
+    usual |= {"exclude_layers": [], "min_heads_per_layer": 0, "rescale": False, "latency_table": None}
+    assert source_of(SimpleNamespace(**usual), LearnedGates()).share == 0.5
+    for wrong in ({"target": {"params": 0.5}}, {"target": None, "remove": 3}, {"min_heads_per_layer": 1}):
+        with pytest.raises(UserError, match=r"^target: a method that is shown the network itself"):
+            source_of(SimpleNamespace(**{**usual, **wrong}), LearnedGates())
