@@ -27,9 +27,9 @@ class Data:
     """Images whose labels are what the network says, as if it had been trained on them."""
 
     unlabelled = False
-    sizes = {"train": COUNT, "test": COUNT}
 
     def __init__(self, model):
+        self.sizes = {"train": COUNT, "test": COUNT}
         self.images = images_for(model, COUNT)
         with torch.no_grad():
             self.labels = model(self.images).argmax(1)

@@ -38,7 +38,7 @@ from mhprobe.surgery import elastic, export
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.promised import Promise, Promised, check_images, check_unseen
-from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Stage, Train, prune
+from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
 from mhprobe.weights.checkpoint import weights_files
@@ -187,7 +187,7 @@ def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data:
     return train
 
 
-def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Given | OnPath | Promised | Shown:
+def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Source:
     """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
     promise = asked_promise(settings)
     guarantee = Guarantee(**promise.model_dump()) if promise else None
@@ -213,7 +213,7 @@ def run_pruning(
     model: nn.Module,
     images: Images,
     report: Report,
-    source: Given | OnPath | Promised | Shown,
+    source: Source,
     description: dict[str, Any],
     *,
     train: Train | None = None,
@@ -327,7 +327,7 @@ def _files(settings: Prune, model: nn.Module, images: Images, folder: Path, abou
 
 
 def _elastic(
-    settings: Prune, model: nn.Module, source: Given | OnPath | Promised, found: Pruned, images: Images, folder: Path,
+    settings: Prune, model: nn.Module, source: Source, found: Pruned, images: Images, folder: Path,
     description: dict[str, Any],
 ) -> dict[Path, bytes]:  # fmt: skip
     """``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""

@@ -253,10 +253,13 @@ class Shown:
     share: float
 
 
+Source = Given | OnPath | Promised | Shown
+
+
 def prune(
     model: nn.Module,
     images: Images,
-    source: Given | OnPath | Promised | Shown,
+    source: Source,
     *,
     kept: Tensor | None = None,
     rounds: int = 1,
@@ -317,9 +320,7 @@ def prune(
     return found
 
 
-def _looked_at(
-    source: Given | OnPath | Promised | Shown, given: Choice | None, images: Images, before: Sequence[str]
-) -> tuple[str, ...]:
+def _looked_at(source: Source, given: Choice | None, images: Images, before: Sequence[str]) -> tuple[str, ...]:
     """The images that choose, with those of ``before``; UserError if a promise is asked for on some of them."""
     if isinstance(source, Given):
         chosen_by = (*before, *(given.chosen_by if given else ()))
