@@ -45,7 +45,7 @@ def switches(page: Page) -> Iterator[Image.Image]:
         before = page.evaluate(ANSWERED)
         page.get_by_role("button", name=block, exact=True).click()
         page.wait_for_function(f"(before) => {ANSWERED} !== before", arg=before, timeout=120_000)
-        page.evaluate("document.getElementById('legend').scrollIntoView({behavior: 'instant'})")
+        page.evaluate("document.getElementById('grid').scrollIntoView({behavior: 'instant'})")
         yield shot(page)
 
 

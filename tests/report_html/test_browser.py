@@ -111,6 +111,7 @@ def test_a_click_opens_a_head_with_all_that_is_known_of_it(visit, address):
 def test_random_is_explained_where_it_stands(visit, address, tmp_path):
     page = visit(address)
     page.click('[data-id="2"]')
+    assert page.locator("#control .cell").count() == 12 and page.locator("#control-says").is_visible()
     assert "random 0.03" in page.inner_text("#head")
     assert "Random: the same head of a freshly initialised network." in page.inner_text("#head")
     alone = Report(tmp_path, layout())
@@ -119,6 +120,8 @@ def test_random_is_explained_where_it_stands(visit, address, tmp_path):
     page.click('[data-id="2"]')
     assert "Rank 1 is the largest value." in page.inner_text("#head") and "chance 1" in page.inner_text("#head")
     assert "random" not in page.inner_text("#head").lower(), "no such number stands in the table"
+    assert "mean of chance: 1" in page.inner_text("#legend")  # one number for all heads has no grid of its own
+    assert page.locator("#control .cell").count() == 0 and not page.locator("#control-says").is_visible()
 
 
 def test_a_heads_maps_are_drawn(visit, address):

@@ -77,7 +77,9 @@ function drawGrid() {
   byId("grid").replaceChildren(...rows);
   byId("grid").classList.toggle("no-numbers", !byId("numbers").checked);
   if (hadFocus) cellOf(atlas.focus)?.focus();
-  byId("control").replaceChildren(...(beside ? squares(HEADS, beside.values, scale, beside.says) : []));
+  const differs = beside && new Set(beside.values).size > 1; // one number for all heads is a mark of the legend
+  byId("control").replaceChildren(...(differs ? squares(HEADS, beside.values, scale, beside.says) : []));
+  byId("control-says")?.toggleAttribute("hidden", !differs);
   const marks = [];
   if (choice?.main)
     for (const one of besides(choice)) marks.push({ name: `mean of ${one.name === "chance" ? "chance" : "a random network"}`, value: d3.mean(one.values) });
