@@ -17,11 +17,11 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.report import outcomes
-from mhprobe.report.figures import runs as runs_figure
+from mhprobe.report.figures import runs as figure
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
-from mhprobe.report.runs.run import Run, expand, read_run, settings
+from mhprobe.report.runs.run import Run, differing, expand, read_run, settings
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
 from mhprobe.stats.significance import t_interval
@@ -55,23 +55,36 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
         raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
     ones = told_apart(found, over)
     paired = outcomes.pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
-    results = {"runs": _runs(ones), "groups": _groups(ones), "grid": _grid(ones), "paired": Result(from_rows(paired))}
-    results |= {"curves": _curves(ones), "agreement": _agreement(ones), "claims": _claims(ones)}
+    groups = from_rows(_groups(ones))
+    runs, lines, alike = _runs(ones), _curves(ones), _agreement(ones)
+    results = {
+        "runs": Result(from_rows(runs), figure.runs(runs, groups) if runs else None, drawn="runs"),
+        "groups": Result(groups),
+        "grid": Result(from_rows(_grid(ones))),
+        "paired": Result(from_rows(paired)),
+        "curves": Result(from_rows(lines), figure.run_curves(lines) if lines else None, drawn="run_curves"),
+        "agreement": Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"),
+        "claims": _claims(ones),
+    }
     return {name: result for name, result in results.items() if result.table is not None and result.table.rows}
 
 
 def lines(results: Mapping[str, Result]) -> list[str]:
     """Return the groups' accuracies, a line each, for a terminal; of few runs also their differences, pair by pair."""
-    table = results["groups"].table if "groups" in results else None
-    said = []
-    for row in table.rows if table is not None else ():
-        group, runs, mean, _, low, high, half = row
+    groups, pairs = (_rows(results, name) for name in ("groups", "paired"))
+    text = []
+    for row in groups:
+        runs, low, high, half = row["runs"], row["low"], row["high"], 100 * row["half_width_over_images"]
         over = f", 95 % over {runs} runs {100 * low:.2f} to {100 * high:.2f}" if runs > 1 else ""
-        said.append(f"{group}: test accuracy {100 * mean:.2f} %{over}, over images of a run +- {100 * half:.2f}")
-    paired = results["paired"].table
-    assert paired is not None
-    pairs = [dict(zip(paired.columns, row, strict=True)) for row in paired.rows]
-    return said + [outcomes.said(pair) for pair in pairs] if len(pairs) <= FEW else said
+        text.append(
+            f"{row['group']}: test accuracy {100 * row['accuracy']:.2f} %{over}, over images of a run +- {half:.2f}"
+        )
+    return text + [outcomes.said(pair) for pair in pairs] if len(pairs) <= FEW else text
+
+
+def _rows(results: Mapping[str, Result], name: str) -> list[dict[str, Any]]:
+    table = results[name].table if name in results else None
+    return [] if table is None else table.dicts()
 
 
 def inert(result: Result) -> Result:
@@ -82,8 +95,8 @@ def inert(result: Result) -> Result:
     if result.table is None:
         return result
     columns, rows, kind = result.table
-    table = Table([_no_formula(name) for name in columns], [[_no_formula(cell) for cell in row] for row in rows], kind)
-    return result._replace(table=table)
+    plain = [[_no_formula(cell) for cell in row] for row in (columns, *rows)]
+    return result._replace(table=Table(plain[0], plain[1:], kind))
 
 
 def _no_formula(cell: Any) -> Any:
@@ -114,24 +127,18 @@ def about(folders: Sequence[Path]) -> tuple[str, Sample]:
 
 def told_apart(runs: Sequence[Run], over: Sequence[str]) -> list[One]:
     """Every run with a name, and what tells it from the others. UserError for an ``over`` that no run has set."""
-    every = [settings(run) for run in runs]
-    known = {part for key in set().union(*every) for part in (key, key.split(".")[-1])} | {"seed"}
+    known = {part for run in runs for key in settings(run) for part in (key, key.split(".")[-1])} | {"seed"}
     if unknown := [key for key in over if key not in known]:
         close = get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f", expected one such as {', '.join(sorted(known)[:3])}."
         raise UserError(f"compare: over: no run has a setting {unknown[0]}{hint}")
-    keys = sorted(key for key in set().union(*every) if len({each.get(key, "") for each in every}) > 1)
-    shown = [key for key in keys if not key.startswith(("hydra", "out", "cache_dir"))]
-    by = [key for key in shown if key.split(".")[-1] not in over and key not in over and key != STEP]
-    groups = [{key: each.get(key, "") for key in by} for each in every]
-    typed = typed_apart(runs, without=[*over, STEP])
+    apart = {key: of for key, of in differing(runs).items() if not key.startswith(("hydra", "out", "cache_dir"))}
+    own = [{key: of[number] for key, of in apart.items()} for number in range(len(runs))]
+    summed = {*over, STEP}
+    groups = [{key: each[key] for key in each if not {key, key.split(".")[-1]} & summed} for each in own]
+    typed = typed_apart(runs, without=summed)
     telling = typed if any(map(said, typed)) else [dict(list(group.items())[:MOST]) for group in groups]
-    return [
-        One(name, run, {key: each.get(key, "") for key in shown}, group, settings_of)
-        for name, run, each, group, settings_of in zip(
-            names(runs), runs, every, _group_names(groups, telling), telling, strict=True
-        )
-    ]
+    return list(map(One, names(runs), runs, own, _group_names(groups, telling), telling))
 
 
 def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, str]]) -> list[str]:
@@ -147,63 +154,51 @@ def _group_names(groups: Sequence[dict[str, str]], telling: Sequence[dict[str, s
     return [text if len(numbers[text]) == 1 else f"{text} ({number + 1})" for text, number in found]
 
 
-def _runs(ones: Sequence[One]) -> Result:
-    """A row per run, and the figure of all of them."""
-    known = [(one, found) for one in ones if (found := words.accuracy(one.run)) is not None]
-    rows = [
-        {
-            **{"run": one.name, "group": one.group, **one.own},
-            **dict(zip(("accuracy", "low", "high", "images"), found, strict=True)),
-        }
-        for one, found in known
+def _accuracies(ones: Sequence[One]) -> list[tuple[One, tuple[float, float, float, int]]]:
+    """The runs that have a test accuracy, each with it, its interval, and the number of images."""
+    return [(one, accuracy) for one in ones if (accuracy := words.accuracy(one.run)) is not None]
+
+
+def _runs(ones: Sequence[One]) -> list[dict[str, Any]]:
+    """A row per run."""
+    names = ("accuracy", "low", "high", "images")
+    return [
+        {"run": one.name, "group": one.group, **one.own, **dict(zip(names, accuracy, strict=True))}
+        for one, accuracy in _accuracies(ones)
     ]
-    if not rows:
-        return Result()
-    return Result(from_rows(rows), runs_figure.runs(rows, _groups(ones).table), drawn="runs")
 
 
-def _groups(ones: Sequence[One]) -> Result:
+def _groups(ones: Sequence[One]) -> list[dict[str, Any]]:
     """A row per group: mean and spread over its runs, and beside it the interval over images of its single runs."""
-    rows = []
-    groups: dict[str, list[One]] = {}
-    for one in ones:
-        groups.setdefault(one.group, []).append(one)
-    for group, members in groups.items():
-        found = [each for one in members if (each := words.accuracy(one.run)) is not None]
-        if found:
-            shares = [each[0] for each in found]
-            mean, deviation, low, high = _spread(shares)
-            half = statistics.fmean((each[2] - each[1]) / 2 for each in found)
-            rows.append(
-                {
-                    **{"group": group, "runs": len(found), "accuracy": mean, "deviation": deviation},
-                    **{"low": low, "high": high, "half_width_over_images": half},
-                }
-            )
-    return Result(from_rows(rows)) if rows else Result()
+    groups: dict[str, list[tuple[float, float, float, int]]] = {}
+    for one, accuracy in _accuracies(ones):
+        groups.setdefault(one.group, []).append(accuracy)
+    return [
+        {
+            **{"group": group, "runs": len(accuracies), **_spread([share for share, *_ in accuracies])},
+            "half_width_over_images": statistics.fmean((high - low) / 2 for _, low, high, _ in accuracies),
+        }
+        for group, accuracies in groups.items()
+    ]
 
 
-def _grid(ones: Sequence[One]) -> Result:
+def _grid(ones: Sequence[One]) -> list[dict[str, Any]]:
     """Of runs that differ in two settings or more, mean accuracy with a column for each value of the last one."""
     keys = list(dict.fromkeys(key for one in ones for key in one.by))
     if len(keys) < 2:
-        return Result()
-    found: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for one in ones:
-        if (each := words.accuracy(one.run)) is not None:
-            *rest, last = (one.by.get(key, "") for key in keys)
-            found.setdefault(tuple(rest), {}).setdefault(last, []).append(each[0])
-    if not found:
-        return Result()
-    across = sorted({value for row in found.values() for value in row}, key=_in_order)
-    rows = [
+        return []
+    shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for one, (share, *_) in _accuracies(ones):
+        *rest, last = (one.by.get(key, "") for key in keys)
+        shares.setdefault(tuple(rest), {}).setdefault(last, []).append(share)
+    across = sorted({value for row in shares.values() for value in row}, key=_in_order)
+    return [
         {
             **dict(zip(keys, rest, strict=False)),
             **{f"{keys[-1]}={value}": statistics.fmean(row[value]) if value in row else "" for value in across},
         }
-        for rest, row in sorted(found.items(), key=lambda item: [_in_order(value) for value in item[0]])
+        for rest, row in sorted(shares.items(), key=lambda item: [_in_order(value) for value in item[0]])
     ]
-    return Result(from_rows(rows))
 
 
 def _in_order(value: str) -> tuple[float, str]:
@@ -214,47 +209,39 @@ def _in_order(value: str) -> tuple[float, str]:
         return math.inf, value
 
 
-def _curves(ones: Sequence[One]) -> Result:
+def _curves(ones: Sequence[One]) -> list[dict[str, Any]]:
     """A row per group, curve, split and number of heads masked. of: what "accuracy" is, which may differ by run."""
-    seen: dict[tuple[str, str, str, float, str], dict[str, tuple[Any, ...]]] = {}
+    groups = list(dict.fromkeys(one.group for one in ones))
+    seen: dict[tuple[int, str, str, float, str], dict[str, tuple[float, float, float]]] = {}
     for one in ones:
-        series = ", ".join(f"{key}={value}" for key, value in one.own.items() if key != STEP)
+        series = said({key: value for key, value in one.own.items() if key != STEP})
         of = curves.scored(one.run)
         for line in curves.lines(one.run):
             for point in line["points"]:
-                key = (one.group, line["curve"], line["split"], float(point["heads_masked"]), of)
+                key = (groups.index(one.group), line["curve"], line["split"], float(point["heads_masked"]), of)
                 seen.setdefault(key, {})[series] = (point["accuracy"], point["low"], point["high"])
     rows = []
-    groups = list(dict.fromkeys(one.group for one in ones))
-    for (group, curve, split, heads, of), points in sorted(
-        seen.items(), key=lambda at: (groups.index(at[0][0]), at[0])
-    ):
-        mean, deviation, low, high = _spread([each[0] for each in points.values()])
+    for (group, curve, split, heads, of), points in sorted(seen.items()):
+        spread = _spread([accuracy for accuracy, _, _ in points.values()])
         if len(points) == 1:  # what is left is the interval over images
-            ((_, low, high),) = points.values()
-        rows.append(
-            {
-                **{"group": group, "curve": curve, "split": split, "heads_masked": heads, "runs": len(points)},
-                **{"accuracy": mean, "deviation": deviation, "low": low, "high": high, "of": of},
-            }
-        )
-    return Result(from_rows(rows), runs_figure.run_curves(rows), drawn="run_curves") if rows else Result()
+            ((_, spread["low"], spread["high"]),) = points.values()
+        place = {"group": groups[group], "curve": curve, "split": split, "heads_masked": heads, "runs": len(points)}
+        rows.append({**place, **spread, "of": of})
+    return rows
 
 
-def _agreement(ones: Sequence[One], k: int = 10) -> Result:
+def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
     """A row per measure and two runs of the same layout: do they rank the heads alike?"""
-    found = [{each["key"]: each for each in atlas.measures(one.run)} for one in ones]
+    measures = [{measure["key"]: measure for measure in atlas.measures(one.run)} for one in ones]
     rows = []
-    for (a, first), (b, second) in itertools.combinations(zip(ones, found, strict=True), 2):
+    for (a, first), (b, second) in itertools.combinations(zip(ones, measures, strict=True), 2):
         if atlas.heads(a.run) != atlas.heads(b.run):
             continue
         for key in [key for key in first if key in second]:
-            values = {one.name: _values(each[key]) for one, each in ((a, first), (b, second))}
-            alike = agreement(values, k)
-            numbers = (of_two[0, 1].item() for of_two in (alike.spearman, alike.overlap, alike.chance))
-            numbered = dict(zip(("spearman", "overlap", "chance"), numbers, strict=True))
-            rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbered, "k": alike.k})
-    return Result(from_rows(rows), runs_figure.run_agreement(rows), drawn="run_agreement") if rows else Result()
+            alike = agreement({one.name: _values(of[key]) for one, of in ((a, first), (b, second))}, k)
+            numbers = {name: getattr(alike, name)[0, 1].item() for name in ("spearman", "overlap", "chance")}
+            rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbers, "k": alike.k})
+    return rows
 
 
 def _claims(ones: Sequence[One]) -> Result:
@@ -265,15 +252,14 @@ def _claims(ones: Sequence[One]) -> Result:
 
 
 def _values(measure: Mapping[str, Any]) -> torch.Tensor:
-    columns = measure["columns"]
-    values = columns.get("value") or next(iter(columns.values()))
+    values = words.values(measure)
     return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float | str, float | str, float | str]:
-    """Of shares: mean, deviation and Student's 95 % interval over runs, cut at 0 and 1; "" for what one cannot tell."""
-    if len(values) < 2:
-        return values[0], "", "", ""
-    column = torch.tensor(values, dtype=torch.float64)[:, None]
-    mean, low, high = (each.item() for each in t_interval(column))
-    return mean, statistics.stdev(values), max(0.0, low), min(1.0, high)
+def _spread(shares: Sequence[float]) -> dict[str, Any]:
+    """Mean, deviation and Student's 95 % interval over runs, cut at 0 and 1; "" for what one run cannot tell."""
+    if len(shares) < 2:
+        return {"accuracy": shares[0], "deviation": "", "low": "", "high": ""}
+    mean, low, high = (each.item() for each in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
+    ends = {"low": max(0.0, low), "high": min(1.0, high)}
+    return {"accuracy": mean, "deviation": statistics.stdev(shares), **ends}

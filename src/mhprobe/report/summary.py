@@ -41,15 +41,13 @@ def _extremes(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, An
     """The heads with the largest and the smallest values of the measure that the run names first."""
     asked = [name for name in run.config.get("measure") or {} for one in measures if one["key"] == name]
     first = next((one for one in measures if not asked or one["key"] == asked[0]), None)
-    values = [] if first is None else next(iter(first["columns"].values()))
-    order = sorted((flat for flat, value in enumerate(values) if value is not None), key=lambda flat: -values[flat])
-    if first is None or len(order) < 2 or len(set(values)) <= 2:
+    order = words.by_size(first) if first else []
+    if first is None or len(order) < 2 or len(set(words.values(first))) <= 2:
         return
     some = min(SHOWN, len(order) // 2)
     table = _table({"the largest": "left", "": "right", "the smallest": "left", " ": "right"})
-    cells = [(words.head_name(heads, flat), words.value_of(first, values, flat)) for flat in order]
-    for high, low in zip(cells[:some], cells[::-1][:some], strict=True):
-        table.add_row(*high, *low)
+    for high, low in zip(order[:some], order[::-1][:some], strict=True):
+        table.add_row(*words.named(heads, first, high), *words.named(heads, first, low))
     yield first["label"], table
 
 

@@ -56,6 +56,15 @@ class Table(NamedTuple):
     rows: list[list[Any]]
     kind: Kind = "table"
 
+    def column(self, name: str) -> list[Any]:
+        """One column's cells."""
+        at = self.columns.index(name)
+        return [row[at] for row in self.rows]
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """The rows, each by the names of the columns."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
 
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """head (flat index), site, stage, block, index (within the site), then the columns of shape (A,) or (), and layout.

@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mhprobe.report.html.pictures import data_url
-from mhprobe.report.runs.run import Run, column
+from mhprobe.report.runs.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ def _removed(run: Run) -> set[int]:
     """Heads that are not in the model that a pruning left."""
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides == "removed":
-            return {head for head, kept in zip(column(table, "head"), column(table, "kept"), strict=True) if not kept}
+            return {head for head, kept in zip(table.column("head"), table.column("kept"), strict=True) if not kept}
     return set()
 
 

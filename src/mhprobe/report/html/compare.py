@@ -6,7 +6,7 @@ interval that takes the runs as independent: on the same images it is too wide w
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ from mhprobe.report.html.page import facts, render
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.names import names as names_of
-from mhprobe.report.runs.run import Run, column, jobs, read_run, settings
+from mhprobe.report.runs.run import Run, differing, jobs, read_run
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
 log = logging.getLogger(__name__)
 
 Estimate = tuple[float, float, float]  # a value and its interval
+Columns = Mapping[str, Any]  # of a run's measure: value, low, high, and the interval's degrees of freedom
 
 
 def write_comparison(folders: Sequence[Path], to: Path) -> Path:
@@ -65,7 +66,10 @@ def _page(runs: Sequence[Run]) -> str:
         *_table(
             "claims", outcomes.by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})
         ),
-        *_table("settings that differ", _settings(runs, names)),
+        *_table(
+            "settings that differ",
+            [{"setting": key, **dict(zip(names, values, strict=True))} for key, values in differing(runs).items()],
+        ),
     ]
     lines = [{**line, "run": name} for run, name in zip(runs, names, strict=True) for line in curves.lines(run)]
     return render(
@@ -83,112 +87,92 @@ def _page(runs: Sequence[Run]) -> str:
 def difference(a: Estimate, b: Estimate) -> Estimate:
     """Return b - a with Newcombe's interval from those of both (1998, method 10), as for independent samples."""
     gap = b[0] - a[0]
-    return (
-        gap,
-        gap - math.hypot(b[0] - b[1], a[2] - a[0]),
-        gap + math.hypot(b[2] - b[0], a[0] - a[1]),
-    )
+    return gap, gap - math.hypot(b[0] - b[1], a[2] - a[0]), gap + math.hypot(b[2] - b[0], a[0] - a[1])
 
 
 def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = {name: found for run, name in zip(runs, names, strict=True) if (found := words.accuracy(run))}
-    said = [
+    known = {name: accuracy for run, name in zip(runs, names, strict=True) if (accuracy := words.accuracy(run))}
+    text = [
         f"{name}: test accuracy {words.percent(share)} ({100 * low:.1f} to {100 * high:.1f}, {images} images)."
         for name, (share, low, high, images) in known.items()
     ]
-    if names[0] in known:
-        first = known[names[0]]
-        to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
-        for name in [name for name in known if name != names[0]]:
-            said.append(outcomes.said(to_first[name]))
-            if not to_first[name]["untested"]:
-                continue
-            gap, low, high = (100 * value for value in difference(first[:3], known[name][:3]))
-            more = "" if known[name][3] == first[3] else " They were tested on different numbers of images."
-            verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0"
-            said.append(
-                f"{name} minus {names[0]}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
-                f"{verdict}.{more}"
+    to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
+    first = known.pop(names[0], None)
+    for name, other in known.items() if first else ():
+        text.append(outcomes.said(to_first[name]))
+        if to_first[name]["untested"]:
+            gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
+            more = "" if other[3] == first[3] else " They were tested on different numbers of images."
+            verdict = f"{'not ' if low <= 0 <= high else ''}told apart from 0.{more}"
+            text.append(
+                f"{name} minus {names[0]}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), {verdict}"
             )
-    return said or ["These runs have no test accuracy to compare."]
+    return text or ["These runs have no test accuracy to compare."]
 
 
 def _measures(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Measures that all runs have for as many heads: their values and intervals, run by run."""
-    found = [{measure["key"]: measure for measure in atlas.measures(run)} for run in runs]
+    measures = [{measure["key"]: measure for measure in atlas.measures(run)} for run in runs]
     shared = []
-    for key, first in found[0].items():
-        own = [measures.get(key) for measures in found]
-        columns = [measure["columns"].get("value") if measure else None for measure in own]
-        if any(values is None or len(values) != len(columns[0] or []) for values in columns):
+    for key, first in measures[0].items():
+        same = [of[key] for of in measures if key in of and len(of[key]["columns"].get("value", ())) > 0]
+        if len(same) < len(runs) or len({len(measure["columns"]["value"]) for measure in same}) > 1:
             continue
-        shared.append(
-            {
-                **{name: first[name] for name in ("key", "name", "label", "about")},
-                "runs": [
-                    {"value": values, **{name: measure and measure[name] for name in ("low", "high", "freedom")}}
-                    for measure, values in zip(own, columns, strict=True)
-                ],
-            }
-        )
+        columns = [
+            {"value": measure["columns"]["value"], **{name: measure[name] for name in ("low", "high", "freedom")}}
+            for measure in same
+        ]
+        shared.append({**{name: first[name] for name in ("key", "name", "label", "about")}, "runs": columns})
     return shared
+
+
+def _beside_first(
+    names: Sequence[str], measures: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], str, Columns, Columns, dict[int, tuple[Estimate, Estimate]]]]:
+    """Each measure of each further run: measure, run, the first's columns, its own, both estimates of known heads."""
+    for measure in measures:
+        first, *others = measure["runs"]
+        for name, other in zip(names[1:], others, strict=True):
+            both = ((head, _estimate(first, head), _estimate(other, head)) for head in range(len(first["value"])))
+            yield measure, name, first, other, {head: (a, b) for head, a, b in both if a is not None and b is not None}
 
 
 def _head_rows(
     names: Sequence[str], heads: Sequence[Mapping[str, Any]], measures: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     rows = []
-    for measure in measures:
-        first = measure["runs"][0]
-        for name, other in zip(names[1:], measure["runs"][1:], strict=True):
-            ranks = _ranks(first["value"]), _ranks(other["value"])
-            for head in heads:
-                at = head["id"]
-                a, b = _estimate(first, at), _estimate(other, at)
-                if a is None or b is None:
-                    continue
-                gap, low, high = difference(a, b)
-                sure = first["low"] is not None and other["low"] is not None
-                rows.append(
-                    {
-                        "measure": measure["key"],
-                        "run": name,
-                        "head": at,
-                        "block": head["block"],
-                        "index": head["index"],
-                        "first": a[0],
-                        "this": b[0],
-                        "difference": gap,
-                        "low": low if sure else None,
-                        "high": high if sure else None,
-                        "changed": int(low > 0 or high < 0) if sure else None,
-                        "rank_first": ranks[0][at],
-                        "rank_this": ranks[1][at],
-                        "rank_moved": ranks[1][at] - ranks[0][at],
-                    }
-                )
+    for measure, name, first, other, both in _beside_first(names, measures):
+        ranks = _ranks(first["value"]), _ranks(other["value"])
+        sure = None not in (first["low"], other["low"])
+        for head, (a, b) in both.items():
+            gap, low, high = difference(a, b)
+            before, after = (rank[head] for rank in ranks)
+            place = {name: heads[head][name] for name in ("block", "index")}
+            rows.append(
+                {
+                    **{"measure": measure["key"], "run": name, "head": head, **place, "first": a[0], "this": b[0]},
+                    **{"difference": gap, "low": low if sure else None, "high": high if sure else None},
+                    "changed": int(low > 0 or high < 0) if sure else None,
+                    **{"rank_first": before, "rank_this": after, "rank_moved": after - before},
+                }
+            )
     return sorted(rows, key=lambda row: -abs(row["rank_moved"]))
 
 
 def _changed(names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
-    said = []
-    for measure in measures:
-        first = measure["runs"][0]
-        for name, other in zip(names[1:], measure["runs"][1:], strict=True):
-            if first["low"] is None or other["low"] is None:
-                continue
-            both = [(_estimate(first, i), _estimate(other, i)) for i in range(len(first["value"]))]
-            gaps = [difference(a, b) for a, b in both if a is not None and b is not None]
-            freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
-            if not gaps or freedom is None:
-                continue
-            gap, low, high = torch.tensor(gaps, dtype=torch.float64).unbind(1)
-            sure = holm(p_of_interval(gap, torch.where(gap > 0, gap - low, high - gap), freedom)) < 0.05
-            said.append(
-                f"By {measure['name']} {int(sure.sum())} of {len(gaps)} heads of {name} differ from those of "
-                f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
-            )
-    return said
+    text = []
+    for measure, name, first, other, both in _beside_first(names, measures):
+        freedom = min((run["freedom"] for run in (first, other) if run["freedom"]), default=None)
+        if freedom is None or None in (first["low"], other["low"]) or not both:
+            continue
+        gaps = torch.tensor([difference(a, b) for a, b in both.values()], dtype=torch.float64)
+        gap, low, high = gaps.unbind(1)
+        sure = holm(p_of_interval(gap, torch.where(gap > 0, gap - low, high - gap), freedom)) < 0.05
+        text.append(
+            f"By {measure['name']} {int(sure.sum())} of {len(gaps)} heads of {name} differ from those of "
+            f"{names[0]} (Holm over heads, 5 %; the runs taken as independent)."
+        )
+    return text
 
 
 def _numbers_only(runs: Sequence[Run], names: Sequence[str], measures: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -239,21 +223,11 @@ def _kept_rows(runs: Sequence[Run], names: Sequence[str], heads: Sequence[Mappin
     tables = [next((t for _, e, t in run.of_kind("per_head") if e.decides), None) for run in runs]
     if any(table is None or len(table.rows) != len(heads) for table in tables):
         return []
-    kept = [column(table, "kept") for table in tables if table is not None]
+    kept = [table.column("kept") for table in tables if table is not None]
     return [
         {"head": head["id"], "block": head["block"], "index": head["index"], **dict(zip(names, values, strict=True))}
         for head, *values in zip(heads, *kept, strict=True)
         if len(set(values)) > 1
-    ]
-
-
-def _settings(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    flat = [settings(run) for run in runs]
-    keys = sorted(set().union(*flat))
-    return [
-        {"setting": key, **{name: settings.get(key, "") for name, settings in zip(names, flat, strict=True)}}
-        for key in keys
-        if len({settings.get(key, "") for settings in flat}) > 1
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mhprobe.errors import UserError
 from mhprobe.report.ledger import Entry
-from mhprobe.report.runs.run import Run, column
+from mhprobe.report.runs.run import Run
 from mhprobe.report.tables import Table
 
 PLACE = ["head", "site", "stage", "block", "index"]  # how a table of heads begins
@@ -47,7 +47,7 @@ def measures(run: Run) -> list[dict[str, Any]]:
             "key": name,
             **_words(entry),
             "masks": entry.masks,
-            "columns": {c: short(column(table, c)) for c in values if c not in constants},
+            "columns": {c: short(table.column(c)) for c in values if c not in constants},
             "constants": constants,
             "chance": _of(table, entry.chance),
             "twin": _of(table, entry.control),
@@ -99,7 +99,7 @@ def history(run: Run) -> list[dict[str, Any]]:
     found = []
     for _, entry, table in run.of_kind("history"):
         points: dict[int, list[Any]] = {}
-        for step, value in zip(column(table, "step"), column(table, "value"), strict=True):
+        for step, value in zip(table.column("step"), table.column("value"), strict=True):
             points.setdefault(step, []).append(_short(value))
         found.append(
             {"name": entry.part_of.replace("_", " ") or entry.title, "label": _label(entry), **_points(points)}
@@ -142,12 +142,12 @@ def _values(entry: Entry, table: Table) -> list[str]:
 
 def _constants(table: Table, names: list[str]) -> dict[str, Any]:
     """Columns, other than the first, that have one number for all heads of several."""
-    cells = {name: column(table, name) for name in names[1:]}
+    cells = {name: table.column(name) for name in names[1:]}
     return {name: _short(each[0]) for name, each in cells.items() if len(each) > 1 and len(set(each)) == 1}
 
 
 def _is_number(table: Table, name: str) -> bool:
-    cells = [cell for cell in column(table, name) if cell is not None]
+    cells = [cell for cell in table.column(name) if cell is not None]
     return bool(cells) and all(isinstance(cell, int | float) for cell in cells)
 
 
@@ -156,12 +156,12 @@ def _of(table: Table, name: str) -> list[Any] | None:
 
 
 def _column(table: Table, name: str) -> list[Any]:
-    return short(column(table, name))
+    return short(table.column(name))
 
 
 def _freedom(table: Table) -> int | None:
     """Degrees of freedom of the intervals: one less than there are folds of images, or images."""
-    draws = next((column(table, name) for name in ("folds", "images") if name in table.columns), [None])
+    draws = next((table.column(name) for name in ("folds", "images") if name in table.columns), [None])
     return draws[0] - 1 if draws and isinstance(draws[0], int) and draws[0] > 1 else None
 
 

@@ -49,7 +49,7 @@ def totals(run: Run) -> list[dict[str, Any]]:
     """The rows of the totals of these curves."""
     part_of = next((entry.part_of for _, entry, _ in run.of_kind("curves")), "")
     tables = [table for _, entry, table in run.of_kind("totals") if entry.part_of == part_of]
-    return [dict(zip(table.columns, row, strict=True)) for table in tables[:1] for row in table.rows]
+    return tables[0].dicts() if tables else []
 
 
 def best(run: Run) -> dict[str, Any] | None:

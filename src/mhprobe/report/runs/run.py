@@ -1,6 +1,6 @@
 """A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Run:
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The rows of the first table of this kind; [] if there is none."""
         table = next((table for _, _, table in self.of_kind(kind)), None)
-        return [] if table is None else [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return [] if table is None else table.dicts()
 
     def outcomes(self) -> outcomes.Outcomes | None:
         """Return the right test images of the run, if it has kept them."""
@@ -176,16 +176,17 @@ def settings(run: Run) -> dict[str, str]:
     return dict(_flat("", run.config))
 
 
+def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Settings that the runs do not share, each with its value in every run, "" where one has none."""
+    flat = [settings(run) for run in runs]
+    values = {key: [each.get(key, "") for each in flat] for key in sorted(set().union(*flat))}
+    return {key: each for key, each in values.items() if len(set(each)) > 1}
+
+
 def _flat(where: str, part: Any) -> list[tuple[str, str]]:
     if isinstance(part, Mapping) and part:
         return [pair for key, value in part.items() for pair in _flat(f"{where}.{key}" if where else str(key), value)]
     return [(where, str(part))]
-
-
-def column(table: Table, name: str) -> list[Any]:
-    """One column's cells."""
-    at = table.columns.index(name)
-    return [row[at] for row in table.rows]
 
 
 def _value(cell: str) -> Any:

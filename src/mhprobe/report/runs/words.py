@@ -7,7 +7,7 @@ import torch
 
 from mhprobe.io.written import rounded
 from mhprobe.report.runs import curves
-from mhprobe.report.runs.run import Run, column
+from mhprobe.report.runs.run import Run
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm, wilson
 
@@ -29,36 +29,43 @@ def result(run: Run, heads: list[dict[str, Any]], measures: list[dict[str, Any]]
 
 def glance(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[dict[str, str]]:
     """A row per measure: its highest and lowest head, and how many heads are told apart from chance."""
-    found = []
+    rows = []
     for measure in measures:
-        values = measure["columns"].get("value") or next(iter(measure["columns"].values()))
-        known = [i for i, value in enumerate(values) if value is not None]
-        if not known:
+        if not (order := by_size(measure)):
             continue
-        high, low = max(known, key=values.__getitem__), min(known, key=values.__getitem__)
-        found.append(
+        lowest = min(order, key=values(measure).__getitem__)
+        rows.append(
             {
                 "name": measure["name"],
                 "about": measure["about"] or measure["label"],
-                "high": f"{head_name(heads, high)}: {value_of(measure, values, high)}",
-                "low": f"{head_name(heads, low)}: {value_of(measure, values, low)}",
-                "chance": "; ".join([*_against(measure, values), *_twin(values, measure["twin"])]),
+                **{end: ": ".join(named(heads, measure, flat)) for end, flat in (("high", order[0]), ("low", lowest))},
+                "chance": "; ".join([*_against(measure), *_twin(measure)]),
             }
         )
-    return found
+    return rows
+
+
+def values(measure: Mapping[str, Any]) -> list[Any]:
+    """The (A,) numbers that a measure is read by; None where a head has none."""
+    return measure["columns"].get("value") or next(iter(measure["columns"].values()))
+
+
+def by_size(measure: Mapping[str, Any]) -> list[int]:
+    """Heads from the largest value to the smallest, without those that have none."""
+    numbers = values(measure)
+    return sorted((flat for flat, value in enumerate(numbers) if value is not None), key=lambda flat: -numbers[flat])
+
+
+def named(heads: list[dict[str, Any]], measure: Mapping[str, Any], flat: int) -> tuple[str, str]:
+    """The head's name and its number, with an interval where there is one: ``block 3, head 5``, ``3 (2.9 to 3.1)``."""
+    low, high, number = measure["low"], measure["high"], rounded(values(measure)[flat])
+    if low is not None and "value" in measure["columns"] and low[flat] is not None:
+        number += f" ({rounded(low[flat])} to {rounded(high[flat])})"
+    return head_name(heads, flat), number
 
 
 def head_name(heads: list[dict[str, Any]], flat: int) -> str:
-    """e.g. ``block 3, head 5``."""
     return f"block {heads[flat]['block']}, head {heads[flat]['index']}"
-
-
-def value_of(measure: dict[str, Any], values: list[Any], flat: int) -> str:
-    """The number with its interval where there is one."""
-    low, high = measure["low"], measure["high"]
-    if low is None or values is not measure["columns"].get("value") or low[flat] is None:
-        return rounded(values[flat])
-    return f"{rounded(values[flat])} ({rounded(low[flat])} to {rounded(high[flat])})"
 
 
 def percent(share: float) -> str:
@@ -142,14 +149,11 @@ def _can_go(run: Run, heads: int) -> list[str]:
 
 def _missed(heads: list[dict[str, Any]], measures: list[dict[str, Any]]) -> list[str]:
     """The head whose loss is largest when it alone is masked, if it is told apart from 0."""
-    alone = next((measure for measure in measures if measure["masks"]), None)
-    if alone is None or alone["low"] is None:
+    alone = next((measure for measure in measures if measure["masks"] and measure["low"] is not None), None)
+    order = by_size(alone) if alone else []
+    if not alone or not order or (alone["low"][order[0]] or 0) <= 0:
         return []
-    rises = alone["columns"]["value"]
-    most = max((i for i, rise in enumerate(rises) if rise is not None), key=lambda i: rises[i], default=None)
-    if most is None or alone["low"][most] is None or alone["low"][most] <= 0:
-        return []
-    return [f"{head_name(heads, most)} is missed most"]
+    return [f"{head_name(heads, order[0])} is missed most"]
 
 
 def _masking(run: Run) -> list[str]:
@@ -212,7 +216,7 @@ def _kept(run: Run) -> list[str]:
     said = []
     for _, entry, table in run.of_kind("per_head"):
         if entry.decides and "kept" in table.columns:
-            kept = column(table, "kept")
+            kept = table.column("kept")
             units = "heads and neurons" if "kind" in table.columns else "heads"
             said.append(f"{sum(map(bool, kept))} of {len(kept)} {units} are those that {KEEPS[entry.decides]}.")
     if stages := run.rows("stages"):
@@ -263,32 +267,29 @@ def _maps(run: Run) -> list[str]:
 
 
 def _extremes(heads: list[dict[str, Any]], measure: dict[str, Any]) -> list[str]:
-    values = measure["columns"].get("value") or next(iter(measure["columns"].values()))
-    order = sorted((i for i, v in enumerate(values) if v is not None), key=lambda i: -values[i])
-    if len(order) < 4 or len(set(values)) <= 2:
+    order = by_size(measure)
+    if len(order) < 4 or len(set(values(measure))) <= 2:
         return []
     most, least = (
-        "; ".join(f"{head_name(heads, i)}: {value_of(measure, values, i)}" for i in some)
-        for some in (order[:3], order[-3:][::-1])
+        "; ".join(": ".join(named(heads, measure, flat)) for flat in some) for some in (order[:3], order[-3:][::-1])
     )
     unsure = " Heads whose intervals overlap are not told apart." if measure["low"] is not None else ""
     return [f"By {measure['name']} the highest heads are {most}. The lowest are {least}.{unsure}"]
 
 
-def _against(measure: Mapping[str, Any], values: list[Any]) -> list[str]:
-    if measure["chance"] is None:
+def _against(measure: Mapping[str, Any]) -> list[str]:
+    columns = list(zip(values(measure), measure["chance"] or [], strict=False))
+    tested = [flat for flat, pair in enumerate(columns) if None not in pair]
+    if not tested:
         return []
-    known = [at for at, (v, c) in enumerate(zip(values, measure["chance"], strict=True)) if None not in (v, c)]
-    if not known:
-        return []
-    levels = [measure["chance"][at] for at in known]
-    text = rounded(levels[0], 3) if len(set(levels)) == 1 else f"{rounded(min(levels), 3)} to {rounded(max(levels), 3)}"
-    if measure["freedom"] is None or values is not measure["columns"].get("value"):
+    levels = [measure["chance"][flat] for flat in tested]
+    text = " to ".join(dict.fromkeys(rounded(level, 3) for level in (min(levels), max(levels))))
+    if None in (measure["freedom"], measure["low"]) or "value" not in measure["columns"]:
         return [f"chance gives {text}"]
-    tested = [at for at in known if measure["low"][at] is not None]
+    tested = [flat for flat in tested if measure["low"][flat] is not None]
     value, low, high, level = (
-        torch.tensor([column[at] for at in tested], dtype=torch.float64)
-        for column in (values, measure["low"], measure["high"], measure["chance"])
+        torch.tensor([column[flat] for flat in tested], dtype=torch.float64)
+        for column in (values(measure), measure["low"], measure["high"], measure["chance"])
     )
     half = torch.where(value > level, value - low, high - value)
     sure = holm(p_of_interval(value - level, half, measure["freedom"])) < 0.05
@@ -296,10 +297,10 @@ def _against(measure: Mapping[str, Any], values: list[Any]) -> list[str]:
     return [f"chance gives {text}; {above} of {len(tested)} heads lie above it and {below} below (Holm, 5 %)"]
 
 
-def _twin(values: list[Any], twin: list[Any] | None) -> list[str]:
-    known = [value for value in twin or [] if value is not None]
-    if not known:
+def _twin(measure: Mapping[str, Any]) -> list[str]:
+    twin = [value for value in measure["twin"] or [] if value is not None]
+    if not twin:
         return []
-    above = sum(value > max(known) for value in values if value is not None)
-    reach = f"{rounded(min(known), 3)} to {rounded(max(known), 3)}"
+    above = sum(value > max(twin) for value in values(measure) if value is not None)
+    reach = f"{rounded(min(twin), 3)} to {rounded(max(twin), 3)}"
     return [f"a random network's heads reach {reach}; {above} heads lie above that"]
