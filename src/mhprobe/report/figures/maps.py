@@ -57,12 +57,10 @@ def maps(
     with style.canvas((wide * (_SIDE + _GAP) + _GAP, tall + _TITLE + 0.2)) as figure:
         for row in range(rows):
             bottom = tall - (row + 1) * (_SIDE + _BELOW) + _BELOW + 0.15
-            axes = style.place(figure, _GAP, bottom, _SIDE, _SIDE)
-            style.show_picture(axes, pictures[row])
-            axes.text(0, -0.05, titles[row], transform=axes.transAxes, va="top", fontsize=7)
+            _image(figure, bottom, pictures[row], titles[row])
             for column, (name, judged) in enumerate(columns.items(), 1):
-                axes = _overlay(figure, _GAP + column * (_SIDE + _GAP), bottom, pictures[row], judged, row, smooth)
-                frame(axes, asking.get(name), judged.maps.shape[-2:], pictures.shape[-2:])
+                left = _GAP + column * (_SIDE + _GAP)
+                axes = _overlay(figure, left, bottom, pictures[row], judged, row, asking.get(name), smooth)
                 if row == 0:
                     axes.set_title(name, pad=3)
     return figure
@@ -71,21 +69,24 @@ def maps(
 def draw_heads(
     picture: Tensor, title: str, heads: Mapping[str, Judged], number: int, asking: Asking = MappingProxyType({})
 ) -> Figure:
-    """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``draw``."""
+    """One image, number ``number`` of the batch, and every head's map of it. asking: as of ``maps``."""
     per_row = min(4, len(heads))  # with the image as wide as a page: text would not shrink with smaller maps
     deep = math.ceil(len(heads) / per_row)
     tall = deep * (_SIDE + _BELOW + _TITLE)
     with style.canvas(((per_row + 1) * (_SIDE + _GAP) + _GAP, tall + 0.15)) as figure:
-        axes = style.place(figure, _GAP, tall - _SIDE - _TITLE + 0.1, _SIDE, _SIDE)
-        style.show_picture(axes, picture)
-        axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
-        for place_in_grid, (name, judged) in enumerate(heads.items()):
-            row, column = divmod(place_in_grid, per_row)
-            bottom = tall - row * (_SIDE + _BELOW + _TITLE) - _SIDE - _TITLE + 0.1
-            axes = _overlay(figure, _GAP + (column + 1) * (_SIDE + _GAP), bottom, picture, judged, number)
-            frame(axes, asking.get(name), judged.maps.shape[-2:], picture.shape[-2:])
-            axes.set_title(name, pad=3)
+        top = tall - _SIDE - _TITLE + 0.1
+        _image(figure, top, picture, title)
+        for place, (name, judged) in enumerate(heads.items()):
+            row, column = divmod(place, per_row)
+            left, bottom = _GAP + (column + 1) * (_SIDE + _GAP), top - row * (_SIDE + _BELOW + _TITLE)
+            _overlay(figure, left, bottom, picture, judged, number, asking.get(name)).set_title(name, pad=3)
     return figure
+
+
+def _image(figure: Figure, bottom: float, picture: Tensor, title: str) -> None:
+    axes = style.place(figure, _GAP, bottom, _SIDE, _SIDE)
+    style.show_picture(axes, picture)
+    axes.text(0, -0.05, title, transform=axes.transAxes, va="top", fontsize=7)
 
 
 def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels: Sequence[int]) -> None:
@@ -101,31 +102,33 @@ def frame(axes: Axes, patch: tuple[int, int] | None, grid: Sequence[int], pixels
 
 
 def _overlay(
-    figure: Figure, left: float, bottom: float, picture: Tensor, judged: Judged, row: int, smooth: bool = False
+    figure: Figure,
+    left: float,
+    bottom: float,
+    picture: Tensor,
+    judged: Judged,
+    row: int,
+    patch: tuple[int, int] | None,
+    smooth: bool = False,
 ) -> Axes:
-    """The map over the image in grey, its colour bar and its areas below."""
+    """The map over the image in grey, its colour bar and its areas below. patch: the one that looks, framed."""
     values = judged.maps[row].double()
     axes = style.place(figure, left, bottom, _SIDE, _SIDE)
     axes.imshow(picture.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    cmap, norm = style.scale(values)
     height, width = picture.shape[-2:]
-    over = axes.imshow(
-        values.numpy(), cmap=cmap, norm=norm, alpha=0.6, extent=(-0.5, width - 0.5, height - 0.5, -0.5),
-        interpolation="bicubic" if smooth else "nearest",
-    )  # fmt: skip
+    corners, between = (-0.5, width - 0.5, height - 0.5, -0.5), "bicubic" if smooth else "nearest"
+    over = style.picture(axes, values, alpha=0.6, extent=corners, aspect="equal", interpolation=between)
     axes.set_axis_off()
+    frame(axes, patch, values.shape, picture.shape[-2:])
     bar = figure.colorbar(over, cax=style.place(figure, left, bottom - 0.09, _SIDE, 0.05), orientation="horizontal")
     bar.outline.set_visible(False)
     bar.set_ticks([])
-    for x, end, side in ((0, norm.vmin, "left"), (1, norm.vmax, "right")):
+    for x, end, side in ((0, over.norm.vmin, "left"), (1, over.norm.vmax, "right")):
         bar.ax.text(x, -0.4, f"{end:.2g}", transform=bar.ax.transAxes, ha=side, va="top", fontsize=6)
-    if not judged.scored:
-        return axes
-    text = (
-        f"del {judged.deletion[row]:.2f} (r {judged.random_deletion[row]:.2f})\n"
-        f"ins {judged.insertion[row]:.2f} (r {judged.random_insertion[row]:.2f})"
-    )
-    bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
+    if judged.scored:
+        deletion, insertion, by_chance, up_by_chance = (areas[row] for areas in judged[1:])
+        text = f"del {deletion:.2f} (r {by_chance:.2f})\nins {insertion:.2f} (r {up_by_chance:.2f})"
+        bar.ax.text(0, -2.6, text, transform=bar.ax.transAxes, va="top", fontsize=6)
     return axes
 
 
@@ -143,10 +146,8 @@ def attention_masks(
     pictures: (B, 3, height, width) in [0, 1]. titles: of the images. names, masks: of each site, (B, h, w), in
     multiples of even attention. most: how many sites are drawn, evenly chosen.
     """
-    count = min(most, len(masks))
-    chosen = sorted({round(number * (len(masks) - 1) / max(1, count - 1)) for number in range(count)})
+    chosen = style.evenly(len(masks), most)
     side, gap, below, top = 0.95, 0.1, 0.18, 0.25
-    size = pictures.shape[-2:]
     tall = 2 * side + gap + below + 0.06
     with style.canvas((gap + (1 + len(chosen)) * (side + gap) + 0.02, top + len(pictures) * tall)) as figure:
         for row, picture in enumerate(pictures):
@@ -158,13 +159,11 @@ def attention_masks(
                 left, mask = gap + column * (side + gap), masks[number][row].float()
                 least, greatest = mask.min(), mask.max()
                 share = (mask - least) / (greatest - least).clamp(min=1e-12)
-                share = interpolate(share[None, None], size=size, mode="bilinear")[0, 0].clamp(0, 1)
+                share = interpolate(share[None, None], size=picture.shape[-2:], mode="bilinear")[0, 0].clamp(0, 1)
                 above = style.place(figure, left, bottom + side + gap, side, side)
-                above.imshow(share.numpy(), cmap="gray", vmin=0, vmax=1)
+                style.show_picture(above, share.expand(3, -1, -1))
                 under = style.place(figure, left, bottom, side, side)
-                under.imshow((picture * share).permute(1, 2, 0).clamp(0, 1).numpy(), interpolation="nearest")
-                for axes in (above, under):
-                    axes.set_axis_off()
+                style.show_picture(under, picture * share)
                 words = f"{least:.2f} to {greatest:.2f} of even"
                 under.text(0, -0.05, words, transform=under.transAxes, va="top", fontsize=6)
                 if row == 0:
@@ -185,8 +184,7 @@ def fft_images(
     maps, fourier: per block (2, h, w), before and after. most: how many blocks are drawn, evenly chosen.
     picture: (3, height, width) in [0, 1], the image that the maps are of.
     """
-    count = min(most, len(blocks))
-    chosen = sorted({round(i * (len(blocks) - 1) / max(1, count - 1)) for i in range(count)})
+    chosen = style.evenly(len(blocks), most)
     relative = [fourier[number] - fourier[number].amax((1, 2), keepdim=True) for number in chosen]
     widest = max([1e-9, *(float((after - before).abs().max()) for before, after in relative)])  # one scale for all
     side, gap, first = 0.8, 0.1, 0.1
@@ -197,23 +195,16 @@ def fft_images(
         axes.set_title("image", pad=3)
         for column, number in enumerate(chosen):
             before, after = relative[column]
-            images = [*maps[number], before, after, after - before]
-            for row, image in enumerate(images):
-                y = (len(ROWS) - 1 - row) * (side + gap) + 0.05
-                axes = style.place(figure, left + column * (side + gap), y, side, side)
-                low, high = float(image.min()), float(image.max())
-                if row in (2, 3):  # both on one scale
-                    low, high = float(min(before.min(), after.min())), 0.0
-                elif row == 4:
-                    low, high = -widest, widest
-                axes.imshow(image.numpy(), cmap="RdBu_r" if row == 4 else "viridis", vmin=low, vmax=high)
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+            both: Any = {"vmin": float(min(before.min(), after.min())), "vmax": 0.0}  # on one scale
+            change: Any = {"cmap": "RdBu_r", "vmin": -widest, "vmax": widest}
+            images = [*((image, {}) for image in maps[number]), (before, both), (after, both), (after - before, change)]
+            for row, (image, look) in enumerate(images):
+                x, y = left + column * (side + gap), (len(ROWS) - 1 - row) * (side + gap) + 0.05
+                axes = style.tile(figure, x, y, side, side, image.numpy(), **{"cmap": "viridis", **look})
                 if row == 0:
                     axes.set_title(f"block {blocks[number]}", pad=3)
                 if column == 0:
-                    name = ROWS[row] if row < 4 else f"{ROWS[row]}\n(within {widest:.2g} nats)"
-                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+                    style.name_beside(axes, ROWS[row] + f"\n(within {widest:.2g} nats)" * (row == 4))
     return figure
 
 
@@ -235,13 +226,12 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
             for number in range(count):
                 pattern = patterns[head, number]
                 picture = 0.5 + 0.5 * pattern / pattern.abs().max().clamp(min=1e-12)
-                axes = style.place(figure, left + number * (side + gap), bottom, side, side)
-                axes.imshow(picture.permute(1, 2, 0).numpy(), interpolation="nearest")
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+                image = picture.permute(1, 2, 0).numpy()
+                x = left + number * (side + gap)
+                axes = style.tile(figure, x, bottom, side, side, image, interpolation="nearest")
                 axes.set_xlabel(f"{100 * share[head, number]:.0f} %", labelpad=1, fontsize=6.5)
                 if number == 0:
-                    axes.set_ylabel(f"head {head}", rotation=0, ha="right", va="center")
+                    style.name_beside(axes, f"head {head}")
                     if head == 0:
                         axes.set_title("%: share of what the head reads", loc="left", pad=3, fontsize=7)
     return figure
@@ -299,10 +289,9 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
     rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image.
     """
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
-    left, wide, gap, tall = 0.3 + 0.062 * max(map(len, maps)), 1.55, 0.2, 0.24 * len(maps)
-    with style.canvas((left + len(scores) * (wide + gap), 0.75 + tall)) as figure:
-        for number, score in enumerate(scores):
-            axes = style.place(figure, left + number * (wide + gap), 0.4, wide, tall)
+    size, edges = (1.55, 0.24 * len(maps)), (0.3 + 0.062 * max(map(len, maps)), 0.4, 0.2, 0.35)
+    with style.grid(len(scores), size, (0.2, 0), edges, per_row=len(scores)) as (figure, places):
+        for (axes, first, _), score in zip(places, scores, strict=True):
             for y, name in enumerate(maps):
                 (row,) = (row for row in rows if (row["map"], row["score"]) == (name, score))
                 shade = "0.5" if name in blind else COLOURS[0]
@@ -310,7 +299,7 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
                 axes.plot(row["value"], y, "o", color=shade, markersize=4)
                 if name == blind[0]:
                     axes.axvline(row["value"], color="0.5", ls=":", lw=0.8, zorder=0)
-            style.rows_of(axes, maps, number == 0)
+            style.rows_of(axes, maps, first)
             axes.margins(x=0.08)
             axes.set_title(score, loc="left", pad=4)
     return figure
@@ -325,8 +314,7 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
 
     right, wrong: the heat of each image. Two cumulative distributions.
     """
-    with style.canvas((4.2, 2.95)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.45, 1.95)
+    with style.panel((3.45, 1.95), (0.55, 0.5, 0.2, 0.5)) as (figure, axes):
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
             if values:
                 axes.ecdf(values, color=COLOURS[number], label=f"{name} ({len(values)})")
@@ -350,11 +338,10 @@ def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
     step = min(0.6, 5.5 / len(blocks))
     wide = max(2.2, step * len(blocks))
     same, expected = int(found["corresponds"].sum()), found["chance"].sum().item()
-    with style.canvas((0.6 + wide + 1.75, 3.0)) as figure:
-        axes = style.place(figure, 0.6, 0.5, wide, 2.15)
-        for name, number, text in (("itself", 0, "itself"), ("best_other", 1, "most alike other")):
+    with style.panel((wide, 2.15), (0.6, 0.5, 1.75, 0.35)) as (figure, axes):
+        for number, (name, text) in enumerate((("itself", "itself"), ("best_other", "most alike other"))):
             shade, marker = style.colour(number)
-            at = [site.block + 0.7 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
+            at = style.side_by_side(layout, 0.7)
             axes.plot(at, found[name].tolist(), marker, color=shade, markersize=3, alpha=0.8, label=text)
         axes.set_ylim(0, 1.03)
         style.block_ticks(axes, layout, step)

@@ -1,6 +1,5 @@
 """Masking figures: accuracy as heads are switched off, which are off, and why they can go."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -43,8 +42,7 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
     names = {name: text + _a_step(shown, name, over) for name, text in _curve_names(shown).items()}
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
-    with style.canvas((6.3, tall)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.6, tall - 0.7)
+    with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
         if len(shown) <= CROWD:
             _thin(axes, [c for c in curves if c.split != split and not c.averaged], looks, over)
         for curve in shown:
@@ -52,11 +50,10 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
             _promise(axes, curve, over)
         _notes(axes, shown)
         if curves[0].step[0] == 0:
-            unmasked = 100 * float(shown[0].points.accuracy[0])
-            axes.axhline(unmasked, color="0.3", linestyle="--", linewidth=0.8, zorder=1, label="unmasked")
+            style.level(axes, 100 * float(shown[0].points.accuracy[0]), "unmasked", zorder=1)
         bottom, top, right = _range(curves, num_heads, over)
         if chance is not None and 100 * chance > bottom:
-            axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=1, label="chance")
+            style.level(axes, 100 * chance, "chance", ":", zorder=1)
         axes.set(xlim=(-0.02 * right, 1.02 * right), ylim=(bottom, top))
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})" if over == "heads" else "masking step")
@@ -71,19 +68,16 @@ def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over
     """One curve with its band and its ring; a single point with its interval."""
     shade, marker, dashes = look
     points = curve.points
-    heads, accuracy = _across(curve, over), (100 * points.accuracy).tolist()
-    low, high = (100 * points.low).tolist(), (100 * points.high).tolist()
+    heads, ends = _across(curve, over), [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)]
     if len(heads) == 1:
-        below, above = accuracy[0] - low[0], high[0] - accuracy[0]
-        axes.errorbar(heads, accuracy, [[below], [above]], color=shade, marker=marker or "_", ms=4, label=name)
+        style.whiskers(axes, heads, *ends, color=shade, marker=marker or "_", ms=4, label=name)
         return
     every = -(-len(heads) // 13)  # markers of a step each would hide a long curve
-    axes.plot(heads, accuracy, label=name, color=shade, linestyle=dashes, marker=marker, ms=3, markevery=every)
     shadow = 0.3 if curve.averaged else 0.06 if crowded else 0.15  # many bands on each other would hide the lines
-    axes.fill_between(heads, low, high, color=shade, alpha=shadow, linewidth=0)
+    style.band(axes, heads, *ends, shade, shadow, label=name, linestyle=dashes, marker=marker, ms=3, markevery=every)
     if curve.worse is not None and curve.worse.any():
         k = first(curve.worse)
-        axes.plot(heads[k], accuracy[k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
+        axes.plot(heads[k], ends[0][k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
 
 
 def _thin(axes: Axes, curves: Sequence[Curve], looks: dict[str, tuple[str, str, Any]], over: Over) -> None:
@@ -163,17 +157,14 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
     split = curves[-1].split
     shown = [curve for curve in curves if curve.split == split]
     most = max(float(curve.points.heads[-1]) for curve in shown) or num_heads
-    with style.canvas((6.3, 3.2)) as figure:
-        axes = style.place(figure, 0.85, 0.5, 3.5, 2.5)
+    with style.panel((3.5, 2.5), (0.85, 0.5, 1.95, 0.2)) as (figure, axes):
         for number, curve in enumerate(shown):
             points, (shade, marker) = curve.points, ("0.45", "") if curve.averaged else style.colour(number)
-            heads = points.heads.tolist()
             # delta is the loss but for the unmasked model's own, and has the interval
-            own = (points.loss - points.delta).tolist()
-            low, high = ([a + b for a, b in zip(own, part.tolist(), strict=True)] for part in points[6:])
-            every = -(-len(heads) // 13)
-            axes.plot(heads, points.loss.tolist(), color=shade, marker=marker, ms=3, markevery=every, label=curve.name)
-            axes.fill_between(heads, low, high, color=shade, alpha=0.15, linewidth=0)
+            own = points.loss - points.delta
+            ends = [part.tolist() for part in (points.loss, *(own + end for end in points[6:]))]
+            look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(own) // 13), "label": curve.name}
+            style.band(axes, points.heads.tolist(), *ends, shade, **look)
         axes.set_xlim(-0.02 * most, 1.02 * most)
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})")
@@ -192,20 +183,16 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
     rows: kind, share, heads_masked, heads, accuracy, low, high.
     """
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    with style.canvas((5.4, 3.0)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.0, 2.3)
+    with style.panel((3.0, 2.3), (0.55, 0.5, 1.85, 0.2)) as (figure, axes):
         for number, kind in enumerate(kinds):
             shade, marker = style.colour(number)
             own = [row for row in rows if row["kind"] == kind]
-            share, accuracy, low, high = (
-                [100 * row[name] for row in own] for name in ("share", "accuracy", "low", "high")
-            )
-            axes.plot(share, accuracy, color=shade, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
-            axes.fill_between(share, low, high, color=shade, alpha=0.12, linewidth=0)
+            ends = style.percent(own, "share", "accuracy", "low", "high")
+            style.band(axes, *ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
         if 100 * chance > axes.get_ylim()[0]:
-            axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
+            style.level(axes, 100 * chance, "chance", ":")
         axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0, title="kind (heads)")
+        style.legend_beside(axes, title="kind (heads)")
     return figure
 
 
@@ -225,30 +212,25 @@ def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: 
     left, gap, down, top = 1.0, 0.14, 0.24, 0.1
     columns = max(len(_steps_shown(masks, most)) for masks in curves.values())
     size = (left + columns * (wide + gap), top + len(curves) * (tall + down) + 0.1)
+    look: Any = {"cmap": ListedColormap([ON, OFF, GONE]), "vmin": 0, "vmax": 2, "aspect": "auto"}
     with style.canvas(size) as figure:
         for row, (name, masks) in enumerate(curves.items()):
             y = size[1] - top - (row + 1) * (tall + down) + 0.05
             for column, step in enumerate(_steps_shown(masks, most)):
-                axes = style.place(figure, left + column * (wide + gap), y, wide, tall)
                 state = masks[step].int() + (masks[step] & ~masks[max(0, step - 1)]).int()
                 grid = torch.full((deep, heads), torch.nan)
                 for number, site in enumerate(layout.sites):
                     grid[number, : site.num_heads] = state[layout.span(number)].float()
-                axes.imshow(grid.numpy(), cmap=ListedColormap([ON, OFF, GONE]), vmin=0, vmax=2, aspect="auto")
-                axes.set(xticks=[], yticks=[])
-                axes.spines[:].set_visible(False)
+                axes = style.tile(figure, left + column * (wide + gap), y, wide, tall, grid.numpy(), **look)
                 axes.set_title(f"step {step}", pad=2, fontsize=7)
                 if column == 0:
-                    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+                    style.name_beside(axes, name)
     return figure
 
 
-def _steps_shown(masks: Tensor, most: int) -> Sequence[int]:
+def _steps_shown(masks: Tensor, most: int) -> list[int]:
     """Steps that are drawn: from the first to the last, evenly."""
-    last = len(masks) - 1
-    if last <= most:
-        return range(1, last + 1)
-    return sorted({round(1 + number * (last - 1) / (most - 1)) for number in range(most)})
+    return [1 + step for step in style.evenly(len(masks) - 1, most)]
 
 
 @captioned(
@@ -272,50 +254,39 @@ def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figu
         if like is not None:
             curves.setdefault(head.curve, []).append((head, like))
     per_row = min(3, max(1, len(curves)))
-    deep = math.ceil(len(curves) / per_row)
     beside = 4 if per_row == 3 else 2  # entries of the legend, which stands below
-    side, left, bottom, gap, top = 1.9, 0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3
-    size = (max(3.5, left + per_row * (side + gap)), bottom + deep * (side + gap) - gap + top)
-    shares = [max(head.write_share, 1e-3) for points in curves.values() for head, _ in points]
-    known = any(like.null is not None for points in curves.values() for _, like in points)
-    above = ", above chance" if known else ""
-    top_of_all = min(1.03, 1.15 * max([0.4, *(like.standing for points in curves.values() for _, like in points)]))
+    points = [point for of in curves.values() for point in of]
+    shares = [max(head.write_share, 1e-3) for head, _ in points]
+    above = ", above chance" if any(like.null is not None for _, like in points) else ""
+    top = min(1.03, 1.15 * max([0.4, *(like.standing for _, like in points)]))
     lowest, highest = 0.8 * min([*shares, inert]), 1.25 * max([*shares, 1.0])  # there may be no heads
     digits = (1, 2, 5) if highest / lowest < 100 else (1,)  # more would run into each other
-    with style.canvas(size) as figure:
-        for number, (name, points) in enumerate(curves.items()):
-            down, across = divmod(number, per_row)
-            axes = style.place(
-                figure, left + across * (side + gap), size[1] - top - side - down * (side + gap), side, side
-            )
-            for phase, look in reversed(list(zip(PHASES, zip(COLOURS, MARKERS, strict=True), strict=False))):
-                there = [(head, like) for head, like in points if head.phase == phase]
-                for redundant in (False, True):
-                    some = [(head, like) for head, like in there if head.redundant == redundant]
-                    axes.plot(
-                        [max(head.write_share, 1e-3) for head, _ in some],
-                        [like.standing for _, like in some],
-                        look[1],
-                        color=look[0],
-                        markerfacecolor=look[0] if redundant else "none",
-                        markersize=4,
-                        alpha=0.8,
-                        label=PHASES[phase] if redundant else None,
-                    )
+    edges = (0.68, 0.68 + 0.17 * (4 - beside) / 2, 0.42, 0.3)
+    with style.grid(len(curves), (1.9, 1.9), (0.42, 0.42), edges, 3.5, per_row) as (figure, places):
+        for (axes, first, last), (name, of) in zip(places, curves.items(), strict=True):
+            _phases(axes, of)
             axes.axvline(inert, color="0.4", linestyle="--", linewidth=0.8, zorder=0)
             axes.text(0.02, 0.98, "inert", transform=axes.transAxes, va="top", fontsize=6.5, color="0.4")
-            axes.axhline(0, color="0.4", linestyle=":", linewidth=0.8, zorder=0)
+            style.level(axes, 0, dashes=":", color="0.4", zorder=0)
             axes.set_xscale("log")
             style.log_ticks(axes.xaxis, digits)
-            axes.set(xlim=(lowest, highest), ylim=(-0.06, top_of_all))
+            axes.set(xlim=(lowest, highest), ylim=(-0.06, top))
             axes.set_title(name, pad=3)
-            if number + per_row >= len(curves):
-                axes.set_xlabel("write norm / median head")
-            if across == 0:
-                axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})")
+            axes.set_xlabel("write norm / median head" if last else "")
+            axes.set_ylabel(f"likeness to a kept head\n({similarity}{above})" if first else "")
         if curves:
             _phase_legend(figure, axes, beside)
     return figure
+
+
+def _phases(axes: Axes, points: Sequence[tuple[MaskedHead, Likeness]]) -> None:
+    """A point per head, filled where it is redundant; what goes first is drawn last."""
+    for (phase, text), shade, marker in reversed(list(zip(PHASES.items(), COLOURS, MARKERS, strict=False))):
+        for redundant in (False, True):
+            some = [(h, like) for h, like in points if h.phase == phase and h.redundant == redundant]
+            x, y = [max(head.write_share, 1e-3) for head, _ in some], [like.standing for _, like in some]
+            face, label = (shade, text) if redundant else ("none", None)
+            axes.plot(x, y, marker, color=shade, markerfacecolor=face, markersize=4, alpha=0.8, label=label)
 
 
 def _phase_legend(figure: Figure, axes: Axes, beside: int) -> None:

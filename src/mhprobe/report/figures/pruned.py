@@ -29,35 +29,37 @@ def retained(
     before: float | None = None,
     chance: float | None = None,
 ) -> Figure:
-    """Accuracy against the number of heads kept: the runs of a sweep over learned gates.
+    """Accuracy of the runs of a sweep over learned gates.
 
-    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept.
-    images: of the test, for 95 % intervals. Dashed: the accuracy ``before`` pruning. Dotted: chance, where a run
-    comes near it.
+    points: (heads kept, test accuracy with the gates as learned, with gates of 0 and 1), by heads kept. images: of the
+    test. before: accuracy of the whole model. chance: drawn where a run comes near it.
     """
     kept = [point[0] for point in points]
-    with style.canvas((5.6, 3.2)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.4, 2.5)
+    with style.panel((3.4, 2.5), (0.55, 0.5, 1.65, 0.2)) as (figure, axes):
         least = 100.0
         for number, name in enumerate(("gates as learned", "gates of 0 and 1"), 1):
             shade, marker = style.colour(number - 1)
-            accuracy = [point[number] for point in points]
-            low, high = wilson(torch.tensor([round(a * images) for a in accuracy]), torch.tensor(images))
-            least = min(least, 100 * float(low.min()))
-            axes.plot(kept, [100 * a for a in accuracy], color=shade, marker=marker, markersize=4, label=name)
-            axes.fill_between(kept, (100 * low).tolist(), (100 * high).tolist(), color=shade, alpha=0.15, lw=0)
+            accuracy, low, high = _percents([point[number] for point in points], images)
+            least = min(least, *low)
+            style.band(axes, kept, accuracy, low, high, shade, marker=marker, markersize=4, label=name)
         axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
         if before is not None:
-            axes.axhline(100 * before, color="0.3", ls="--", lw=0.8, zorder=1, label="whole model before")
+            style.level(axes, 100 * before, "whole model before", zorder=1)
         near = chance is not None and least < 100 * chance + 30  # else the axis would be empty down to it
         if chance is not None and near:
-            axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, zorder=1, label="chance")
+            style.level(axes, 100 * chance, "chance", ":", zorder=1)
         axes.set_xlim(-0.02 * heads, 1.02 * heads)
         axes.set_ylim(*((-2, 102) if near else (least - 3, 100.5)))
         style.whole_ticks(axes.xaxis)
         axes.set(xlabel=f"heads kept (of {heads})", ylabel="test accuracy (%)")
         style.legend_beside(axes)
     return figure
+
+
+def _percents(shares: Sequence[float], images: int) -> tuple[list[float], list[float], list[float]]:
+    """Accuracies and the ends of their 95 % intervals over images, in per cent."""
+    low, high = wilson(torch.tensor([round(share * images) for share in shares]), torch.tensor(images))
+    return [100 * share for share in shares], (100 * low).tolist(), (100 * high).tolist()
 
 
 @captioned(
@@ -71,41 +73,32 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
     points: (heads, accuracy pruned, accuracy from scratch), the whole model first, where the two are one.
     images: of the test, for 95 % intervals. sure: at which points the two differ significantly; a star marks them.
     """
-    with style.canvas((5.5, 2.9)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 2.7, 2.25)
-        at = list(range(len(points)))
-        _intervals(axes, at[:1], [points[0][1]], images, ("0.4", "D"), "whole model")
-        for number, name in enumerate(("pruned from trained", "same heads from scratch"), 1):
-            places = [x + 0.16 * (number - 1.5) for x in at[1:]]
-            _intervals(axes, places, [point[number] for point in points[1:]], images, style.colour(number - 1), name)
-        least = 100 * min(min(point[1:]) for point in points)
-        if least < 100 * chance + 30:
-            axes.axhline(100 * chance, color="0.3", ls=":", lw=0.8, label="chance")
-        axes.set_xticks(at, [f"{point[0]}" + (" (all)" if i == 0 else "") for i, point in enumerate(points)])
+    with style.panel((2.7, 2.25), (0.55, 0.5, 2.25, 0.15)) as (figure, axes):
+        looks = {
+            "whole model": ("0.4", "D"),
+            "pruned from trained": style.colour(0),
+            "same heads from scratch": style.colour(1),
+        }
+        for number, (name, (shade, marker)) in enumerate(looks.items()):
+            some = points[1:] if number else points[:1]
+            at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
+            ends = _percents([point[max(1, number)] for point in some], images)
+            style.whiskers(
+                axes, at, *ends, color=shade, marker=marker, ms=4, ls="none", elinewidth=1, capsize=2, label=name
+            )
+        if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
+            style.level(axes, 100 * chance, "chance", ":")
+        axes.set_xticks(range(len(points)), [f"{point[0]}" + " (all)" * (i == 0) for i, point in enumerate(points)])
         axes.set_xlim(-0.5, len(points) - 0.5)
         for x in (x for x, on in enumerate(sure) if on):
             axes.annotate("*", (x, 100 * max(points[x][1:])), xytext=(0, 8), textcoords="offset points", ha="center")
+        stars = "the two differ, p < .05\n(McNemar, Holm)"
         if any(sure):
-            axes.plot(
-                [], [], marker="$*$", ls="none", color="black", ms=4, label="the two differ, p < .05\n(McNemar, Holm)"
-            )
+            axes.plot([], [], marker="$*$", ls="none", color="black", ms=4, label=stars)
         axes.set(xlabel="heads", ylabel="test accuracy (%), 95 % interval")
-        handles = sorted(
-            axes.get_legend_handles_labels()[0], key=lambda each: str(each.get_label()).startswith("the two")
-        )
-        style.legend_beside(axes, handles=handles)
+        handles = axes.get_legend_handles_labels()[0]
+        style.legend_beside(axes, handles=sorted(handles, key=lambda handle: handle.get_label() == stars))
     return figure
-
-
-def _intervals(
-    axes: Axes, at: Sequence[float], shares: Sequence[float], images: int, look: tuple[str, str], name: str
-) -> None:
-    """Accuracies with their intervals over images."""
-    accuracy = torch.tensor(shares, dtype=torch.float64)
-    low, high = wilson((accuracy * images).round(), torch.tensor(images))
-    bars = torch.stack([accuracy - low, high - accuracy]).clamp(min=0) * 100
-    axes.errorbar(at, (100 * accuracy).tolist(), bars.numpy(), color=look[0], marker=look[1], ms=4, ls="none",
-                  elinewidth=1, capsize=2, label=name)  # fmt: skip
 
 
 @captioned(
@@ -121,15 +114,10 @@ def survival(rows: Sequence[Survivors]) -> Figure:
     heads = _all_heads(rows)
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
-    wide, tall, left, bottom, top = 2.3, 2.3, 0.55, 0.5, 0.3
     gap = 2.6 if any(len(groups[by]) > ONE_COLUMN for by in divisions) else 1.95  # where the legend and an axis are
-    across = min(2, len(divisions))
-    down = max(1, math.ceil(len(divisions) / 2))  # of a single block nothing is drawn
-    with style.canvas((left + across * (wide + gap), down * (bottom + tall + top))) as figure:
-        for number, by in enumerate(divisions):
-            row, column = divmod(number, across)
-            up = (down - 1 - row) * (bottom + tall + top) + bottom
-            axes = style.place(figure, left + column * (wide + gap), up, wide, tall)
+    size, edges = (2.3, 2.3), (0.55, 0.5, gap, 0.3)
+    with style.grid(len(divisions), size, (gap, 0.8), edges, per_row=2) as (figure, places):
+        for (axes, _, _), by in zip(places, divisions, strict=True):
             _groups_kept(axes, [row for row in rows if row.by == by], by, heads)
     return figure
 
@@ -178,44 +166,38 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
+    at = list(range(len(batches)))
     with style.canvas((8.3, 3.1)) as figure:
         gain = style.place(figure, 0.55, 0.5, 2.5, 2.3)
         rate = style.place(figure, 3.75, 0.5, 2.2, 2.3)
         for number, name in enumerate(removed):
             points = sorted((row for row in rows if row["removed"] == name), key=lambda row: row["batch"])
             shade, marker = style.colour(number)
+            x = [batches.index(row["batch"]) for row in points]
             # side by side, so that intervals do not hide each other
-            x = [batches.index(row["batch"]) + 0.1 * (number - (len(removed) - 1) / 2) for row in points]
-            y = [row["speedup"] for row in points]
-            spread = [[row["speedup"] - row["speedup_low"] for row in points]]
-            spread += [[row["speedup_high"] - row["speedup"] for row in points]]
-            finite = all(value < float("inf") for side in spread for value in side)
+            aside = [place + 0.1 * (number - (len(removed) - 1) / 2) for place in x]
+            y, low, high = ([row[f"speedup{end}"] for row in points] for end in ("", "_low", "_high"))
+            look: Any = {"color": shade, "marker": marker, "markersize": 3}
             label = f"{name}: {points[0]['heads']} heads left"
-            gain.errorbar(x, y, spread if finite else None, color=shade, marker=marker, markersize=3, lw=1, label=label)
-            gain.axhline(points[0]["predicted"], color=shade, linestyle="--", linewidth=0.8, zorder=0)
-            rate.plot(
-                [batches.index(row["batch"]) for row in points],
-                [row["pruned_images_per_s"] for row in points],
-                color=shade,
-                marker=marker,
-                markersize=3,
-            )
+            finite = all(map(math.isfinite, [*low, *high]))
+            style.whiskers(gain, aside, y, low if finite else y, high if finite else y, **look, lw=1, label=label)
+            style.level(gain, points[0]["predicted"], color=shade, zorder=0)
+            rate.plot(x, [row["pruned_images_per_s"] for row in points], **look)
         shown = sorted((row for row in rows if row["removed"] == removed[0]), key=lambda row: row["batch"])
         for kind, dashes in (("dense", "-"), ("masked", ":")):
             y = [row[f"{kind}_images_per_s"] for row in shown]
             rate.plot([batches.index(row["batch"]) for row in shown], y, color="0.3", linestyle=dashes, label=kind)
         gain.plot([], [], color="0.3", linestyle="--", linewidth=0.8, label="predicted from FLOPs")
-        gain.axhline(1, color="0.3", linewidth=0.8, zorder=0)
+        style.level(gain, 1, dashes="-", zorder=0)
         gain.set_ylabel("times as fast as dense")
         rate.set(ylabel="images per second", yscale="log")
         style.log_ticks(rate.yaxis)
         for axes in (gain, rate):
-            axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+            axes.set_xticks(at, [str(batch) for batch in batches])
             axes.set_xlabel("batch size")
         gain.set_title(f"{rows[0]['device']}; bars: 95 % interval", loc="left")
-        style.legend_beside(
-            rate, 1.03, handles=[part for axes in (gain, rate) for part in axes.get_legend_handles_labels()[0]]
-        )
+        handles = [handle for axes in (gain, rate) for handle in axes.get_legend_handles_labels()[0]]
+        style.legend_beside(rate, 1.03, handles=handles)
     return figure
 
 
@@ -232,28 +214,26 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
     """
     stage = next(name for name in ("tuned", "repaired", "pruned") if all(name in row for row in rows))
     timed, methods = f"speedup_{batch}", list(dict.fromkeys(row["method"] for row in rows))
-    sides = [("flops", "share of FLOPs left", lambda row: row["flops"])]
+    sides = [("share of FLOPs left", lambda row: row["flops"])]
     if all(timed in row for row in rows):
-        sides.append((timed, f"share of time, batch {batch}", lambda row: 1 / row[timed]))
-    with style.canvas((3.2 + 2.85 * len(sides), 3.2)) as figure:
-        for side, (_, label, cost) in enumerate(sides):
-            axes = style.place(figure, 0.6 + 2.85 * side, 0.5, 2.4, 2.4)
+        sides.append((f"share of time, batch {batch}", lambda row: 1 / row[timed]))
+    with style.grid(len(sides), (2.4, 2.4), (0.45, 0), (0.6, 0.5, 3.05, 0.3)) as (figure, places):
+        for (axes, first, _), (label, cost) in zip(places, sides, strict=True):
             for number, method in enumerate(methods):
                 shade, marker = style.colour(number)
                 points = []
                 for budget in sorted({row["budget"] for row in rows}):
                     cells = [row for row in rows if row["method"] == method and row["budget"] == budget]
                     if cells:
-                        accuracy = [100 * row[stage] for row in cells]
+                        (accuracy,) = style.percent(cells, stage)
                         x = sum(map(cost, cells)) / len(cells)
                         points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
-                x, mean, low, high = zip(*sorted(points), strict=True)
                 # who shares colour and marker
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
-                axes.plot(x, mean, color=shade, marker=marker, markersize=3, lw=1, label=method, **again)
-                axes.fill_between(x, low, high, color=shade, alpha=0.15, lw=0)
+                ends = zip(*sorted(points), strict=True)
+                style.band(axes, *ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
             most = max(1.0, *map(cost, rows))  # slower than the whole network, some are
-            axes.set(xlabel=label, xlim=(0, 1.05 * most), ylabel=f"test accuracy, {stage} (%)" if not side else "")
+            axes.set(xlabel=label, xlim=(0, 1.05 * most), ylabel=f"test accuracy, {stage} (%)" if first else "")
         style.legend_beside(axes, 1.03)
     return figure

@@ -6,12 +6,13 @@ Figures are made without pyplot: no window system, no global state. Colours can 
 import contextlib
 import contextvars
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ STYLE: Any = {
     "pdf.fonttype": 42,  # text stays text
 }
 Pair = tuple[float, float]
+Edges = tuple[float, float, float, float]
+"""Inches left of what is drawn, below it, right of it and above it."""
 Names = Mapping[str, Sequence[str]]
 """Of columns with one more axis behind the heads or pairs: the names along it."""
 NAMELESS: Names = MappingProxyType({})
@@ -233,52 +236,133 @@ def rows_of(axes: Axes, names: Sequence[str], written: bool = True) -> None:
     axes.set_yticks(range(len(names)), names if written else [""] * len(names))
 
 
-def panel_grid(count: int) -> tuple[int, int]:
+@contextlib.contextmanager
+def panel(size: Pair, edges: Edges) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one panel; on it is drawn as on a ``canvas``. size: (width, height) of the panel, inches."""
+    left, bottom, right, top = edges
+    with canvas((left + size[0] + right, bottom + size[1] + top)) as figure:
+        yield figure, place(figure, left, bottom, *size)
+
+
+class Panel(NamedTuple):
+    """Axes among others: whether they are the first of their row, and whether there are none below them."""
+
+    axes: Axes
+    first: bool
+    last: bool
+
+
+def panel_grid(count: int, per_row: int | None = None) -> tuple[int, int]:
     """(rows, columns) for so many panels of one figure: up to four side by side, or six of many, evenly filled.
 
     Twelve blocks are three rows: six side by side leave their labels no room on a printed page.
+    per_row: in place of four or six; rows are filled from the first on.
     """
-    rows = math.ceil(count / (6 if count > 12 else 4))
-    return rows, math.ceil(count / rows)
+    count = max(1, count)
+    rows = math.ceil(count / (per_row or (6 if count > 12 else 4)))
+    return rows, min(count, per_row) if per_row else math.ceil(count / rows)
 
 
-def grid_size(count: int, size: Pair, gap: Pair) -> Pair:
+def grid_size(count: int, size: Pair, gap: Pair, per_row: int | None = None) -> Pair:
     """Width and height of ``panels``, inches."""
-    deep, per_row = panel_grid(count)
-    return per_row * size[0] + (per_row - 1) * gap[0], deep * size[1] + (deep - 1) * gap[1]
+    deep, across = panel_grid(count, per_row)
+    return across * size[0] + (across - 1) * gap[0], deep * size[1] + (deep - 1) * gap[1]
 
 
-def panels(figure: Figure, count: int, corner: Pair, size: Pair, gap: Pair) -> Iterator[tuple[Axes, bool, bool]]:
-    """Axes in rows from the top, each with whether it is the first of its row and whether there is none below it.
+def panels(figure: Figure, count: int, corner: Pair, size: Pair, gap: Pair, per_row: int | None = None) -> list[Panel]:
+    """Axes in rows from the top.
 
     corner: the lower left one of all; size: (width, height) of a panel; gap: (across, down) between two; inches.
     """
-    deep, per_row = panel_grid(count)
+    deep, across = panel_grid(count, per_row)
+    made = []
     for number in range(count):
-        row, column = divmod(number, per_row)
+        row, column = divmod(number, across)
         left, bottom = corner[0] + column * (size[0] + gap[0]), corner[1] + (deep - 1 - row) * (size[1] + gap[1])
-        yield place(figure, left, bottom, *size), column == 0, number + per_row >= count
+        made.append(Panel(place(figure, left, bottom, *size), column == 0, number + across >= count))
+    return made
+
+
+@contextlib.contextmanager
+def grid(
+    count: int, size: Pair, gap: Pair, edges: Edges, least: float = 0, per_row: int | None = None
+) -> Iterator[tuple[Figure, list[Panel]]]:
+    """A figure with ``panels``; on it is drawn as on a ``canvas``. edges: around all. least: width of the figure."""
+    left, bottom, right, top = edges
+    wide, tall = grid_size(count, size, gap, per_row)
+    with canvas((max(left + wide + right, least), bottom + tall + top)) as figure:
+        yield figure, panels(figure, count, (left, bottom), size, gap, per_row)
 
 
 @contextlib.contextmanager
 def layer_panels(
     layout: HeadLayout, size: Pair, edge: Pair, labels: tuple[str, str], least: float
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure with a panel per layer; on it is drawn as on a ``canvas``. All share their axes.
-
-    size: (width, height) of a panel, inches. edge: (left, bottom) of all. labels: of both axes, written at the edges
-    only. least: width of the figure.
-    """
-    gap, count = (0.12, 0.32), len(layout.sites)
-    wide, tall = grid_size(count, size, gap)
-    with canvas((max(edge[0] + wide + 0.15, least), edge[1] + tall + 0.25)) as figure:
-        made = []
-        for number, (axes, first, last) in enumerate(panels(figure, count, edge, size, gap)):
+    """A ``grid`` with a panel per layer. All share their axes. edge: left and bottom. labels: of both axes."""
+    with grid(len(layout.sites), size, (0.12, 0.32), (*edge, 0.15, 0.25), least) as (figure, places):
+        for number, (axes, first, last) in enumerate(places):
             axes.set_title(site_title(layout, number), pad=3)
             axes.set(xlabel=labels[0] if last else "", ylabel=labels[1] if first else "")
             axes.tick_params(labelleft=first, labelbottom=last)
-            made.append(axes)
-        yield figure, made
+        yield figure, [axes for axes, _, _ in places]
+
+
+def tile(figure: Figure, left: float, bottom: float, wide: float, tall: float, picture: Any, **look: Any) -> Axes:
+    """A picture without ticks and frame. look: for imshow."""
+    axes = place(figure, left, bottom, wide, tall)
+    axes.imshow(picture, **look)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def name_beside(axes: Axes, name: str) -> None:
+    """Write the name of a row left of its first picture."""
+    axes.set_ylabel(name, rotation=0, ha="right", va="center")
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """As many as ``most`` of ``count`` numbers from 0, evenly chosen, the first and the last among them."""
+    steps = min(most, count) - 1
+    return sorted({round(number * (count - 1) / max(1, steps)) for number in range(steps + 1)})
+
+
+def band(axes: Axes, x: Any, y: Any, low: Any, high: Any, shade: Any, shadow: float = 0.15, **look: Any) -> None:
+    """A line, and its interval as a band."""
+    axes.plot(x, y, color=shade, **look)
+    axes.fill_between(x, low, high, color=shade, alpha=shadow, linewidth=0)
+
+
+def whiskers(axes: Axes, x: Any, y: Sequence[float], low: Sequence[float], high: Sequence[float], **look: Any) -> None:
+    """Points with the ends of their intervals. look: for errorbar."""
+    spread = [[max(0.0, float(b - a)) for a, b in zip(*ends, strict=True)] for ends in ((low, y), (y, high))]
+    axes.errorbar(x, y, spread, **look)
+
+
+def level(axes: Axes, at: float, label: str = "", dashes: str = "--", **look: Any) -> None:
+    """A line across that points are read against."""
+    axes.axhline(at, **{"color": "0.3", "linestyle": dashes, "linewidth": 0.8, "label": label, **look})
+
+
+def percent(rows: Sequence[Mapping[str, Any]], *names: str) -> list[list[float]]:
+    """Columns of shares, in per cent."""
+    return [[100 * row[name] for row in rows] for name in names]
+
+
+def picture(axes: Axes, values: Tensor, **look: Any) -> Any:
+    """A matrix in colours over the range of its values; the image. look: for imshow."""
+    cmap, norm = scale(values)
+    return axes.imshow(values.numpy(), **{"cmap": cmap, "norm": norm, "aspect": "auto", **look})
+
+
+def side_by_side(layout: HeadLayout, room: float) -> list[float]:
+    """(A,) places on an axis of blocks: the heads of a block beside each other, in so much of its unit."""
+    return [site.block + room * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
+
+
+def middles(layout: HeadLayout) -> list[float]:
+    """The middle of each layer's heads on an axis of all heads."""
+    return [(a + b - 1) / 2 for a, b in itertools.pairwise(layout.offsets)]
 
 
 def scale(values: Tensor, log: bool = False) -> tuple[Any, Any]:

@@ -98,7 +98,9 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
     ]
     to_first = {pair["run_b"]: pair for pair in paired if pair["run_a"] == names[0]}
     first = known.pop(names[0], None)
-    for name, other in known.items() if first else ():
+    for name, other in known.items():
+        if first is None:
+            break
         text.append(outcomes.said(to_first[name]))
         if to_first[name]["untested"]:
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
