@@ -33,7 +33,7 @@ def offset_maps(
         "share of the queries with a key there\nwhose largest weight is on it",
     ),
 ) -> Figure:
-    """Rows are layers, columns heads; the colour is the share of queries that could, with their argmax at the offset.
+    """The share of queries that could, with their argmax at the offset: rows are layers, columns heads.
 
     The centre of a map is the query itself, up is up. Offsets that no query reaches are white.
     words: below the maps, and at the colour bar.
@@ -47,37 +47,37 @@ def offset_maps(
     share = columns["counts"].double() / exists.maximum(floor)
     share = share.masked_fill(exists == 0, torch.nan)
     groups = style.even_groups(layout)
-    side = min(0.55, 6.6 / max(site.num_heads for site in layout.sites))  # inches per map
-    left, bottom, top, gap = 0.6, 0.5, 0.3, 0.4
-    wide = max(1.2, side * max(site.num_heads for site in layout.sites))
-    tall = side * len(layout.sites) + gap * (len(groups) - 1)
+    widest = max(site.num_heads for site in layout.sites)
+    side = min(0.55, 6.6 / widest)  # inches per map
+    left, bottom, gap = 0.6, 0.5, 0.4
+    wide, tall = max(1.2, side * widest), side * len(layout.sites) + gap * (len(groups) - 1)
     bar_tall = min(max(tall, 2.0), 3.0)
-    with style.canvas((left + wide + 1.1, bottom + max(tall, bar_tall) + top)) as figure:
-        cmap = colormaps["viridis"].with_extremes(bad="white")
-        # even attention gives each offset a few per cent only: a square root keeps such patterns visible
-        norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))
-        y = bottom + max(tall, bar_tall)
+    top = bottom + max(tall, bar_tall)
+    # even attention gives each offset a few per cent only: a square root keeps such patterns visible
+    norm = PowerNorm(0.5, 0, max(share.nan_to_num().max().item(), 1e-3))
+    look: Any = {"cmap": colormaps["viridis"].with_extremes(bad="white"), "norm": norm, "interpolation": "none"}
+    with style.canvas((left + wide + 1.1, top + 0.3)) as figure:
+        y = top
         for sites in groups:
             heads = layout.sites[sites[0]].num_heads
-            steps = _farthest(exists[layout.span(sites[0])])
-            mosaic, size = _mosaic([share[layout.span(s)] for s in sites], steps)
+            mosaic, (high, across) = _mosaic(
+                [share[layout.span(s)] for s in sites], _farthest(exists[layout.span(sites[0])])
+            )
             y -= side * len(sites)
             axes = style.place(figure, left, y, side * heads, side * len(sites))
-            image = axes.imshow(mosaic.numpy(), cmap=cmap, norm=norm, interpolation="none", aspect="auto")
-            _frame_positional(axes, [columns["positional"][layout.span(s)] for s in sites], size)
-            axes.set_xticks(
-                [(h + 0.5) * size[1] - 1 for h in style.ticks(heads, side)], [str(h) for h in style.ticks(heads, side)]
-            )
-            axes.set_yticks(
-                [(r + 0.5) * size[0] - 1 for r in range(len(sites))], [str(layout.sites[s].block) for s in sites]
-            )
+            image = axes.imshow(mosaic.numpy(), aspect="auto", **look)
+            _frame_positional(axes, [columns["positional"][layout.span(s)] for s in sites], (high, across))
+            shown = style.ticks(heads, side)
+            axes.set_xticks([(head + 0.5) * across - 1 for head in shown], [str(head) for head in shown])
+            blocks = [str(layout.sites[s].block) for s in sites]
+            axes.set_yticks([(row + 0.5) * high - 1 for row in range(len(sites))], blocks)
             style.bare(axes)
             axes.set_ylabel("block")
             if len(groups) > 1:
                 axes.set_title(f"stage {layout.sites[sites[0]].stage}", loc="left", pad=3)
             y -= gap
         axes.set_xlabel(words[0])
-        style.colour_bar(figure, image, left + wide + 0.15, bottom + max(tall, bar_tall) - bar_tall, bar_tall, words[1])
+        style.colour_bar(figure, image, left + wide + 0.15, top - bar_tall, bar_tall, words[1])
     return figure
 
 
@@ -99,13 +99,10 @@ def _farthest(exists: Tensor) -> tuple[int, int]:
 
 def _mosaic(maps: list[Tensor], steps: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
     """Maps (H, Y, X) of several sites cut to ``steps`` around 0, side by side with white gaps; size of one with gap."""
-    middle = (maps[0].shape[1] // 2, maps[0].shape[2] // 2)
-    cut = torch.stack(
-        [
-            m[:, middle[0] - steps[0] : middle[0] + steps[0] + 1, middle[1] - steps[1] : middle[1] + steps[1] + 1]
-            for m in maps
-        ]
+    down, across = (
+        slice(size // 2 - step, size // 2 + step + 1) for size, step in zip(maps[0].shape[1:], steps, strict=True)
     )
+    cut = torch.stack([each[:, down, across] for each in maps])
     padded = torch.nn.functional.pad(cut, (0, 1, 0, 1), value=torch.nan)
     rows, heads, height, width = padded.shape
     return padded.permute(0, 2, 1, 3).reshape(rows * height, heads * width), (height, width)
@@ -118,30 +115,23 @@ def _mosaic(maps: list[Tensor], steps: tuple[int, int]) -> tuple[Tensor, tuple[i
 def range_profile(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Share of the mass within a radius, over the radius in input pixels; dashed for even attention."""
     inside, even = columns["mass"].double().cumsum(1), columns["uniform_mass"].double().cumsum(1)
-    count, size, gap, left, bottom = len(layout.sites), (1.25, 1.15), (0.4, 0.62), 0.6, 0.5
-    wide, tall = style.grid_size(count, size, gap)
-    with style.canvas(
-        (max(4.0, left + wide + gap[0]), bottom + tall + 0.55)
-    ) as figure:  # at the top a line for the legend
-        for number, (axes, beside, below) in enumerate(style.panels(figure, count, (left, bottom), size, gap)):
+    edges = (0.6, 0.5, 0.4, 0.55)  # at the top a line for the legend
+    with style.grid(len(layout.sites), (1.25, 1.15), (0.4, 0.62), edges, 4.0) as (figure, places):
+        for number, (axes, first, last) in enumerate(places):
             span = layout.span(number)
             known = columns["distances"][span][0].isfinite()
             radius = columns["distances"][span][0][known].tolist()
-            for head in inside[span]:
-                axes.plot(radius, head[known].tolist(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
-            axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
+            lines = axes.plot(radius, inside[span][:, known].T.numpy(), color=COLOURS[0], linewidth=0.8, alpha=0.7)
+            (level,) = axes.plot(radius, even[span].mean(0)[known].tolist(), "--", color=COLOURS[1], linewidth=1)
             for share in (0.5, 0.9):
                 axes.axhline(share, color="0.6", linewidth=0.5, linestyle=":", zorder=0)
             axes.set(ylim=(0, 1.02), xlim=(0, max(radius[-1], 1e-9)))
-            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if beside else [])
+            axes.set_yticks([0, 0.5, 0.9], ["0", "0.5", "0.9"] if first else [])
             axes.set_title(style.site_title(layout, number), pad=3)
-            axes.set(xlabel="radius (input pixels)" if below else "", ylabel="mass within" if beside else "")
-            if number == 0:
-                head_line, even_line = axes.get_lines()[0], axes.get_lines()[inside[span].shape[0]]
-        figure.legend(
-            [head_line, even_line], ["a head, around its argmax key", "even attention"],
-            loc="upper left", bbox_to_anchor=(left / style.inches(figure)[0], 1), ncols=2, borderaxespad=0.3,
-        )  # fmt: skip
+            axes.set(xlabel="radius (input pixels)" if last else "", ylabel="mass within" if first else "")
+        at = (edges[0] / style.inches(figure)[0], 1)
+        texts = ["a head, around its argmax key", "even attention"]
+        figure.legend([lines[0], level], texts, loc="upper left", bbox_to_anchor=at, ncols=2, borderaxespad=0.3)
     return figure
 
 
@@ -165,33 +155,26 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     most = finite.quantile(_INSIDE).item() if len(finite) else 0.0
     limit = next((end for end in _ENDS if most <= end), _ENDS[-1])
     count = layout.num_heads
-    wide, tall, left, bottom = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds), 0.95, 0.5
-    with style.canvas((left + wide + 1.25, bottom + tall + 0.2)) as figure:
-        axes = style.place(figure, left, bottom, wide, tall)
-        image = axes.imshow(
-            ratio.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED), norm=Normalize(-limit, limit),
-            aspect="auto", interpolation="none",
-        )  # fmt: skip
+    wide, tall = min(7.5, max(2.5, 0.12 * count)), 0.2 * len(kinds)
+    with style.panel((wide, tall), (0.95, 0.5, 1.25, 0.2)) as (figure, axes):
+        cmap = colormaps["RdBu_r"].with_extremes(bad=NOT_COMPARED)
+        image = style.picture(axes, ratio, cmap=cmap, norm=Normalize(-limit, limit), interpolation="none")
         for edge in layout.offsets[1:-1]:
             axes.axvline(edge - 0.5, color="black", linewidth=0.6)
         for row in range(1, len(kinds)):
             axes.axhline(row - 0.5, color="white", linewidth=0.6)
         axes.set_yticks(range(len(kinds)), [_key_title(kind) for kind in kinds])
-        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
         shown: list[tuple[float, str]] = []
-        last = -1.0
-        for middle, site in zip(middles, layout.sites, strict=True):
-            if (middle - last) * wide / count >= 0.17 or not shown:  # room for a number
+        for middle, site in zip(style.middles(layout), layout.sites, strict=True):
+            if not shown or (middle - shown[-1][0]) * wide / count >= 0.17:  # room for a number
                 shown.append((middle, str(site.block)))
-                last = middle
-        axes.set_xticks([middle for middle, _ in shown], [name for _, name in shown])
+        axes.set_xticks(*zip(*shown, strict=True))
         style.bare(axes)
         axes.set_xlabel("block (a column per head)")
-        bar = style.colour_bar(figure, image, left + wide + 0.12, bottom, tall)
+        bar = style.colour_bar(figure, image, 0.95 + wide + 0.12, 0.5, tall)
         bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
-        bar.locator = FixedLocator(
-            [-power for power in reversed(_ENDS)] + [0, *_ENDS]
-        )  # a control may take other limits
+        # a control may take other limits
+        bar.locator = FixedLocator([*(-power for power in reversed(_ENDS)), 0, *_ENDS])
         bar.formatter = FuncFormatter(_multiple)
         grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
         bar.set_label("attention as a multiple\nof even attention" + grey)
@@ -214,24 +197,18 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     """Panels for every column that has a "uniform_" one and is not empty; the y axes are their own."""
     kinds = [n.removeprefix("uniform_") for n in columns if n.startswith("uniform_")]
     kinds = [kind for kind in kinds if columns[kind].isfinite().any() and columns[f"uniform_{kind}"].sum() > 0]
-    blocks = [site.block for site in layout.sites]
-    size, gap, left, bottom = (1.35, 0.95), (0.42, 0.42), 0.6, 0.75
-    wide, tall = style.grid_size(len(kinds), size, gap)
-    with style.canvas((max(3.2, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
-        for (axes, beside, below), kind in zip(
-            style.panels(figure, len(kinds), (left, bottom), size, gap), kinds, strict=True
-        ):
+    blocks, spans = [site.block for site in layout.sites], [layout.span(site) for site in range(len(layout.sites))]
+    with style.grid(len(kinds), (1.35, 0.95), (0.42, 0.42), (0.6, 0.75, 0.42, 0.25), 3.2) as (figure, places):
+        for (axes, first, last), kind in zip(places, kinds, strict=True):
             share, even = 100 * columns[kind].double(), 100 * columns[f"uniform_{kind}"].double()
-            spans = [layout.span(site) for site in range(len(layout.sites))]
-            (dots,) = axes.plot(
-                [site.block for _, _, site in layout], share.tolist(), ".", color=COLOURS[0], markersize=3, alpha=0.6
-            )
+            heads = [site.block for _, _, site in layout]
+            (dots,) = axes.plot(heads, share.tolist(), ".", color=COLOURS[0], markersize=3, alpha=0.6)
             (mean,) = axes.plot(blocks, [share[span].mean().item() for span in spans], color=COLOURS[0])
             (level,) = axes.plot(blocks, [even[span].mean().item() for span in spans], "--", color=COLOURS[1])
             axes.set_ylim(bottom=0)
-            style.block_ticks(axes, layout, size[0] / len(blocks))
+            style.block_ticks(axes, layout, 1.35 / len(blocks))
             axes.set_title(kind.replace("cls", "class token").replace("_", " "), pad=3)
-            axes.set(xlabel="block" if below else "", ylabel="attention (%)" if beside else "")
+            axes.set(xlabel="block" if last else "", ylabel="attention (%)" if first else "")
         lines = [dots, mean, level]
         figure.legend(lines, ["a head", "mean", "even attention"], loc="lower center", ncols=3, borderaxespad=0.3)
     return figure
@@ -247,27 +224,30 @@ def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: st
 
     Kinds whose lines lie on one another have one line, their mean, which is called by all of them.
     """
-    kinds = [name for name in columns if name.startswith("gradient_") and columns[name].isfinite().any()]
-    kinds = [name for name in kinds if name.removeprefix("gradient_") not in SUMS]
-    blocks = [site.block for site in layout.sites]
+    titles = {
+        name: name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
+        for name in columns
+        if name.startswith("gradient_")
+        and name.removeprefix("gradient_") not in SUMS
+        and columns[name].isfinite().any()
+    }
+    count = len(layout.sites)
     lines = {}
-    for name in kinds:
-        line = torch.stack([columns[name].double()[layout.span(i)].nanmean() for i in range(len(blocks))])
-        lines[_slope_title(name)] = line.where(line > 0, math.nan)
-    places = {name: number for number, name in enumerate(lines)}  # the colour of a kind is that of it in the control
-    wide = max(2.4, min(4.5, 0.35 * len(blocks)))
+    for name, title in titles.items():
+        line = torch.stack([columns[name].double()[layout.span(i)].nanmean() for i in range(count)])
+        lines[title] = line.where(line > 0, math.nan)
+    wide = max(2.4, min(4.5, 0.35 * count))
     together = coinciding(lines)
     texts = {names: "\n".join(textwrap.wrap(", ".join(names), 24)) for names in together}
     tall = max(2.2, 0.17 * sum(1 + text.count("\n") for text in texts.values()) + 0.2)
-    with style.canvas((0.75 + wide + 1.6, tall + 0.7)) as figure:
-        axes = style.place(figure, 0.75, 0.5, wide, tall)
-        for kinds_of, line in together.items():
-            number = places[kinds_of[0]]
+    with style.panel((wide, tall), (0.75, 0.5, 1.6, 0.2)) as (figure, axes):
+        for kinds, line in together.items():
+            number = list(lines).index(kinds[0])  # the colour of a kind is that of it in the control
             shade, marker = style.colour(number)
-            dashes = "-" if number < 7 else "--"
-            axes.plot(blocks, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds_of])
+            dashes, x = "-" if number < len(COLOURS) else "--", [site.block for site in layout.sites]
+            axes.plot(x, line, dashes, color=shade, marker=marker, markersize=3, label=texts[kinds])
         axes.set_yscale("log")
-        style.block_ticks(axes, layout, wide / len(blocks))
+        style.block_ticks(axes, layout, wide / count)
         axes.set_ylabel("|dL/dA|, mean over heads (nats)")
         style.legend_beside(axes)
     return figure
@@ -284,10 +264,6 @@ def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
     return {tuple(group): torch.stack([lines[name] for name in group]).log().mean(0).exp() for group in groups}
 
 
-def _slope_title(name: str) -> str:
-    return name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
-
-
 @captioned(
     "Heads that look much at special keys (right) although it matters little (low) do nothing with them. The "
     "dashed lines are even attention and equal slopes: what chance would give."
@@ -299,8 +275,7 @@ def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, 
     """
     depth, shades = [site.block for _, _, site in layout], style.block_shades(layout)
     attention, ratio = columns["attention"].double(), columns["value"].double()
-    with style.canvas((4.6, 3.0)) as figure:
-        axes = style.place(figure, 0.65, 0.5, 2.9, 2.3)
+    with style.panel((2.9, 2.3), (0.65, 0.5, 1.05, 0.2)) as (figure, axes):
         axes.scatter(attention.tolist(), ratio.tolist(), c=depth, norm=shades.norm, s=14, linewidths=0)
         axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
         even = columns["uniform_attention"].double().mean().item()
@@ -322,47 +297,29 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     """A panel per relation: accuracy in per cent of each head over its layer."""
     titles = names["relations"]
     sites = torch.tensor([number for number, _, _ in layout], dtype=torch.float64)
-    wide, tall, gap = 1.7, 1.7, 0.25
-    with style.canvas((0.6 + len(titles) * (wide + gap), tall + 0.85)) as figure:
-        for r, name in enumerate(titles):
-            axes = style.place(figure, 0.55 + r * (wide + gap), 0.45, wide, tall)
+    # heads of a layer side by side, so that none hides another
+    sites += torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
+    ends, first = torch.arange(len(layout.sites)), list(layout.offsets[:-1])
+    edges = (0.55, 0.45, 0.3, 0.4)
+    with style.grid(len(titles), (1.7, 1.7), (0.25, 0), edges, per_row=len(titles)) as (figure, places):
+        for r, ((axes, leftmost, _), name) in enumerate(zip(places, titles, strict=True)):
             accuracy = 100 * columns["relations"][:, r]
-            # heads of a layer side by side, so that none hides another
-            spread = torch.cat([torch.linspace(-0.25, 0.25, site.num_heads).double() for site in layout.sites])
-            axes.plot(sites + spread, accuracy, ".", markersize=3.5, color=style.colour(0)[0], label="a head")
-            first = list(layout.offsets[:-1])
-            for key, shade, text in (("offset", style.colour(1)[0], "best fixed offset"), ("even", "0.5", "even draw")):
-                level = 100 * columns[key][first, r]
-                axes.hlines(
-                    level, torch.arange(len(first)) - 0.4, torch.arange(len(first)) + 0.4, color=shade, label=text
-                )
-            _held_out(axes, sites + spread, columns, r)
+            axes.plot(sites, accuracy, ".", markersize=3.5, color=COLOURS[0], label="a head")
+            for key, shade, text in (("offset", COLOURS[1], "best fixed offset"), ("even", "0.5", "even draw")):
+                axes.hlines(100 * columns[key][first, r], ends - 0.4, ends + 0.4, color=shade, label=text)
+            score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
+            if len(chosen := score.isfinite().nonzero().flatten()):  # on other images
+                look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
+                among = (each[chosen].tolist() for each in (sites, score, low, high))
+                style.whiskers(axes, *among, label="best on other images", **look)
             axes.set_ylim(-3, 103)
             axes.set_title(name, pad=3)
             axes.set_xlabel("layer")
-            if r:
-                axes.set_yticklabels([])
-            else:
-                axes.set_ylabel("largest weight on target (%)")
+            axes.tick_params(labelleft=leftmost)
+            axes.set_ylabel("largest weight on target (%)" if leftmost else "")
         handles, texts = axes.get_legend_handles_labels()
         figure.legend(handles, texts, loc="upper center", ncols=4)
     return figure
-
-
-def _held_out(axes: Axes, x: Tensor, columns: Mapping[str, Tensor], r: int) -> None:
-    """The head that was chosen on other images, and its interval."""
-    score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
-    for head in score.isfinite().nonzero().flatten().tolist():
-        axes.errorbar(
-            [float(x[head])],
-            [float(score[head])],
-            yerr=[[float(score[head] - low[head])], [float(high[head] - score[head])]],
-            fmt="o",
-            markerfacecolor="none",
-            color=style.colour(2)[0],
-            markersize=6,
-            label="best on other images",
-        )
 
 
 @captioned(
@@ -379,25 +336,22 @@ def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ways = list(dict.fromkeys(row["way"] for row in rows))
     step = max(0.5, 0.16 * len(ways))
     named = any(row["who"] for row in rows)
-    left, wide, tall = 1.15, 3.2, step * len(relations)
-    with style.canvas((left + wide + (3.0 if named else 2.0), tall + 0.75)) as figure:
-        axes = style.place(figure, left, 0.5, wide, tall)
+    edges = (1.15, 0.5, 3.0 if named else 2.0, 0.25)
+    with style.panel((3.2, step * len(relations)), edges) as (figure, axes):
         for row in rows:
             number = ways.index(row["way"])
             shade, marker = style.colour(number)
             y = relations.index(row["relation"]) + 0.8 * ((number + 0.5) / len(ways) - 0.5)
-            first = row["relation"] == relations[0]
-            axes.plot(100 * row["score"], y, marker, color=shade, markersize=4.5, label=row["way"] if first else "")
+            label = row["way"] if row["relation"] == relations[0] else ""
+            axes.plot(100 * row["score"], y, marker, color=shade, markersize=4.5, label=label)
             axes.hlines(y, 100 * row["low"], 100 * row["high"], color=shade, linewidth=1.4)
-            if row["who"]:
-                axes.annotate(row["who"], (1.02, y), xycoords=("axes fraction", "data"), fontsize=6, va="center",
-                              color=shade, annotation_clip=False)  # fmt: skip
+            who: Any = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+            axes.annotate(row["who"], (1.02, y), fontsize=6, color=shade, **who)
         for edge in range(1, len(relations)):
             axes.axhline(edge - 0.5, color="0.85", linewidth=0.6)
         axes.set_xlim(0, 102)
         style.rows_of(axes, relations)
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("queries answered rightly (%), 95 % interval over images")
-        beside = 1.4 if named else 1.03
-        style.legend_beside(axes, beside)
+        style.legend_beside(axes, 1.4 if named else 1.03)
     return figure

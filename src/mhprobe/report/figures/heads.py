@@ -38,20 +38,17 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     from matplotlib.colors import Normalize
 
     value = columns["value"].double()
-    cell = min(0.3, 5.0 / max(site.num_heads for site in layout.sites))  # inches
+    widest = max(site.num_heads for site in layout.sites)
+    cell = min(0.3, 5.0 / widest)  # inches
     left, bottom, top = 0.6, 0.62, 0.3
     grid_tall = style.matrix_height(layout, cell)
     tall = max(grid_tall, 1.5)
-    wide = cell * max(site.num_heads for site in layout.sites)
-    bar_at, bar_tall = left + wide + 0.15, min(tall, 3.6)
-    bar_wide = 1.0  # with its numbers and its label
-    drawn = [name for name in REFERENCES if name in columns]
-    ranked = bool(drawn) or ("low" in columns and "high" in columns)
+    bar_at, bar_tall = left + cell * widest + 0.15, min(tall, 3.6)
+    ranked = {"low", "high"} <= set(columns) or any(name in columns for name in REFERENCES)
     label = style.wrapped(label, bar_tall)
-    bar_wide += 0.15 * label.count("\n")
+    bar_wide = 1.0 + 0.15 * label.count("\n")  # with its numbers and its label
     ranked_at, ranked_wide = bar_at + bar_wide + 0.65, 2.9
     size = (ranked_at + ranked_wide + 0.15 if ranked else bar_at + bar_wide, bottom + tall + top)
-
     with style.canvas(size) as figure:
         cmap, norm = style.scale(value, log=True)
         if yes_or_no := set(value[value.isfinite()].tolist()) <= {0.0, 1.0}:  # nothing lies between
@@ -109,36 +106,29 @@ def accuracy_without(
     level: float = 0.01,
 ) -> Figure:
     """From "accuracy" () of the whole model and "drop" (A,). p: the column that is tested against ``level``."""
-    drop = 100 * columns["drop"].double()
-    whole = 100 * columns["accuracy"].double().flatten()[0]
-    heads = max(site.num_heads for site in layout.sites)
-    cell = max(0.22, min(0.42, 8.0 / heads))
-    left, bottom, wide, tall = 0.6, 0.5, cell * heads, style.matrix_height(layout, cell)
-    bar_tall = min(max(tall, 1.6), 3.0)
-    high = bottom + max(tall, bar_tall) + 0.45
-    with style.canvas((max(left + wide + 1.1, 4.2), high)) as figure:
-        cmap, norm = style.scale(drop)
-        image = style.head_matrix(figure, layout, drop, left, high - 0.45, cell, cmap=cmap, norm=norm)
-        for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
-            for row, site in enumerate(sites):
-                span = layout.span(site)
-                _accuracies(axes, row, drop[span], whole, columns[p][span] < level, cell)
-            style.readable(axes)
-        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
-        figure.text(left / style.inches(figure)[0], 1 - 0.12 / high, title, va="top", fontsize=8)
-        style.colour_bar(figure, image, left + wide + 0.15, high - 0.45 - bar_tall, bar_tall, "accuracy lost (points)")
-    return figure
-
-
-def _accuracies(axes: Axes, row: int, drop_H: Tensor, whole: Tensor, sure_H: Tensor, cell: float) -> None:
-    """A number per head, and a frame where it is sure."""
     from matplotlib.patches import Rectangle
 
-    for head, (lost, sure) in enumerate(zip(drop_H.tolist(), sure_H.tolist(), strict=True)):
-        size = min(6.5, 15 * cell)
-        axes.text(head, row, f"{whole.item() - lost:.1f}", ha="center", va="center", fontsize=size)
-        if sure:
-            axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))
+    drop = 100 * columns["drop"].double()
+    whole = 100 * columns["accuracy"].double().flatten()[0]
+    cell = max(0.22, min(0.42, 8.0 / max(site.num_heads for site in layout.sites)))
+    left, tall = 0.6, style.matrix_height(layout, cell)
+    wide, bar_tall = cell * max(site.num_heads for site in layout.sites), min(max(tall, 1.6), 3.0)
+    top = 0.5 + max(tall, bar_tall)
+    with style.canvas((max(left + wide + 1.1, 4.2), top + 0.45)) as figure:
+        cmap, norm = style.scale(drop)
+        image = style.head_matrix(figure, layout, drop, left, top, cell, cmap=cmap, norm=norm)
+        for axes, sites in zip(list(figure.axes), style.even_groups(layout), strict=True):
+            for row, site in enumerate(sites):
+                for head, flat in enumerate(range(*layout.span(site).indices(layout.num_heads))):
+                    text = f"{whole - drop[flat]:.1f}"
+                    axes.text(head, row, text, ha="center", va="center", fontsize=min(6.5, 15 * cell))
+                    if columns[p][flat] < level:
+                        axes.add_patch(Rectangle((head - 0.46, row - 0.46), 0.92, 0.92, fill=False, linewidth=1.1))
+            style.readable(axes)
+        title = f"all heads: {whole:.1f} %. framed: {'p, Holm,' if p == 'p_holm' else 'p'} < {level:g}"
+        figure.text(left / style.inches(figure)[0], 1 - 0.12 / (top + 0.45), title, va="top", fontsize=8)
+        style.colour_bar(figure, image, left + wide + 0.15, top - bar_tall, bar_tall, "accuracy lost (points)")
+    return figure
 
 
 @captioned(
@@ -162,8 +152,8 @@ def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
                 grid[row, : len(order)] = value.double()[layout.span(row)][order]
             at = left + number * (wide + gap)
             axes = style.place(figure, at, 0.45, wide, tall)
-            cmap, norm = style.scale(grid)
-            image = axes.imshow(grid.numpy(), cmap=cmap.with_extremes(bad="white"), norm=norm, aspect="auto")
+            cmap = style.scale(grid)[0].with_extremes(bad="white")
+            image = style.picture(axes, grid, cmap=cmap)
             style.cells(axes, deep, heads)
             for row, order in enumerate(orders if cell >= 0.2 else ()):
                 for column, head in enumerate(order.tolist()):
@@ -190,10 +180,9 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
 
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     wide_cell = max(0.26, min(0.5, 6.0 / heads))
-    tall_cell, left = 0.3, 0.55
-    tall = max(tall_cell * deep, (0.32 if rules else 0.19) * len(functions))
-    with style.canvas((left + wide_cell * heads + (3.0 if rules else 1.75), tall + 0.65)) as figure:
-        axes = style.place(figure, left, 0.45, wide_cell * heads, tall)
+    left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(functions))
+    edges = (left, 0.45, 3.0 if rules else 1.75, 0.2)
+    with style.panel((wide_cell * heads, tall), edges) as (figure, axes):
         looks = {name: _cell_look(number) for number, name in enumerate(functions)}
         for flat, (row, head, _) in enumerate(layout):
             own = [name for name, has_A in functions.items() if has_A[flat]]
@@ -230,36 +219,25 @@ def _cell_look(number: int) -> dict[str, Any]:
 )
 def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Dots over blocks. The means of "uniform" or "chance" in each layer are a dashed line, of "random_init" dotted."""
-    value = columns["value"].double()
+    value, spans = columns["value"].double(), [layout.span(number) for number in range(len(layout.sites))]
     blocks = [site.block for site in layout.sites]
     step = min(0.45, 5.5 / len(blocks))
-    wide, tall = max(1.6, step * len(blocks)), 2.3
-    with style.canvas((0.75 + wide + (1.75 if "random_init" in columns else 1.45), 0.5 + tall + 0.2)) as figure:
-        axes = style.place(figure, 0.75, 0.5, wide, tall)
-        for number, site in enumerate(layout.sites):
-            span = layout.span(number)
-            heads = value[span]
-            # side by side in the order of heads, so that equal heads do not hide each other
-            spread = [(h - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for h in range(site.num_heads)]
-            axes.plot(
-                [site.block + s for s in spread], heads.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7,
-                label="head" if number == 0 else "",
-            )  # fmt: skip
-            if {"low", "high"} <= set(columns):
-                low, high = (columns[name][span].double().tolist() for name in ("low", "high"))
-                axes.vlines([site.block + s for s in spread], low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
-            axes.hlines(
-                heads.mean().item(), site.block - 0.4, site.block + 0.4, color="black", linewidth=1.2,
-                label="mean of the block" if number == 0 else "",
-            )  # fmt: skip
+    edges = (0.75, 0.5, 1.75 if "random_init" in columns else 1.45, 0.2)
+    with style.panel((max(1.6, step * len(blocks)), 2.3), edges) as (figure, axes):
+        # side by side in the order of heads, so that equal heads do not hide each other
+        at = [site.block + (head - (site.num_heads - 1) / 2) / max(site.num_heads, 4) * 0.6 for _, head, site in layout]
+        axes.plot(at, value.tolist(), ".", color=COLOURS[0], ms=4, alpha=0.7, label="head")
+        if {"low", "high"} <= set(columns):
+            low, high = (columns[name].double().tolist() for name in ("low", "high"))
+            axes.vlines(at, low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
+        ends, means = [[block + end for block in blocks] for end in (-0.4, 0.4)], [value[span].mean() for span in spans]
+        axes.hlines(means, *ends, color="black", linewidth=1.2, label="mean of the block")
         for name, (title, dashes, shade) in _LEVELS.items():
             if name in columns:
-                level = [columns[name].double()[layout.span(number)].mean().item() for number in range(len(blocks))]
-                edges = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
-                axes.plot(edges, [y for y in level for _ in (0, 1)], dashes, color=shade, linewidth=1.2, label=title)
-        axes.set_xlim(min(blocks) - 0.6, max(blocks) + 0.6)
-        axes.set_xticks([blocks[0] + tick for tick in style.ticks(blocks[-1] - blocks[0] + 1, step)])
-        axes.set_xlabel("block")
+                levels = [columns[name].double()[span].mean().item() for span in spans for _ in (0, 1)]
+                edges_of_blocks = [edge for block in blocks for edge in (block - 0.5, block + 0.5)]
+                axes.plot(edges_of_blocks, levels, dashes, color=shade, linewidth=1.2, label=title)
+        style.block_ticks(axes, layout, step, 0.6)
         axes.set_ylabel(label)
         style.legend_beside(axes, handlelength=1.4)
     return figure
@@ -277,15 +255,9 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     width = max(float(drop.max() - drop.min()) / 20, 0.1)  # heads that change nothing are a bar, too
     first, last = int(float(drop.min()) // width), int(float(drop.max()) // width) + 1
     edges = [number * width for number in range(first, last + 1)]
-    with style.canvas((4.2, 2.75)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.4, 1.95)
-        axes.hist(
-            [drop[sure].tolist(), drop[~sure].tolist()],
-            bins=edges,
-            stacked=True,
-            color=[COLOURS[0], "#A6CEE3"],
-            label=["significant", "not told from no change"],
-        )
+    with style.panel((3.4, 1.95), (0.55, 0.5, 0.25, 0.3)) as (figure, axes):
+        shares, texts = [drop[sure].tolist(), drop[~sure].tolist()], ["significant", "not told from no change"]
+        axes.hist(shares, bins=edges, stacked=True, color=[COLOURS[0], "#A6CEE3"], label=texts)
         axes.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
         axes.set(xlabel="accuracy lost without the head (points)", ylabel=f"heads (of {layout.num_heads})")
         style.whole_ticks(axes.yaxis)
@@ -302,29 +274,21 @@ def drop_histogram(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
 def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """Per site the accuracy (%) with each single head, the chosen one with its 95 % interval, and the whole model's."""
     value, low, high = (100 * columns[name].double() for name in ("accuracy", "accuracy_low", "accuracy_high"))
-    sites = range(len(layout.sites))
     step = min(0.42, 7.0 / len(layout.sites))
-    wide = max(2.2, step * len(layout.sites))
-    with style.canvas((0.6 + wide + 1.6, 3.2)) as figure:
-        axes = style.place(figure, 0.6, 0.5, wide, 2.55)
-        where = [number for number, _, _ in layout]
-        axes.plot(where, value.tolist(), ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
-        best = columns["test_best"].nonzero().flatten()
-        axes.plot(
-            [where[head] for head in best], value[best].tolist(), "o", markersize=7, markerfacecolor="none",
-            markeredgecolor="#D55E00", clip_on=False, label="best on test"
-        )  # fmt: skip
-        chosen = columns["chosen"].nonzero().flatten()
-        if len(chosen):
-            below, above = (value - low)[chosen].tolist(), (high - value)[chosen].tolist()
-            axes.errorbar(
-                [where[head] for head in chosen], value[chosen].tolist(), [below, above], fmt="o", color="#0072B2",
-                markersize=4, linewidth=1, label="chosen on\nvalidation (95 %)"
-            )  # fmt: skip
-        axes.axhline(100 * columns["whole"].item(), color="0.3", linestyle="--", linewidth=0.8, label="all heads")
+    with style.panel((max(2.2, step * len(layout.sites)), 2.55), (0.6, 0.5, 1.6, 0.15)) as (figure, axes):
+        sites = torch.tensor([number for number, _, _ in layout])
+        best, chosen = (columns[name].bool() for name in ("test_best", "chosen"))
+        axes.plot(sites, value, ".", color="0.7", markersize=4, clip_on=False, label="each head alone")
+        ring: Any = {"markersize": 7, "markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+        axes.plot(sites[best], value[best], "o", clip_on=False, label="best on test", **ring)
+        if chosen.any():
+            dots: Any = {"fmt": "o", "color": COLOURS[0], "markersize": 4, "linewidth": 1}
+            ends = (each[chosen].tolist() for each in (sites, value, low, high))
+            style.whiskers(axes, *ends, label="chosen on\nvalidation (95 %)", **dots)
+        style.level(axes, 100 * columns["whole"].item(), "all heads")
         axes.set_xlim(-0.6, len(layout.sites) - 0.4)
         stride = max(1, round(0.2 / step))
-        axes.set_xticks(list(sites)[::stride], [str(layout.sites[site].block) for site in sites][::stride])
+        axes.set_xticks(range(0, len(layout.sites), stride), [str(site.block) for site in layout.sites[::stride]])
         axes.set(xlabel="block that keeps one head", ylabel="accuracy (%)")
         style.legend_beside(axes)
     return figure
@@ -342,24 +306,21 @@ def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     """
     with style.canvas((6.0, 2.8)) as figure:
         left, right = style.place(figure, 0.65, 0.5, 2.0, 1.9), style.place(figure, 3.4, 0.5, 2.0, 1.9)
-        block = torch.tensor([site.block for _, _, site in layout])
         estimate = columns.get("atp", columns["value"])
-        _exact_and_estimated(left, columns["value"], estimate, block, "o")
+        _exact_and_estimated(left, layout, columns["value"], estimate)
         _name_furthest(left, layout, columns["value"], estimate)
         _titled(left, "AtP", columns, "atp")
         left.set(xlabel="share restored, exact", ylabel="estimated")
-        for name, marker in (("atp_size", "o"), ("graddrop", "x")):
-            _exact_and_estimated(right, columns["size"], columns.get(name, columns["size"]), block, marker)
+        for name, look in (("atp_size", {"linewidths": 0}), ("graddrop", {"linewidths": 0.7, "marker": "x"})):
+            _exact_and_estimated(right, layout, columns["size"], columns.get(name, columns["size"]), **look)
         _titled(right, "x GradDrop", columns, "graddrop")
         right.set_xlabel("mean |effect|, exact")
     return figure
 
 
-def _exact_and_estimated(axes: Axes, x: Tensor, y: Tensor, block: Tensor, marker: str) -> None:
-    both = torch.cat([x, y]).double()
-    ends = [float(both.min()), float(both.max())]
-    axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
-    axes.scatter(x, y, c=block, s=9, marker=marker, linewidths=0.7 if marker == "x" else 0)
+def _exact_and_estimated(axes: Axes, layout: HeadLayout, x: Tensor, y: Tensor, **look: Any) -> None:
+    style.diagonal(axes, x, y)
+    axes.scatter(x, y, c=[site.block for _, _, site in layout], s=9, **{"linewidths": 0, **look})
     axes.locator_params(nbins=4)
 
 
@@ -367,10 +328,12 @@ def _name_furthest(axes: Axes, layout: HeadLayout, x: Tensor, y: Tensor) -> None
     for head in (y - x).abs().argsort(descending=True)[:FURTHEST].tolist():
         _, index, site = list(layout)[head]
         right = x[head] < (x.min() + x.max()) / 2
-        axes.annotate(
-            f"{site.block}:{index}", (float(x[head]), float(y[head])), xytext=(3 if right else -3, 0),
-            textcoords="offset points", fontsize=6, va="center", ha="left" if right else "right",
-        )  # fmt: skip
+        place: Any = {
+            "xytext": (3 if right else -3, 0),
+            "textcoords": "offset points",
+            "ha": "left" if right else "right",
+        }
+        axes.annotate(f"{site.block}:{index}", (float(x[head]), float(y[head])), fontsize=6, va="center", **place)
 
 
 def _titled(axes: Axes, name: str, columns: Mapping[str, Tensor], key: str) -> None:
@@ -392,33 +355,27 @@ def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mappi
     """
     blocks = [site.block for site in layout.sites]
     step = min(0.55, 6.0 / len(blocks))
-    wide, tall, gap, left = max(2.2, step * len(blocks)), 1.1, 0.18, 0.85
-    at = [site.block + 0.8 * ((head + 0.5) / site.num_heads - 0.5) for _, head, site in layout]
-    with style.canvas((left + wide + 1.8, 0.5 + (1 + len(labels)) * (tall + gap))) as figure:
-        rows = [style.place(figure, left, 0.45 + row * (tall + gap), wide, tall) for row in range(1 + len(labels))][
-            ::-1
-        ]
-        rows[0].vlines(at, found["itself_low"], found["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
-        rows[0].plot(at, found["itself"], ".", color=COLOURS[0], label="like itself before")
-        rows[0].plot(at, found["itself_null"], "_", color="black", ms=4, label="chance")
-        rows[0].set_ylim(0, 1.03)
-        rows[0].set_ylabel(style.wrapped("SVCCA with itself before", tall))
-        for axes, (name, label) in zip(rows[1:], labels.items(), strict=True):
+    wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)
+    with style.grid(1 + len(labels), (wide, tall), (0, 0.18), (0.85, 0.45, 1.8, 0.23), per_row=1) as (figure, places):
+        itself, *rows = (axes for axes, _, _ in places)
+        itself.vlines(at, found["itself_low"], found["itself_high"], color=COLOURS[0], lw=1, alpha=0.5)
+        itself.plot(at, found["itself"], ".", color=COLOURS[0], label="like itself before")
+        itself.plot(at, found["itself_null"], "_", color="black", ms=4, label="chance")
+        itself.set_ylim(0, 1.03)
+        itself.set_ylabel(style.wrapped("SVCCA with itself before", tall))
+        for axes, (name, label) in zip(rows, labels.items(), strict=True):
             before, after = found[f"{name}_before"], found[f"{name}_after"]
             sure = found[f"{name}_p"] < 0.05
             axes.vlines(at, before, after, color="0.6", lw=0.8)
             axes.plot(at, before, "o", mfc="white", mec=COLOURS[1], ms=3.2, mew=0.8, label="before")
-            kinds = ((sure, COLOURS[0], "after, p < .05"), (~sure, "white", "after, no change shown"))
-            for chosen, face, text in kinds:
-                x = [place for place, shown in zip(at, chosen.tolist(), strict=True) if shown]
-                axes.plot(x, after[chosen], "o", mfc=face, mec=COLOURS[0], ms=3.2, mew=0.8, label=text)
+            for chosen, face, text in ((sure, COLOURS[0], "p < .05"), (~sure, "white", "no change shown")):
+                x = torch.tensor(at)[chosen]
+                axes.plot(x, after[chosen], "o", mfc=face, mec=COLOURS[0], ms=3.2, mew=0.8, label=f"after, {text}")
             axes.set_ylabel(style.wrapped(label, tall))
-        for axes in rows:
-            axes.set_xticks(
-                [blocks[i] for i in style.ticks(len(blocks), step)], labels=None if axes is rows[-1] else []
-            )
-            axes.set_xlim(blocks[0] - 0.55, blocks[-1] + 0.55)
-        rows[-1].set_xlabel("block (heads side by side)")
-        for axes in rows[:2]:
+        for axes, _, last in places:
+            style.block_ticks(axes, layout, step, 0.55)
+            axes.tick_params(labelbottom=last)
+            axes.set_xlabel("block (heads side by side)" if last else "")
+        for axes in (itself, *rows[:1]):
             style.legend_beside(axes, 1.01)
     return figure

@@ -224,10 +224,16 @@ def block_bar(figure: Figure, shades: Any, left: float, bottom: float, tall: flo
     whole_ticks(bar.ax.yaxis, 6)
 
 
-def block_ticks(axes: Axes, layout: HeadLayout, cell: float) -> None:
-    """Numbers of blocks below the axes, as many as have room where each has ``cell`` inches."""
-    axes.set_xticks([layout.sites[i].block for i in ticks(len(layout.sites), cell)])
+def block_ticks(axes: Axes, layout: HeadLayout, cell: float, edge: float | None = None) -> None:
+    """Numbers of blocks below the axes, as many as have room where each has ``cell`` inches.
+
+    edge: blocks that the axes reach beyond the first and the last; None leaves their limits as they are.
+    """
+    blocks = [site.block for site in layout.sites]
+    axes.set_xticks([blocks[i] for i in ticks(len(blocks), cell)])
     axes.set_xlabel("block")
+    if edge is not None:
+        axes.set_xlim(blocks[0] - edge, blocks[-1] + edge)
 
 
 def rows_of(axes: Axes, names: Sequence[str], written: bool = True) -> None:
@@ -353,6 +359,13 @@ def picture(axes: Axes, values: Tensor, **look: Any) -> Any:
     """A matrix in colours over the range of its values; the image. look: for imshow."""
     cmap, norm = scale(values)
     return axes.imshow(values.numpy(), **{"cmap": cmap, "norm": norm, "aspect": "auto", **look})
+
+
+def diagonal(axes: Axes, x: Tensor, y: Tensor) -> None:
+    """A grey line where both are equal."""
+    both = torch.cat([x, y]).double()
+    ends = [float(both.min()), float(both.max())]
+    axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)
 
 
 def side_by_side(layout: HeadLayout, room: float) -> list[float]:
