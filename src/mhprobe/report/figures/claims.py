@@ -35,10 +35,8 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
     told = [row for row in rows if math.isfinite(row["effect"])]
     order = sorted(told, key=lambda row: (list(WORDS).index(row["verdict"]), -row["effect"] / row["matters"]))
     tall = 0.17 * max(1, len(order)) + 0.1
-    left = 0.25 + 0.062 * max((len(row["claim"]) for row in order), default=10)
-    missing = [row["claim"].replace("_", " ") for row in rows if row not in told]
-    with style.canvas((left + 4.2, tall + 1.0)) as figure:
-        axes = style.place(figure, left, 0.6, 4.0, tall)
+    edges = (0.25 + 0.062 * max((len(row["claim"]) for row in order), default=10), 0.6, 0.2, 0.4)
+    with style.panel((4.0, tall), edges) as (figure, axes):
         axes.axvspan(-1, 1, color="0.94", linewidth=0)
         for at in (-1, 0, 1):
             axes.axvline(at, color="0.5", linewidth=0.6, linestyle="-" if at else ":")
@@ -59,9 +57,9 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_ylim(len(order) - 0.4, -0.6)
         axes.set_xlabel("effect, in multiples of the smallest that matters")
         if order:
-            axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
-        if missing:
-            axes.text(0, -0.42 / tall, f"{len(missing)} not applicable", transform=axes.transAxes, fontsize=7, va="top")
+            style.legend_above(axes, right=True, ncols=4)
+        if missing := len(rows) - len(told):
+            axes.text(0, -0.42 / tall, f"{missing} not applicable", transform=axes.transAxes, fontsize=7, va="top")
     return figure
 
 
@@ -74,31 +72,25 @@ def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) ->
 
     rows: claim, and under the name of each network its verdict.
     """
+    from matplotlib.patches import Rectangle
+
     order = sorted(rows, key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS], reverse=True)
     tall, wide = 0.17 * len(order), CELL * len(networks)
     left, bottom = 0.25 + 0.062 * max(len(row["claim"]) for row in order), 0.3 + 0.05 * max(map(len, networks))
-    page = max(left + wide + 0.2, LEGEND)
-    with style.canvas((page, bottom + tall + 0.4)) as figure:
-        axes = style.place(figure, left, bottom, wide, tall)
+    right = max(0.2, LEGEND - left - wide)
+    with style.panel((wide, tall), (left, bottom, right, 0.4)) as (figure, axes):
         for y, row in enumerate(order):
             for x, name in enumerate(networks):
-                verdict = row[name]
-                if verdict in list(WORDS)[:3]:
-                    axes.add_patch(_verdict_cell(x, y, WORDS[verdict]))
+                verdict, told = row[name], row[name] in list(WORDS)[:3]
+                if told:
+                    axes.add_patch(Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=WORDS[verdict], linewidth=0))
                 sign = SIGNS.get(verdict, "/" if verdict else "")
-                white = verdict in list(WORDS)[:3]
-                axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if white else "0.4")
+                axes.text(x, y, sign, ha="center", va="center", fontsize=7, color="white" if told else "0.4")
         for word in list(WORDS)[:3]:
             axes.plot([], [], "s", color=WORDS[word], label=f"{SIGNS[word]} {word}")
         axes.set_xlim(-0.5, len(networks) - 0.5)
         style.rows_of(axes, [row["claim"].replace("_", " ") for row in order])
         axes.set_xticks(range(len(networks)), list(networks), rotation=45, ha="right")
         style.bare(axes)
-        axes.legend(loc="lower right", bbox_to_anchor=((page - 0.1 - left) / wide, 1), ncols=3, borderaxespad=0.2)
+        style.legend_above(axes, right=True, ncols=3, bbox_to_anchor=((wide + right - 0.1) / wide, 1))
     return figure
-
-
-def _verdict_cell(x: int, y: int, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.46, y - 0.42), 0.92, 0.84, color=colour, linewidth=0)

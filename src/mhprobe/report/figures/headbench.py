@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import COLOURS, MARKERS, Axes, Figure
+from mhprobe.report.figures.style import Axes, Figure
 
 SHORT = 0.95  # from here on a measure can be believed
 ACROSS = 3
@@ -30,32 +30,27 @@ def headbench(rows: Sequence[Any]) -> Figure:
     families = list(dict.fromkeys(row.family for row in rows))
     names = sorted({row.measure for row in rows})
     plants = sorted({row.plant for row in rows})
-    cell, left, bottom, between, top = 0.33, 2.1, 1.15, 0.3, 0.35
-    wide, tall = cell * len(plants), 0.75 * cell * len(names)
-    size = (left + len(families) * (wide + between) + 0.75, bottom + tall + top)
-    with style.canvas(size) as figure:
-        image: Any = None
-        for number, family in enumerate(families):
-            axes = style.place(figure, left + number * (wide + between), bottom, wide, tall)
+    cell = 0.33
+    size, edges = (cell * len(plants), 0.75 * cell * len(names)), (2.1, 1.15, 1.05, 0.35)
+    cmap = colormaps["RdBu_r"].with_extremes(bad="0.93")
+    with style.grid(len(families), size, (0.3, 0), edges, per_row=len(families)) as (figure, places):
+        for (axes, first, _), family in zip(places, families, strict=True):
             values = torch.full((len(names), len(plants)), torch.nan)
-            for row in rows:
-                if row.family == family:
-                    at = names.index(row.measure), plants.index(row.plant)
-                    values[at] = row.auroc
-                    text = f"{row.auroc:.2f}".lstrip("0").replace("1.00", "1")
-                    axes.text(at[1], at[0], text, ha="center", va="center", size=6)
-                    if row.direction:
-                        axes.add_patch(Rectangle((at[1] - 0.5, at[0] - 0.5), 1, 1, fill=False, linewidth=1.2))
-            image = axes.imshow(
-                values.numpy(), cmap=colormaps["RdBu_r"].with_extremes(bad="0.93"), norm=Normalize(0, 1), aspect="auto"
-            )
+            for row in (row for row in rows if row.family == family):
+                y, x = names.index(row.measure), plants.index(row.plant)
+                values[y, x] = row.auroc
+                text = f"{row.auroc:.2f}".lstrip("0").replace("1.00", "1")
+                axes.text(x, y, text, ha="center", va="center", size=6)
+                if row.direction:
+                    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, linewidth=1.2))
+            image = style.picture(axes, values, cmap=cmap, norm=Normalize(0, 1))
             style.readable(axes)
             axes.set_xticks(range(len(plants)), [name.replace("_", " ") for name in plants], rotation=45, ha="right")
-            axes.set_yticks(range(len(names)), names if number == 0 else [""] * len(names))
+            axes.set_yticks(range(len(names)), names if first else [""] * len(names))
             style.bare(axes)
             axes.set_title(family, loc="left", pad=4)
-        bar_at = left + len(families) * (wide + between) - between + 0.12
-        style.colour_bar(figure, image, bar_at, bottom, min(tall, 3), "AUROC")
+        wide, tall = style.grid_size(len(families), size, (0.3, 0), len(families))
+        style.colour_bar(figure, image, edges[0] + wide + 0.12, edges[1], min(tall, 3), "AUROC")
     return figure
 
 
@@ -70,27 +65,18 @@ def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
     grades, sensitivities: rows with the columns of tables/headbench_grades.csv and headbench_sensitivity.csv.
     """
     kinds = list(dict.fromkeys(row.graft for row in sensitivities))
-    wide, tall, left, below, gap = 2.1, 1.5, 0.5, 1.75, 0.45
-    down = math.ceil(len(kinds) / ACROSS)
-    across = min(len(kinds), ACROSS)
-    with style.canvas((left + across * (wide + gap), down * (tall + below + 0.3))) as figure:
-        for number, kind in enumerate(kinds):
-            row, column = divmod(number, ACROSS)
-            bottom = (down - 1 - row) * (tall + below + 0.3) + below
-            axes = style.place(figure, left + column * (wide + gap), bottom, wide, tall)
+    edges = (0.5, 1.75, 0.45, 0.3)
+    with style.grid(len(kinds), (2.1, 1.5), (0.45, 2.05), edges, per_row=ACROSS) as (figure, places):
+        for (axes, first, _), kind in zip(places, kinds, strict=True):
             mine = sorted((each for each in sensitivities if each.graft == kind), key=lambda each: each.grade)
             for order, each in enumerate(mine):
                 points = [point for point in grades if (point.graft, point.measure) == (kind, each.measure)]
-                axes.plot(
-                    [point.grade + 0.04 * (order - len(mine) / 2) for point in points],
-                    [100 * point.found for point in points],
-                    color=COLOURS[order % len(COLOURS)],
-                    marker=MARKERS[order % len(MARKERS)],
-                    markersize=3.5,
-                    linewidth=1,
-                    label=f"{each.measure} {_threshold(each)}",
-                )
-            _dress(axes, kind, [point for point in grades if point.graft == kind], column == 0)
+                aside = 0.04 * (order - len(mine) / 2)
+                x, y = [point.grade + aside for point in points], [100 * point.found for point in points]
+                shade, marker = style.colour(order)
+                text = f"{each.measure} {_threshold(each)}"
+                axes.plot(x, y, color=shade, marker=marker, markersize=3.5, linewidth=1, label=text)
+            _dress(axes, kind, [point for point in grades if point.graft == kind], first)
     return figure
 
 

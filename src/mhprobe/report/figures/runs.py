@@ -28,22 +28,20 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
     Of fewer than three runs only the dots: Student's interval of two reaches over most of the axis and says nothing.
     """
     names = list(dict.fromkeys(row["group"] for row in rows))
-    most = max(sum(row["group"] == name for row in rows) for name in names)
+    members = [[row for row in rows if row["group"] == name] for name in names]
     labels = _group_labels(names)
     lines = max(label.count("\n") for label in labels) + 1
-    step = max(0.34, 0.13 * (most + 1), 0.13 * (lines + 1))
-    tall = step * len(names) + 0.1
+    tall = 0.1 + len(names) * max(0.34, 0.13 * (max(map(len, members)) + 1), 0.13 * (lines + 1))
     left = 0.3 + 0.066 * max(len(line) for label in labels for line in label.split("\n"))
-    spread = {} if groups is None else {row[0]: dict(zip(groups.columns, row, strict=True)) for row in groups.rows}
-    with style.canvas((left + 3.4, tall + 0.85)) as figure:
-        axes = style.place(figure, left, 0.5, 3.2, tall)
-        for number, name in enumerate(names):
-            own = [row for row in rows if row["group"] == name]
-            for place_of, row in enumerate(own):
-                y = number - 0.3 + 0.45 * (place_of + 0.5) / len(own)
-                axes.hlines(y, 100 * row["low"], 100 * row["high"], color="#56B4E9", linewidth=1.2)
-                text = "a run, 95 % over images" if number == place_of == 0 else ""
-                axes.plot(100 * row["accuracy"], y, "o", color=COLOURS[0], markersize=3, label=text)
+    spread = {} if groups is None else {row["group"]: row for row in groups.dicts()}
+    with style.panel((3.2, tall), (left, 0.5, 0.2, 0.35)) as (figure, axes):
+        for number, (name, own) in enumerate(zip(names, members, strict=True)):
+            at = [number - 0.3 + 0.45 * (place + 0.5) / len(own) for place in range(len(own))]
+            shares, low, high = style.percent(own, "accuracy", "low", "high")
+            axes.hlines(at, low, high, color=COLOURS[4], linewidth=1.2)
+            axes.plot(
+                shares, at, "o", color=COLOURS[0], markersize=3, label="" if number else "a run, 95 % over images"
+            )
             group = spread.get(name)
             if group is not None and group["runs"] >= 3:
                 y = number + 0.3
@@ -53,7 +51,7 @@ def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
         axes.set_yticks(range(len(names)), labels)
         axes.set_xlabel("test accuracy (%)")
         handles = {str(h.get_label()): h for h in axes.get_legend_handles_labels()[0]}
-        axes.legend(handles.values(), handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+        style.legend_above(axes, right=True, handles=list(handles.values()))
     return figure
 
 
@@ -79,24 +77,21 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
     groups = list(dict.fromkeys(row["group"] for row in shown))
     scored = " or ".join(dict.fromkeys(row["of"] for row in shown))
     axis = textwrap.wrap(f"{shown[0]['split']} {scored} (%)", 30)
-    size, gap, left, bottom = (1.6, 1.6), (0.28, 0.63), 0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups)
-    wide, tall = style.grid_size(len(curves), size, gap)
-    with style.canvas((max(3.6, left + wide + gap[0]), bottom + tall + 0.25)) as figure:
-        for (axes, beside, _), curve in zip(
-            style.panels(figure, len(curves), (left, bottom), size, gap), curves, strict=True
-        ):
+    gap, edges = (0.28, 0.63), (0.5 + 0.1 * len(axis), 0.65 + 0.17 * len(groups), 0.28, 0.25)
+    with style.grid(len(curves), (1.6, 1.6), gap, edges, 3.6) as (figure, places):
+        for (axes, first, _), curve in zip(places, curves, strict=True):
             for index, group in enumerate(groups):
                 own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
                 shade, marker = style.colour(index)
-                heads = [row["heads_masked"] for row in own]
-                axes.plot(heads, [100 * row["accuracy"] for row in own], marker, ls="-", ms=2, color=shade)
+                axes.plot([row["heads_masked"] for row in own], *style.percent(own, "accuracy"), marker, ls="-", ms=2,
+                          color=shade)  # fmt: skip
                 band = [row for row in own if row["low"] not in ("", None) and row["runs"] != 2]
-                low, high = ([100 * row[name] for row in band] for name in ("low", "high"))
-                axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
+                ends = style.percent(band, "low", "high")
+                axes.fill_between([row["heads_masked"] for row in band], *ends, color=shade, alpha=0.2, linewidth=0)
             axes.set_title(curve, pad=3)
             axes.set_ylim(-2, 102)
-            axes.set_yticks([0, 50, 100], None if beside else [""] * 3)
-            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if beside else "")
+            axes.set_yticks([0, 50, 100], None if first else [""] * 3)
+            axes.set(xlabel="heads masked", ylabel="\n".join(axis) if first else "")
         names = [_legend_of(group, {row["runs"] for row in shown if row["group"] == group}) for group in groups]
         figure.legend(figure.axes[0].get_lines(), names, loc="lower left", ncols=1, borderaxespad=0.3)
     return figure
@@ -122,10 +117,8 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
     rows: measure, run_a, run_b, spearman.
     """
     measures = list(dict.fromkeys(row["measure"] for row in rows))
-    tall = 0.24 * len(measures) + 0.15
-    left = 0.35 + 0.065 * max(map(len, measures))
-    with style.canvas((left + 3.3, tall + 0.65)) as figure:
-        axes = style.place(figure, left, 0.5, 3.1, tall)
+    edges = (0.35 + 0.065 * max(map(len, measures)), 0.5, 0.2, 0.15)
+    with style.panel((3.1, 0.24 * len(measures) + 0.15), edges) as (figure, axes):
         for number, measure in enumerate(measures):
             found = [row["spearman"] for row in rows if row["measure"] == measure]
             axes.plot(found, [number] * len(found), "o", color=COLOURS[0], markersize=4, alpha=0.7)
@@ -147,26 +140,23 @@ def scatter(
 
     measures: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
     """
-    left, bottom, top, size, gap = 0.62, 0.5, 0.5, (1.45, 1.45), (0.66, 0.8)  # two lines of title
+    size, gap, edges = (1.45, 1.45), (0.66, 0.8), (0.62, 0.5, 0.8, 0.5)  # above: two lines of title
     wide, tall = style.grid_size(len(measures), size, gap)
     block, shades = torch.tensor([site.block for _, _, site in layout]), style.block_shades(layout)
-    with style.canvas((left + wide + 0.8, bottom + tall + top)) as figure:
-        places = style.panels(figure, len(measures), (left, bottom), size, gap)
-        for (axes, beside, below), (name, x, y, r) in zip(places, measures, strict=True):
+    with style.grid(len(measures), size, gap, edges) as (figure, places):
+        for (axes, leftmost, last), (name, x, y, r) in zip(places, measures, strict=True):
             known = x.isfinite() & y.isfinite()
-            x, y = x[known].double(), y[known].double()
-            if len(x):
-                ends = [float(torch.cat([x, y]).min()), float(torch.cat([x, y]).max())]
-                axes.plot(ends, ends, color="0.6", linewidth=0.6, zorder=0)  # equal on both
-            axes.scatter(x, y, c=block[known], norm=shades.norm, s=7, linewidths=0)
+            if known.any():
+                style.diagonal(axes, x[known], y[known])
+            axes.scatter(x[known], y[known], c=block[known], norm=shades.norm, s=7, linewidths=0)
             spread = "" if math.isnan(r.low) else f" [{r.low:.2f}, {r.high:.2f}]"
             axes.set_title(f"{name}\nr = {r.r:.2f}{spread}", fontsize=7, loc="left", pad=3)
             axes.locator_params(nbins=4)
             axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
-            axes.xaxis.get_offset_text().set_fontsize(6)
-            axes.yaxis.get_offset_text().set_fontsize(6)
-            axes.set(xlabel=f"on {first}" if below else "", ylabel=f"on {second}" if beside else "")
-        style.block_bar(figure, shades, left + wide + 0.15, bottom, min(tall, 3.0))
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.get_offset_text().set_fontsize(6)
+            axes.set(xlabel=f"on {first}" if last else "", ylabel=f"on {second}" if leftmost else "")
+        style.block_bar(figure, shades, edges[0] + wide + 0.15, edges[1], min(tall, 3.0))
     return figure
 
 
@@ -181,55 +171,37 @@ def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
     Of each symmetric matrix the lower half is shown. The overlap of random rankings is marked on its colour bar.
     """
     rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
-    count = len(found.names)
+    count, edge = len(found.names), 0.2 + 0.065 * max(map(len, found.names))
     side = max(2.1, 0.3 * count)
-    longest = max(map(len, found.names))
-    left, bottom, between = 0.2 + 0.065 * longest, 0.2 + 0.065 * longest, 0.45
-    bar_wide = 1.05
-    wide = left + 2 * (side + bar_wide)
-    tall = bottom + len(rows) * side + (len(rows) - 1) * between + 0.3
-    with style.canvas((wide, tall)) as figure:
-        for row, (result, which) in enumerate(rows):
-            y = bottom + (len(rows) - 1 - row) * (side + between)
-            shared = f"share in common{_overlap_by_chance(result)}"
-            matrices = (
-                ("rank correlation" + which, result.spearman, "RdBu_r", -1, "Spearman's rho over heads"),
-                (f"top {result.k} heads" + which, result.overlap, "viridis", 0, shared),
-            )
-            for column, (title, matrix, colours, least, label) in enumerate(matrices):
-                axes = style.place(figure, left + column * (side + bar_wide), y, side, side)
-                lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
-                image = axes.imshow(lower.numpy(), cmap=colours, vmin=least, vmax=1)
-                _numbers(axes, lower)
-                style.readable(axes)
-                axes.set_title(title, loc="left", pad=4)
-                last = row == len(rows) - 1
-                axes.set_xticks(range(count), result.names if last else [], rotation=90)
-                axes.set_yticks(range(count), result.names if column == 0 else [])
-                style.bare(axes)
-                bar = style.colour_bar(figure, image, left + column * (side + bar_wide) + side + 0.1, y, side, label)
-                chance = result.chance[result.chance.isfinite()]
-                if column == 1 and len(chance):
-                    bar.ax.axhline(chance.mean().item(), color="white", linewidth=1.6)
-                    bar.ax.axhline(chance.mean().item(), color="#D55E00", linewidth=1.0)
+    edges = (edge, edge, 1.05, 0.3)  # right: a colour bar, as in the gap
+    with style.grid(2 * len(rows), (side, side), (1.05, 0.45), edges, per_row=2) as (figure, places):
+        for number, (axes, first, last) in enumerate(places):
+            result, which = rows[number // 2]
+            chance = result.chance[result.chance.isfinite()]
+            if first:
+                title, matrix, label = "rank correlation", result.spearman, "Spearman's rho over heads"
+            else:
+                line = f" (line: chance {chance.mean():.2g})" if len(chance) else ""
+                title, matrix, label = f"top {result.k} heads", result.overlap, "share in common" + line
+            lower = matrix.masked_fill(torch.ones_like(matrix).triu(1).bool(), torch.nan)
+            image = axes.imshow(lower.numpy(), cmap="RdBu_r" if first else "viridis", vmin=-1 if first else 0, vmax=1)
+            _numbers(axes, lower)
+            style.readable(axes)
+            axes.set_title(title + which, loc="left", pad=4)
+            axes.set_xticks(range(count), result.names if last else [], rotation=90)
+            axes.set_yticks(range(count), result.names if first else [])
+            style.bare(axes)
+            y = edge + (len(rows) - 1 - number // 2) * (side + 0.45)
+            bar = style.colour_bar(figure, image, edge + number % 2 * (side + 1.05) + side + 0.1, y, side, label)
+            if len(chance) and not first:
+                for shade, width in (("white", 1.6), (COLOURS[1], 1.0)):
+                    bar.ax.axhline(chance.mean().item(), color=shade, linewidth=width)
     return figure
-
-
-def _overlap_by_chance(found: Agreement) -> str:
-    chance = found.chance[found.chance.isfinite()]
-    return f" (line: chance {chance.mean():.2g})" if len(chance) else ""
 
 
 def _numbers(axes: Axes, lower: Tensor) -> None:
     """Two digits in every cell; a dash where there is nothing to compare."""
-    for i in range(len(lower)):
-        for j in range(i + 1):
-            value = lower[i, j].item()
-            text = (
-                "-"
-                if value != value
-                else f"{value:.2f}".replace("0.", ".", 1)
-                if abs(value) < 0.995
-                else f"{value:.0f}"
-            )
-            axes.text(j, i, text, ha="center", va="center", fontsize=5.5)
+    for i, j in torch.tril_indices(*lower.shape).T.tolist():
+        value = lower[i, j].item()
+        text = f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.0f}"
+        axes.text(j, i, "-" if math.isnan(value) else text, ha="center", va="center", fontsize=5.5)

@@ -174,6 +174,14 @@ def legend_beside(axes: Axes, at: float = 1.02, **options: Any) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(at, 0.5), **{"borderaxespad": 0, **options})
 
 
+def legend_above(axes: Axes, right: bool = False, **options: Any) -> None:
+    """The legend on the axes, two entries in a row, from their left or right end."""
+    at: Any = (
+        {"loc": "lower right", "bbox_to_anchor": (1, 1)} if right else {"loc": "lower left", "bbox_to_anchor": (0, 1)}
+    )
+    axes.legend(**{**at, "ncols": 2, "borderaxespad": 0.2, **options})
+
+
 def bare(axes: Axes) -> None:
     """No frame and no strokes at the ticks."""
     axes.tick_params(length=0)
@@ -494,7 +502,7 @@ def typical_width(columns: Mapping[str, Tensor]) -> str:
     """Half the 95 % interval of a pair at the median, as the end of a label; "" where pairs have none."""
     if not {"low", "high"} <= set(columns):
         return ""
-    half = ((columns["high"] - columns["low"]).double() / 2).fill_diagonal_(torch.nan).nanmedian().item()
+    half = without_diagonal((columns["high"] - columns["low"]) / 2).nanmedian().item()
     return "" if math.isnan(half) else f" (95\u00a0%:\u00a0±{half:.1g})"
 
 
@@ -518,12 +526,16 @@ def mark_chance(axes: Axes, chance: Tensor) -> None:
     axes.annotate(text, (0, mean), xytext=(-3, 0), textcoords="offset points", ha="right", va="center", fontsize=7)
 
 
+def without_diagonal(value: Tensor) -> Tensor:
+    """(N, N) values as float64, NaN for what is compared with itself."""
+    return value.double().clone().fill_diagonal_(torch.nan)
+
+
 def control_of(columns: Mapping[str, Tensor]) -> Tensor:
     """The (N,) values of an (A, A) column "random_init" that are known, without those of a head and itself."""
     if "random_init" not in columns:
         return columns["value"].new_empty(0)
-    control = columns["random_init"].double().clone()
-    control.fill_diagonal_(torch.nan)
+    control = without_diagonal(columns["random_init"])
     return control[control.isfinite()]
 
 
