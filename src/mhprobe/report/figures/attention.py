@@ -310,8 +310,8 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
             score, low, high = (100 * columns[f"relations_{key}"][:, r] for key in ("held_out", "low", "high"))
             if len(chosen := score.isfinite().nonzero().flatten()):  # on other images
                 look: Any = {"fmt": "o", "markerfacecolor": "none", "color": COLOURS[2], "markersize": 6}
-                among = (each[chosen].tolist() for each in (sites, score, low, high))
-                style.whiskers(axes, *among, label="best on other images", **look)
+                hits = [each[chosen].tolist() for each in (score, low, high)]
+                style.whiskers(axes, sites[chosen], hits, label="best on other images", **look)
             axes.set_ylim(-3, 103)
             axes.set_title(name, pad=3)
             axes.set_xlabel("layer")

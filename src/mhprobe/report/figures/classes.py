@@ -24,26 +24,24 @@ def class_matrix(
     heads, count = value.shape
     row = max(0.055, min(0.16, 6.0 / heads))  # inches
     column = min(0.42, max(0.1, 4.0 / count))
-    left, bottom, top = 1.0, 1.05 + 0.16 * len(below), 0.15
     wide, tall = max(column * count, 2.4), max(row * heads, 1.8)
-    text = style.wrapped(text, min(tall, 3))
-    with style.canvas((left + wide + 1.15 + 0.15 * text.count("\n"), bottom + tall + top)) as figure:
-        panel = style.place(figure, left, bottom, wide, tall)
-        cmap, norm = style.scale(value)
-        image = panel.imshow(value.numpy(), cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
+    bar_tall = min(tall, 3)
+    text = style.wrapped(text, bar_tall)
+    edges = (1.0, 1.05 + 0.16 * len(below), 1.15 + 0.15 * text.count("\n"), 0.15)
+    with style.panel((wide, tall), edges) as (figure, axes):
+        image = style.picture(axes, value, interpolation="nearest")
         down, across = marked.nonzero().unbind(1)
-        panel.plot(across.tolist(), down.tolist(), "o", color="black", markersize=min(3.0, 20 * row))
+        axes.plot(across.tolist(), down.tolist(), "o", color="black", markersize=min(3.0, 20 * row))
         for edge in layout.offsets[1:-1]:
-            panel.axhline(edge - 0.5, color="white", linewidth=1.5)
-        middles = [(a + b - 1) / 2 for a, b in zip(layout.offsets, layout.offsets[1:], strict=False)]
-        panel.set_yticks(middles, [f"block {site.block}" for site in layout.sites])
-        panel.set_ylabel("heads, 0 on top in each block")
+            axes.axhline(edge - 0.5, color="white", linewidth=1.5)
+        axes.set_yticks(style.middles(layout), [f"block {site.block}" for site in layout.sites])
+        axes.set_ylabel("heads, 0 on top in each block")
         shown = range(0, count, max(1, round(0.13 / column)))
-        panel.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
-        style.bare(panel)
+        axes.set_xticks(shown, [classes[number] for number in shown], rotation=45, ha="right")
+        style.bare(axes)
         for line, words in enumerate(below):
             figure.text(0.1 / style.inches(figure)[0], (0.1 + 0.16 * line) / style.inches(figure)[1], words, fontsize=7)
-        style.colour_bar(figure, image, left + wide + 0.15, bottom + max(0, tall - 3) / 2, min(tall, 3), text)
+        style.colour_bar(figure, image, 1.15 + wide, edges[1] + (tall - bar_tall) / 2, bar_tall, text)
     return figure
 
 
@@ -86,14 +84,13 @@ def logits(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
 
 def _speakers_against(layout: HeadLayout, value: Tensor, p: Tensor, class_names: list[str]) -> list[str]:
     """The heads that speak against a class most, in words, the worst last (it is printed on top)."""
-    shown = torch.where(p < 0.05, value, torch.nan).nan_to_num(0).clamp(max=0)
-    order = shown.flatten().argsort()[:SPEAKERS].tolist()
-    found = []
-    for cell in order:
+    against = torch.where(p < 0.05, value, 0).nan_to_num(0).clamp(max=0)
+    heads, found = list(layout), []
+    for cell in against.flatten().argsort()[:SPEAKERS].tolist():
         head, number = divmod(cell, value.shape[1])
-        if shown[head, number] < 0:
-            _, index, where = list(layout)[head]
-            found.append(f"block {where.block} head {index} against {class_names[number]}: {value[head, number]:.2g}")
+        if against[head, number] < 0:
+            _, index, site = heads[head]
+            found.append(f"block {site.block} head {index} against {class_names[number]}: {value[head, number]:.2g}")
     return found[::-1]
 
 
@@ -113,13 +110,11 @@ def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int]
     wide, tall = wide_cell * classes, max(tall_cell * deep, 0.8)
     labels = [f"{short(name)} ({100 * base:.0f} %)" for name, base in zip(names, accuracy[0].tolist(), strict=True)]
     below = 0.25 + 0.065 * max(map(len, labels))  # inches: names stand upright
-    with style.canvas((0.75 + wide + 1.0, tall + below + 0.2)) as figure:
-        axes = style.place(figure, 0.75, below, wide, tall)
-        cmap, norm = style.scale(drop)
-        image = axes.imshow(drop.numpy(), aspect="auto", cmap=cmap, norm=norm)
+    with style.panel((wide, tall), (0.75, below, 1.0, 0.2)) as (figure, axes):
+        image = style.picture(axes, drop)
         style.cells(axes, deep, classes)
-        at = sure[1:].nonzero().tolist()
-        axes.plot([c for _, c in at], [k for k, _ in at], ".", color="black", markersize=3)
+        down, across = sure[1:].nonzero().unbind(1)
+        axes.plot(across.tolist(), down.tolist(), ".", color="black", markersize=3)
         axes.set_xticks(range(classes), labels, rotation=90)
         shown = style.ticks(deep, tall / max(deep, 1))
         axes.set_yticks(shown, [str(heads_masked[1:][k]) for k in shown])

@@ -1,5 +1,6 @@
 """Canonical correlations of heads and of blocks against their index, and singular modes of heads' circuits."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,8 +59,7 @@ def draw_pairs(asker: str, pairs: Pairs, titles: Sequence[str], columns: Mapping
 
     titles: of the N that pairs are among. UserError, in the name of ``asker``, for a pair that was not compared.
     """
-    with style.canvas((5.6, max(2.6, 0.3 * len(pairs) + 0.9))) as figure:
-        axes = style.place(figure, 0.55, 0.5, 2.6, style.inches(figure)[1] - 0.7)
+    with style.panel((2.6, max(1.9, 0.3 * len(pairs) + 0.2)), (0.55, 0.5, 2.45, 0.2)) as (figure, axes):
         for number, pair in enumerate(pairs):
             if not _has_correlations(pair, columns["rho"]):
                 raise UserError(
@@ -103,12 +103,10 @@ def _layer_panel(axes: Axes, rho_HHR: Tensor, null_HHR: Tensor) -> list:
     """The mean's line, the range's band and chance's line."""
     a, b = torch.triu_indices(len(rho_HHR), len(rho_HHR), 1)
     rho_PR, null_PR = rho_HHR[a, b], null_HHR[a, b]
-    index = range(1, rho_PR.shape[1] + 1)
-    missing = rho_PR.isnan()
-    # where no pair gets that far there is nothing to draw
-    low = torch.where(missing, torch.inf, rho_PR).amin(0) if len(a) else rho_PR.new_zeros(len(index))
-    high = torch.where(missing, -torch.inf, rho_PR).amax(0) if len(a) else rho_PR.new_zeros(len(index))
-    reached = (~missing).any(0)
+    index, reached = range(1, rho_PR.shape[1] + 1), (~rho_PR.isnan()).any(0)  # where no pair gets that far is nothing
+    low, high = rho_PR.new_zeros(2, len(index))
+    if len(a):
+        low, high = rho_PR.nan_to_num(torch.inf).amin(0), rho_PR.nan_to_num(-torch.inf).amax(0)
     band = axes.fill_between(index, low, high, where=reached.tolist(), color=COLOURS[0], alpha=0.25, linewidth=0)
     (mean,) = axes.plot(index, rho_PR.nanmean(0), color=COLOURS[0], marker="o", markersize=2)
     (chance,) = axes.plot(index, null_PR.nanmean(0), color="black", linestyle=":", linewidth=1.2)
@@ -142,27 +140,21 @@ def block_coefficients(
         panels["last blocks of stages"] = [numbers[-1] for numbers in stages.values()]
     panels = {name: numbers for name, numbers in panels.items() if len(numbers) > 1}
     furthest = max((len(numbers) - 1 for numbers in panels.values()), default=1)
-    wide, tall, gap, left = 1.7, 1.5, 0.25, 0.55
-    with style.canvas((max(3.0, left + len(panels) * (wide + gap)) + 1.1, tall + 0.85)) as figure:
-        for column, (name, numbers) in enumerate(panels.items()):
-            axes = style.place(figure, left + column * (wide + gap), 0.5, wide, tall)
-            _stage_panel(axes, numbers, columns, furthest)
+    edges, least = (0.55, 0.5, 1.35, 0.35), 4.1
+    with style.grid(len(panels), (1.7, 1.5), (0.25, 0), edges, least, len(panels) or 1) as (figure, places):
+        for (axes, first, _), (name, numbers) in zip(places, panels.items(), strict=True):
+            for (i, a), (j, b) in itertools.combinations(enumerate(numbers), 2):
+                pair_lines(axes, columns, (a, b), _shade(j - i, furthest), widths=(0.9, 0.7))
             axes.set_title(name, pad=3)
             axes.set_ylim(0, 1.02)
-            axes.set_yticks([0, 0.5, 1], None if column == 0 else [""] * 3)
-            axes.set(xlabel="coefficient", ylabel="correlation" if column == 0 else "")
+            axes.set_yticks([0, 0.5, 1], None if first else [""] * 3)
+            axes.set(xlabel="coefficient", ylabel="correlation" if first else "")
         if panels:
             for steps in sorted({1, 2, furthest}) if furthest > 1 else [1]:
                 axes.plot([], [], color=_shade(steps, furthest), label="neighbours" if steps == 1 else f"{steps} apart")
             axes.plot([], [], ":", color="0.4", label="chance")
             style.legend_beside(axes, 1.05)
     return figure
-
-
-def _stage_panel(axes: Axes, numbers: list[int], columns: Mapping[str, Tensor], furthest: int) -> None:
-    for i, a in enumerate(numbers):
-        for j, b in enumerate(numbers[i + 1 :], i + 1):
-            pair_lines(axes, columns, (a, b), _shade(j - i, furthest), widths=(0.9, 0.7))
 
 
 def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:

@@ -79,16 +79,15 @@ def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     there = stream[:, 0].isfinite()
     last = (there * torch.arange(1, 1 + there.shape[1])).argmax(1)
     high = stream[torch.arange(len(stream)), :, last]
-    wide, tall = 2.6, 1.9
-    with style.canvas((0.65 + wide + 0.85 + wide + 1.15, tall + 0.75)) as figure:
-        sides = [style.place(figure, 0.65 + i * (wide + 0.85), 0.5, wide, tall) for i in (0, 1)]
-        for axes, values, name in zip(sides, (variance, high), ("feature-map variance", label), strict=True):
+    with style.grid(2, (2.6, 1.9), (0.85, 0), (0.65, 0.5, 1.15, 0.25)) as (figure, places):
+        left, right = (axes for axes, _, _ in places)
+        for axes, values, name in ((left, variance, "feature-map variance"), (right, high, label)):
             _steps(axes, layout, values)
             axes.set_ylabel(name)
-        sides[0].set_yscale("log")
-        style.log_ticks(sides[0].yaxis)
-        sides[1].axhline(math.log(2) / 2, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
-        style.legend_beside(sides[1])
+        left.set_yscale("log")
+        style.log_ticks(left.yaxis)
+        right.axhline(_WHITE, color="0.4", linestyle=":", linewidth=0.8, label="white noise")
+        style.legend_beside(right)
     return figure
 
 
@@ -117,26 +116,28 @@ def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> 
 
     rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high.
     """
-    with style.canvas((5.0, 2.8)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 3.45, 2.1)
-        middles = [(row["low"] + row["high"]) / 2 for row in rows[1:]]
-        accuracies(axes, middles, rows[1:], "o-", COLOURS[0])
-        axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="clean")
-        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
+    with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
+        accuracies(axes, [(row["low"] + row["high"]) / 2 for row in rows[1:]], rows[1:], "o-", COLOURS[0])
+        _over_frequency(axes, rows[0], "clean", chance)
         axes.set(xlabel=f"frequency of the noise (units of π; deviation {strength:g})", ylabel="test accuracy (%)")
         style.legend_beside(axes, 1.03)
     return figure
+
+
+def _over_frequency(axes: Axes, whole: Mapping[str, Any], name: str, chance: float) -> None:
+    """Limits, and the accuracy on undamaged images and by guessing."""
+    style.level(axes, 100 * whole["accuracy"], name)
+    style.level(axes, 100 * chance, "chance", ":")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
 
 
 def accuracies(
     axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], look: str, shade: str, label: str = ""
 ) -> None:
     """A line over x with whiskers. rows: accuracy, accuracy_low, accuracy_high of each point. look: marker and line."""
-    y, low, high = ([100 * row[name] for row in rows] for name in ("accuracy", "accuracy_low", "accuracy_high"))
-    spread = [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
-    axes.errorbar(x, y, spread, fmt=look, color=shade, markersize=2.5, linewidth=1, capsize=3, label=label or None)
+    ends = style.percent(rows, "accuracy", "accuracy_low", "accuracy_high")
+    style.whiskers(axes, x, ends, fmt=look, color=shade, markersize=2.5, linewidth=1, capsize=3, label=label or None)
 
 
 @captioned(
@@ -151,8 +152,7 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
     rows: the whole images first, then damage, low, high, accuracy, accuracy_low, accuracy_high.
     differ: for each band, from low to high, whether the two damages cost significantly unlike amounts.
     """
-    with style.canvas((4.9, 2.8)) as figure:
-        axes = style.place(figure, 0.55, 0.5, 2.75, 2.1)
+    with style.panel((2.75, 2.1), (0.55, 0.5, 1.6, 0.2)) as (figure, axes):
         for number, damage in enumerate(dict.fromkeys(row["damage"] for row in rows[1:])):
             of = [row for row in rows if row["damage"] == damage]
             shade, marker = style.colour(number)
@@ -161,10 +161,7 @@ def phase(rows: Sequence[Mapping[str, Any]], differ: Sequence[bool], chance: flo
         stars = [(row["low"] + row["high"]) / 2 for row, star in zip(rows[1:], differ, strict=False) if star]
         for middle in stars:
             axes.text(middle, 1.0, "*", transform=axes.get_xaxis_transform(), ha="center", va="bottom")
-        axes.axhline(100 * rows[0]["accuracy"], color="0.3", linestyle="--", linewidth=0.8, label="whole images")
-        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, label="chance")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
+        _over_frequency(axes, rows[0], "whole images", chance)
         axes.set(xlabel="frequency (units of π)", ylabel="test accuracy (%)")
         style.legend_beside(axes)
     return figure

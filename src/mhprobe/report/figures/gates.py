@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mhprobe.heads import HeadLayout
 from mhprobe.report.figures import captioned, style
-from mhprobe.report.figures.style import NAMELESS, NOT_COMPARED, Axes, Figure, Names
+from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Axes, Figure, Names
 
 BINS = 20
 # necessary, irrelevant, interfering, unsettled, closed
@@ -25,35 +26,33 @@ def gate_density(shares: Mapping[str, Tensor], learned: tuple[Tensor, Tensor] | 
 
     shares: by name (BINS + 2,), P(gate = 0), of each bin, P(gate = 1). learned: (A,) gates, and their shares.
     """
-    panels = bool(shares) + (learned is not None)
-    wide, gap = 2.6, 0.75
-    with style.canvas((0.6 + panels * wide + (panels - 1) * gap + 0.2, 2.9)) as figure:
+    count = bool(shares) + (learned is not None)
+    with style.grid(count, (2.6, 2.05), (0.75, 0), (0.6, 0.5, 0.2, 0.35)) as (figure, places):
         if shares:
-            axes = style.place(figure, 0.6, 0.5, wide, 2.05)
+            axes = places[0].axes
             for number, (name, share) in enumerate(shares.items()):
                 _stairs(axes, share, *style.colour(number), name)
-            axes.legend(loc="upper center")
             axes.set_ylabel(f"probability (bins of 1/{BINS})")
             axes.set_title("the distribution", loc="left")
         if learned is not None:
             gates, expected = learned
-            axes = style.place(figure, 0.6 + (wide + gap) * bool(shares), 0.5, wide, 2.05)
-            heights = histogram(gates)
-            places = [-0.04, *((k + 0.5) / BINS for k in range(BINS)), 1.04]
-            axes.bar(places, heights.tolist(), width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
+            axes = places[-1].axes
+            at = [-0.04, *((k + 0.5) / BINS for k in range(BINS)), 1.04]
+            bars = histogram(gates).tolist()
+            axes.bar(at, bars, width=0.8 / BINS, color="0.75", label=f"{len(gates)} learned gates")
             _stairs(axes, expected, *style.colour(0), "a draw of them in training")
-            axes.legend(loc="upper center")
             axes.set_ylabel("share of the heads")
             axes.set_title("the learned gates", loc="left")
+        for axes, _, _ in places:
+            axes.legend(loc="upper center")
     return figure
 
 
 def histogram(gates: Tensor) -> Tensor:
     """(A,) gates in [0, 1] -> (BINS + 2,) float64 shares of exactly 0, of each bin, of exactly 1."""
     inner = gates[(gates > 0) & (gates < 1)].double()
-    counts = torch.histc(inner, BINS, 0, 1)
-    ends = [(gates <= 0).sum()[None].double(), (gates >= 1).sum()[None].double()]
-    return torch.cat([ends[0], counts, ends[1]]) / len(gates)
+    ends = torch.stack([gates <= 0, gates >= 1]).double().sum(1, keepdim=True)
+    return torch.cat([ends[0], torch.histc(inner, BINS, 0, 1), ends[1]]) / len(gates)
 
 
 def _stairs(axes: Axes, share: Tensor, shade: str, marker: str, name: str) -> None:
@@ -85,24 +84,19 @@ def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, thre
         for number, site in enumerate(layout.sites):
             y -= row * site.num_heads
             axes = style.place(figure, left, y, wide, row * site.num_heads)
-            image = axes.pcolormesh(
-                edges, list(range(site.num_heads + 1)), amounts[:, layout.span(number)].T.numpy(),
-                vmin=0, vmax=most, rasterized=True,
-            )  # fmt: skip
+            amounts_HK = amounts[:, layout.span(number)].T.numpy()
+            image = axes.pcolormesh(edges, range(site.num_heads + 1), amounts_HK, vmin=0, vmax=most, rasterized=True)
             axes.invert_yaxis()
             axes.set_xticks([])
             axes.set_yticks([site.num_heads / 2], [f"block {site.block}" if row * site.num_heads > 0.1 else ""])
             style.bare(axes)
             y -= gap
-        bar_tall = min(tall, 2.0)
-        top_at = bottom + low + between + tall
+        bar_tall, top_at = min(tall, 2.0), bottom + low + between + tall
         style.colour_bar(figure, image, left + wide + 0.12, top_at - bar_tall, bar_tall, "gate: P(open) or |gate|")
 
         axes = style.place(figure, left, bottom, wide, low)
-        shade, _ = style.colour(0)
-        axes.plot(steps, amounts.sum(1).tolist(), color=shade, label="sum over heads")
-        other, _ = style.colour(1)
-        axes.plot(steps, (amounts > threshold).sum(1).tolist(), color=other, ls="--", label=f"above {threshold:g}")
+        axes.plot(steps, amounts.sum(1), color=COLOURS[0], label="sum over heads")
+        axes.plot(steps, (amounts > threshold).sum(1), "--", color=COLOURS[1], label=f"above {threshold:g}")
         axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.04 * heads))
         style.whole_ticks(axes.yaxis, 5)
         axes.set(xlabel="optimizer step", ylabel=f"open heads (of {heads})")
@@ -143,10 +137,8 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
     bottom = 0.5 if beside else 0.85
     scatter_at = left + max(cell * widest, 2.4) + 0.7
     with style.canvas((scatter_at + side + 0.2, bottom + tall + top)) as figure:
-        style.head_matrix(
-            figure, layout, role, left, bottom + tall, cell,
-            cmap=ListedColormap(SHADES), vmin=-0.5, vmax=len(SHADES) - 0.5,
-        )  # fmt: skip
+        look: Any = {"cmap": ListedColormap(SHADES), "vmin": -0.5, "vmax": len(SHADES) - 0.5}
+        style.head_matrix(figure, layout, role, left, bottom + tall, cell, **look)
         counts = [int((role == i).sum()) for i in range(len(roles))]
         patches = [
             Patch(color=SHADES[i], label=f"{name}: {counts[i]}") for i, name in enumerate(roles) if counts[i] or i < 3
@@ -159,11 +151,9 @@ def causal(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names:
             figure.legend(handles=patches, loc="lower left", ncols=len(patches), borderaxespad=0.4, columnspacing=1.0)
         axes = style.place(figure, scatter_at, bottom + tall - side, side, side)
         for i in range(len(roles)):
-            of = role == i
-            axes.scatter(
-                plus[of].tolist(), minus[of].tolist(), s=12, color=SHADES[i], edgecolor="0.3", linewidth=0.4,
-                clip_on=False, zorder=3,
-            )  # fmt: skip
+            of: Any = role == i
+            dot: Any = {"edgecolor": "0.3", "linewidth": 0.4, "clip_on": False, "zorder": 3}
+            axes.scatter(plus[of], minus[of], s=12, color=SHADES[i], **dot)
         axes.axhline(threshold, color="0.6", lw=0.6, ls=":")
         axes.axvline(threshold, color="0.6", lw=0.6, ls=":")
         axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="gate when open heads cost (+L1)")

@@ -230,8 +230,9 @@ def by_depth(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
         if {"low", "high"} <= set(columns):
             low, high = (columns[name].double().tolist() for name in ("low", "high"))
             axes.vlines(at, low, high, color=COLOURS[0], linewidth=0.8, alpha=0.7)
-        ends, means = [[block + end for block in blocks] for end in (-0.4, 0.4)], [value[span].mean() for span in spans]
-        axes.hlines(means, *ends, color="black", linewidth=1.2, label="mean of the block")
+        left, right = ([block + end for block in blocks] for end in (-0.4, 0.4))
+        means = [value[span].mean() for span in spans]
+        axes.hlines(means, left, right, color="black", linewidth=1.2, label="mean of the block")
         for name, (title, dashes, shade) in _LEVELS.items():
             if name in columns:
                 levels = [columns[name].double()[span].mean().item() for span in spans for _ in (0, 1)]
@@ -283,8 +284,8 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         axes.plot(sites[best], value[best], "o", clip_on=False, label="best on test", **ring)
         if chosen.any():
             dots: Any = {"fmt": "o", "color": COLOURS[0], "markersize": 4, "linewidth": 1}
-            ends = (each[chosen].tolist() for each in (sites, value, low, high))
-            style.whiskers(axes, *ends, label="chosen on\nvalidation (95 %)", **dots)
+            ends = [each[chosen].tolist() for each in (value, low, high)]
+            style.whiskers(axes, sites[chosen], ends, label="chosen on\nvalidation (95 %)", **dots)
         style.level(axes, 100 * columns["whole"].item(), "all heads")
         axes.set_xlim(-0.6, len(layout.sites) - 0.4)
         stride = max(1, round(0.2 / step))

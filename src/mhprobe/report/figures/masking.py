@@ -70,11 +70,11 @@ def _curve(axes: Axes, curve: Curve, name: str, look: tuple[str, str, Any], over
     points = curve.points
     heads, ends = _across(curve, over), [(100 * part).tolist() for part in (points.accuracy, points.low, points.high)]
     if len(heads) == 1:
-        style.whiskers(axes, heads, *ends, color=shade, marker=marker or "_", ms=4, label=name)
+        style.whiskers(axes, heads, ends, color=shade, marker=marker or "_", ms=4, label=name)
         return
     every = -(-len(heads) // 13)  # markers of a step each would hide a long curve
     shadow = 0.3 if curve.averaged else 0.06 if crowded else 0.15  # many bands on each other would hide the lines
-    style.band(axes, heads, *ends, shade, shadow, label=name, linestyle=dashes, marker=marker, ms=3, markevery=every)
+    style.band(axes, heads, ends, shade, shadow, label=name, linestyle=dashes, marker=marker, ms=3, markevery=every)
     if curve.worse is not None and curve.worse.any():
         k = first(curve.worse)
         axes.plot(heads[k], ends[0][k], "o", color=shade, markersize=7, markerfacecolor="none", label="_ring")
@@ -164,7 +164,7 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
             own = points.loss - points.delta
             ends = [part.tolist() for part in (points.loss, *(own + end for end in points[6:]))]
             look: Any = {"marker": marker, "ms": 3, "markevery": -(-len(own) // 13), "label": curve.name}
-            style.band(axes, points.heads.tolist(), *ends, shade, **look)
+            style.band(axes, points.heads.tolist(), ends, shade, **look)
         axes.set_xlim(-0.02 * most, 1.02 * most)
         style.whole_ticks(axes.xaxis)
         axes.set_xlabel(f"heads masked (of {num_heads})")
@@ -187,8 +187,8 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
         for number, kind in enumerate(kinds):
             shade, marker = style.colour(number)
             own = [row for row in rows if row["kind"] == kind]
-            ends = style.percent(own, "share", "accuracy", "low", "high")
-            style.band(axes, *ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
+            share, *ends = style.percent(own, "share", "accuracy", "low", "high")
+            style.band(axes, share, ends, shade, 0.12, marker=marker, markersize=3, label=f"{kind} ({own[0]['heads']})")
         if 100 * chance > axes.get_ylim()[0]:
             style.level(axes, 100 * chance, "chance", ":")
         axes.set(xlabel="heads of the kind masked (%)", ylabel="test accuracy (%)")

@@ -41,7 +41,7 @@ def retained(
             shade, marker = style.colour(number - 1)
             accuracy, low, high = _percents([point[number] for point in points], images)
             least = min(least, *low)
-            style.band(axes, kept, accuracy, low, high, shade, marker=marker, markersize=4, label=name)
+            style.band(axes, kept, (accuracy, low, high), shade, marker=marker, markersize=4, label=name)
         axes.fill_between([], [], [], color="0.3", alpha=0.15, lw=0, label="95 % over images")
         if before is not None:
             style.level(axes, 100 * before, "whole model before", zorder=1)
@@ -84,7 +84,7 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
             at = [x + 0.16 * (number - 1.5) for x in range(1, len(points))] if number else [0]
             ends = _percents([point[max(1, number)] for point in some], images)
             style.whiskers(
-                axes, at, *ends, color=shade, marker=marker, ms=4, ls="none", elinewidth=1, capsize=2, label=name
+                axes, at, ends, color=shade, marker=marker, ms=4, ls="none", elinewidth=1, capsize=2, label=name
             )
         if 100 * min(min(point[1:]) for point in points) < 100 * chance + 30:
             style.level(axes, 100 * chance, "chance", ":")
@@ -180,7 +180,7 @@ def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
             look: Any = {"color": shade, "marker": marker, "markersize": 3}
             label = f"{name}: {points[0]['heads']} heads left"
             finite = all(map(math.isfinite, [*low, *high]))
-            style.whiskers(gain, aside, y, low if finite else y, high if finite else y, **look, lw=1, label=label)
+            style.whiskers(gain, aside, (y, low, high) if finite else (y, y, y), **look, lw=1, label=label)
             style.level(gain, points[0]["predicted"], color=shade, zorder=0)
             rate.plot(x, [row["pruned_images_per_s"] for row in points], **look)
         shown = sorted((row for row in rows if row["removed"] == removed[0]), key=lambda row: row["batch"])
@@ -230,8 +230,8 @@ def pareto(rows: Sequence[Mapping[str, Any]], batch: int = 64) -> Figure:
                         points.append((x, sum(accuracy) / len(cells), min(accuracy), max(accuracy)))
                 # who shares colour and marker
                 again: Any = {"ls": "--", "mfc": "white"} if number >= len(COLOURS) else {}
-                ends = zip(*sorted(points), strict=True)
-                style.band(axes, *ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
+                x, *ends = zip(*sorted(points), strict=True)
+                style.band(axes, x, ends, shade, marker=marker, markersize=3, lw=1, label=method, **again)
             axes.plot(1, 100 * rows[0]["dense"], "*", color="0.2", markersize=8, label="dense", zorder=3)
             most = max(1.0, *map(cost, rows))  # slower than the whole network, some are
             axes.set(xlabel=label, xlim=(0, 1.05 * most), ylabel=f"test accuracy, {stage} (%)" if first else "")

@@ -83,11 +83,11 @@ def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
             for index, group in enumerate(groups):
                 own = [row for row in shown if (row["curve"], row["group"]) == (curve, group)]
                 shade, marker = style.colour(index)
-                axes.plot([row["heads_masked"] for row in own], *style.percent(own, "accuracy"), marker, ls="-", ms=2,
-                          color=shade)  # fmt: skip
+                (accuracy,) = style.percent(own, "accuracy")
+                axes.plot([row["heads_masked"] for row in own], accuracy, marker, ls="-", ms=2, color=shade)
                 band = [row for row in own if row["low"] not in ("", None) and row["runs"] != 2]
-                ends = style.percent(band, "low", "high")
-                axes.fill_between([row["heads_masked"] for row in band], *ends, color=shade, alpha=0.2, linewidth=0)
+                low, high = style.percent(band, "low", "high")
+                axes.fill_between([row["heads_masked"] for row in band], low, high, color=shade, alpha=0.2, linewidth=0)
             axes.set_title(curve, pad=3)
             axes.set_ylim(-2, 102)
             axes.set_yticks([0, 50, 100], None if first else [""] * 3)

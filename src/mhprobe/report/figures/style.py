@@ -341,16 +341,18 @@ def evenly(count: int, most: int) -> list[int]:
     return sorted({round(number * (count - 1) / max(1, steps)) for number in range(steps + 1)})
 
 
-def band(axes: Axes, x: Any, y: Any, low: Any, high: Any, shade: Any, shadow: float = 0.15, **look: Any) -> None:
-    """A line, and its interval as a band."""
-    axes.plot(x, y, color=shade, **look)
+def band(axes: Axes, x: Any, ends: Sequence[Any], shade: Any, shadow: float = 0.15, **look: Any) -> None:
+    """A line, and its interval as a band. ends: values, low ends, high ends. look: of the line."""
+    values, low, high = ends
+    axes.plot(x, values, color=shade, **look)
     axes.fill_between(x, low, high, color=shade, alpha=shadow, linewidth=0)
 
 
-def whiskers(axes: Axes, x: Any, y: Sequence[float], low: Sequence[float], high: Sequence[float], **look: Any) -> None:
-    """Points with the ends of their intervals. look: for errorbar."""
-    spread = [[max(0.0, float(b - a)) for a, b in zip(*ends, strict=True)] for ends in ((low, y), (y, high))]
-    axes.errorbar(x, y, spread, **look)
+def whiskers(axes: Axes, x: Any, ends: Sequence[Sequence[float]], **look: Any) -> None:
+    """Points with their intervals. ends: values, low ends, high ends. look: for errorbar."""
+    values, low, high = ends
+    spread = [[max(0.0, b - a) for a, b in zip(*pair, strict=True)] for pair in ((low, values), (values, high))]
+    axes.errorbar(x, values, spread, **look)
 
 
 def level(axes: Axes, at: float, label: str = "", dashes: str = "--", **look: Any) -> None:

@@ -23,8 +23,7 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
     """
     shades = style.block_shades(layout)
-    with style.canvas((5.2, 3.0)) as figure:
-        axes = style.place(figure, 0.65, 0.5, 3.6, 2.35)
+    with style.panel((3.6, 2.35), (0.65, 0.5, 0.95, 0.15)) as (figure, axes):
         for number, site in enumerate(layout.sites):
             own, shade = values[:, layout.span(number)].double(), shades.to_rgba(site.block)
             axes.plot(steps, own.numpy(), color=shade, linewidth=0.5, alpha=0.5, marker="." if len(steps) == 1 else "")
@@ -58,18 +57,18 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
     shares = sorted({row["share"] for row in rows})
     accuracy = {(row["epoch"], row["share"]): row["accuracy"] for row in rows}
     chance = rows[0]["chance"]
-    side, left, bottom, gap = 2.1, 0.55, 0.5, 1.35
-    with style.canvas((left + 3 * side + 2 * gap + 0.85, bottom + side + 0.3)) as figure:
-        axes = style.place(figure, left, bottom, side, side)
+    size = (2.1, 2.1)
+    with style.grid(3, size, (1.35, 0), (0.55, 0.5, 0.85, 0.3)) as (figure, places):
+        lines, kept, alike = (axes for axes, _, _ in places)
         for share in shares:
             colour = "black" if share == 0 else style.shade_at(share, "viridis_r")
             values = [100 * accuracy[epoch, share] for epoch in epochs]
-            axes.plot(epochs, values, color=colour, marker=".", markersize=4, linewidth=1, label=f"{100 * share:.0f} %")
-        axes.axhline(100 * chance, color="0.3", linestyle=":", linewidth=0.8, zorder=0)
-        axes.set_ylim(-2, 102)
-        style.whole_ticks(axes.xaxis)
-        axes.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
-        style.legend_beside(axes, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
+            lines.plot(epochs, values, color=colour, marker=".", ms=4, linewidth=1, label=f"{100 * share:.0f} %")
+        style.level(lines, 100 * chance, dashes=":", zorder=0)
+        lines.set_ylim(-2, 102)
+        style.whole_ticks(lines.xaxis)
+        lines.set(xlabel="epoch (dotted: chance)", ylabel="validation accuracy (%)")
+        style.legend_beside(lines, 1.0, borderaxespad=0.5, title="removed", title_fontsize=7, fontsize=6.5)
 
         removed = [share for share in shares if share > 0]
         left_over = torch.tensor(
@@ -78,38 +77,30 @@ def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str,
         whole = torch.tensor([accuracy[e, 0.0] for e in epochs], dtype=torch.float64)
         at_chance = wilson((whole * images).round(), torch.tensor(images))[0] <= chance
         left_over[:, at_chance] = torch.nan  # it has nothing to lose
-        axes = style.place(figure, left + side + gap, bottom, side, side)
         grey = "\n(grey: whole model at chance)" if at_chance.any() else ""
-        _matrix(figure, axes, left_over, "accuracy kept, above chance" + grey, 0.0)
-        axes.set_xticks(*_epoch_names(epochs, side))
-        axes.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
-        axes.set(xlabel="epoch", ylabel="heads removed")
+        _matrix(figure, kept, left_over, "accuracy kept, above chance" + grey, of=torch.tensor([0.0, 1.0]))
+        kept.set_yticks(range(len(removed)), [f"{100 * share:.0f} %" for share in removed])
+        kept.set_ylabel("heads removed")
 
-        place_of = {epoch: number for number, epoch in enumerate(epochs)}
-        alike = torch.eye(len(epochs)).fill_diagonal_(torch.nan)
-        alike[alike == 0] = torch.nan
+        spearman = torch.full((len(epochs), len(epochs)), torch.nan)
         for row in agreement:
-            a, b = place_of[row["epoch_a"]], place_of[row["epoch_b"]]
-            alike[a, b] = alike[b, a] = row["spearman"]
-        axes = style.place(figure, left + 2 * (side + gap), bottom, side, side)
-        _matrix(figure, axes, alike, "rank correlation of the heads' scores", None)
-        axes.set_xticks(*_epoch_names(epochs, side))
-        axes.set_yticks(*_epoch_names(epochs, side))
-        axes.set(xlabel="epoch", ylabel="epoch")
+            a, b = epochs.index(row["epoch_a"]), epochs.index(row["epoch_b"])
+            spearman[a, b] = spearman[b, a] = row["spearman"]
+        _matrix(figure, alike, spearman, "rank correlation of the heads' scores")
+        shown = style.ticks(len(epochs), size[0] / len(epochs))
+        for axis in (kept.xaxis, alike.xaxis, alike.yaxis):
+            axis.set_ticks(shown, [str(epochs[i]) for i in shown])
+            axis.set_label_text("epoch")
     return figure
 
 
-def _matrix(figure: Figure, axes: Axes, values: torch.Tensor, label: str, low: float | None) -> None:
-    cmap, norm = style.scale(values if low is None else torch.tensor([low, 1.0]))
-    image = axes.imshow(values.numpy(), cmap=cmap, norm=norm, aspect="auto", origin="lower")
+def _matrix(figure: Figure, axes: Axes, values: Tensor, label: str, of: Tensor | None = None) -> None:
+    """A matrix from below up, and its colours. of: what they reach over, in place of the values."""
+    cmap, norm = style.scale(values if of is None else of)
+    image = style.picture(axes, values, cmap=cmap, norm=norm, origin="lower")
     axes.spines[:].set_visible(False)
     (wide, tall), box = style.inches(figure), axes.get_position()
     style.colour_bar(figure, image, box.x1 * wide + 0.08, box.y0 * tall, box.height * tall, label)
-
-
-def _epoch_names(epochs: Sequence[int], side: float) -> tuple[list[int], list[str]]:
-    at = style.ticks(len(epochs), side / len(epochs))
-    return at, [str(epochs[i]) for i in at]
 
 
 @captioned(
@@ -130,22 +121,20 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     every = torch.where(every.isfinite(), every, every[every.isfinite()].max())
     norm: Any = LogNorm(every.min().item(), max(every.max().item(), 1.01 * every.min().item()))
     levels = torch.logspace(math.log10(norm.vmin), math.log10(norm.vmax), 13).tolist()
-    side, left, gap, bottom = 2.1, 0.6, 0.4, 0.5
-    wide = len(losses) * side + (len(losses) - 1) * gap
-    with style.canvas((left + wide + 0.95, bottom + side + 0.3)) as figure:
-        for number, values in enumerate(every):
-            axes = style.place(figure, left + number * (side + gap), bottom, side, side)
-            axes.pcolormesh(places, places, values.T.numpy(), cmap="viridis", norm=norm, shading="gouraud",
-                            rasterized=True)  # fmt: skip
+    size, gap, edges = (2.1, 2.1), (0.4, 0), (0.6, 0.5, 0.95, 0.3)
+    with style.grid(len(losses), size, gap, edges, per_row=len(losses)) as (figure, panels):
+        for number, ((axes, first, _), values) in enumerate(zip(panels, every, strict=True), 1):
+            look: Any = {"cmap": "viridis", "norm": norm, "shading": "gouraud", "rasterized": True}
+            axes.pcolormesh(places, places, values.T.numpy(), **look)
             axes.contour(places, places, values.T.numpy(), levels=levels, colors="white", linewidths=0.5)
-            axes.plot(0, 0, "+", color="#D55E00", markersize=8, markeredgewidth=1.4)
+            axes.plot(0, 0, "+", color=COLOURS[1], markersize=8, markeredgewidth=1.4)
             axes.set(xticks=[places[0], 0, places[-1]], yticks=[places[0], 0, places[-1]], xlabel="first direction")
-            if number == 0:
-                axes.set_ylabel("second direction")
-            else:
-                axes.set_yticklabels([])
-            axes.set_title(f"draw {number + 1}", loc="left", pad=3)
-        bar = style.colour_bar(figure, ScalarMappable(norm, colormaps["viridis"]), left + wide + 0.12, bottom, side)
+            axes.tick_params(labelleft=first)
+            axes.set_ylabel("second direction" if first else "")
+            axes.set_title(f"draw {number}", loc="left", pad=3)
+        wide, tall = style.grid_size(len(losses), size, gap, len(losses))
+        colours = ScalarMappable(norm, colormaps["viridis"])
+        bar = style.colour_bar(figure, colours, edges[0] + wide + 0.12, edges[1], tall)
         style.log_ticks(bar.ax.yaxis, written="{x:.4g}")
         bar.ax.tick_params(which="both", labelsize=6.5)
         bar.set_label("mean loss (nats)")
@@ -162,10 +151,8 @@ def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
     rows: part, rank, eigenvalue.
     """
     parts = list(dict.fromkeys(row["part"] for row in rows))
-    tall = 0.2 * len(parts) + 0.2
-    left = 0.4 + 0.07 * max(map(len, parts))
-    with style.canvas((left + 3.1, tall + 0.65)) as figure:
-        axes = style.place(figure, left, 0.5, 2.9, tall)
+    edges = (0.4 + 0.07 * max(map(len, parts)), 0.5, 0.2, 0.15)
+    with style.panel((2.9, 0.2 * len(parts) + 0.2), edges) as (figure, axes):
         for row in rows:
             y, first = parts.index(row["part"]), row["rank"] == 1
             axes.plot(row["eigenvalue"], y, "o", color=COLOURS[0 if first else 4], markersize=5 if first else 3)
