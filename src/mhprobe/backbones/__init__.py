@@ -47,7 +47,7 @@ def family_of(model: nn.Module) -> type[Family]:
     """The family a model belongs to. A model outside the supported ones is refused by name."""
     if (family := _claiming(model)) is not None:
         return family
-    for name, part in _inside(model):
+    for name, part in _inside(model).items():
         raise UserError(
             f"{type(model).__name__}: it wraps a supported {type(part).__name__}; pass model.{name} instead."
         )
@@ -109,7 +109,7 @@ def backbone_of(model: nn.Module) -> nn.Module:
     """
     if _claiming(model) is not None:
         return model
-    inside = dict(_inside(model))
+    inside = _inside(model)
     chosen = {name: module for name, module in inside.items() if find_gates(module) is not None} or inside
     if len(chosen) > 1:
         raise UserError(
@@ -124,11 +124,11 @@ def _claiming(model: nn.Module, known: Sequence[type[Family]] | None = None) -> 
     return next((family for family in known or families() if family.claims(model)), None)
 
 
-def _inside(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def _inside(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost modules in ``model`` that a family claims, by name."""
     known = families()  # gathered once: a model has hundreds of modules
     claimed = {name: module for name, module in model.named_modules() if _claiming(module, known) is not None}
-    return [pair for pair in claimed.items() if not any(pair[0].startswith(f"{other}.") for other in claimed)]
+    return {name: part for name, part in claimed.items() if not any(name.startswith(f"{other}.") for other in claimed)}
 
 
 def layout_of(model: nn.Module, units: Collection[Kind] | None = None) -> HeadLayout:

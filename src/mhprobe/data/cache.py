@@ -96,24 +96,18 @@ def open_cache(source: Source, cache_dir: str | Path, verify: bool = True, show:
     key = {"format": FORMAT, "source": source.name, "code": code_digests(source, inner), **source.key()}
     root = Path(cache_dir).expanduser() / "images"
     folder = root / f"{source.name}-{_digest(key)[:16]}"
-    cache = _read(folder, verify)
-    if cache is not None:
+    if (cache := _read(folder, verify)) is not None:
         return cache
     try:
         root.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
-            cache = _read(folder, verify)  # another process may have built it while this one waited
-            if cache is None:
-                _build(source, key, folder, show)
-                cache = _read(folder, verify=False)
+            # another process may have built it while this one waited
+            return _read(folder, verify) or _build(source, key, folder, show)
     except OSError as error:
         raise UserError(
             f"cache_dir: the decoded images cannot be written to {folder} ({reason(error, folder)}). Make room, or "
             f"choose another place with cache_dir=<folder>."
         ) from None
-    if cache is None:
-        raise RuntimeError(f"{folder} cannot be read right after it was written")
-    return cache
 
 
 def _digest(value: Any) -> str:
@@ -143,7 +137,7 @@ def _read(folder: Path, verify: bool) -> Cache | None:
     )
 
 
-def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> None:
+def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Cache:
     """Decode ``source`` to ``folder``. The caller holds the lock, so a partial folder is a killed builder's."""
     contents = source.scan()
     temporary = folder.with_name(f".{folder.name}.partial")
@@ -184,6 +178,9 @@ def _build(source: Source, key: dict[str, Any], folder: Path, show: bool) -> Non
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    if (cache := _read(folder, verify=False)) is None:
+        raise RuntimeError(f"{folder} cannot be read right after it was written")
+    return cache
 
 
 class _Decoded:

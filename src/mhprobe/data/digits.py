@@ -43,9 +43,5 @@ class Digits:
                 for i, image in enumerate(grey[chosen]):
                     yield split, i, np.repeat(image[:, :, None], 3, axis=2)
 
-        return Contents(
-            class_names=tuple(str(digit) for digit in range(10)),
-            labels={split: labels[chosen] for split, chosen in members.items()},
-            size=(8, 8),
-            images=images,
-        )
+        labelled = {split: labels[chosen] for split, chosen in members.items()}
+        return Contents(tuple(map(str, range(10))), labelled, (8, 8), images)

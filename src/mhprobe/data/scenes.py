@@ -36,7 +36,7 @@ class Scenes:
         self.size, self.train, self.test, self.objects, self.seed = size, train, test, objects, seed
 
     def key(self) -> dict[str, Any]:
-        return {"size": self.size, "train": self.train, "test": self.test, "objects": self.objects, "seed": self.seed}
+        return dict(vars(self))
 
     def scan(self) -> Contents:
         counts = {"train": self.train, "test": self.test}
@@ -46,13 +46,8 @@ class Scenes:
                 for i in range(count):
                     yield split, i, *self._scene(np.random.default_rng([self.seed, number, i]), i % len(SHAPES))
 
-        return Contents(
-            class_names=SHAPES,
-            labels={split: np.arange(count, dtype=np.int64) % len(SHAPES) for split, count in counts.items()},
-            size=(self.size, self.size),
-            images=scenes,
-            objects=True,
-        )
+        labels = {split: np.arange(count, dtype=np.int64) % len(SHAPES) for split, count in counts.items()}
+        return Contents(SHAPES, labels, (self.size, self.size), scenes, objects=True)
 
     def _scene(self, rng: np.random.Generator, label: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """(S, S, 3) pixels and (S, S) object numbers: 1 for the largest, then 2, 3; 0 for the ground."""
