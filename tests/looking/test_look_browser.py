@@ -99,8 +99,11 @@ def test_names_in_an_archive_are_text_too_and_so_are_those_of_broken_files(visit
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.write(folder / "a.jpg", f"{EVIL}.jpg")
         archive.writestr(f"{EVIL}broken.jpg", b"no picture")
-    page = visit(look(pages["vit"][1], tmp_path / "photos.zip", show_progress=False).save(tmp_path / "l.html").as_uri())
+    model = tiny_registers()
+    model.pretrained_cfg = {**model.pretrained_cfg, "architecture": EVIL}
+    page = visit(look(model, tmp_path / "photos.zip", show_progress=False).save(tmp_path / "l.html").as_uri())
     page.wait_for_selector(".tile canvas")
+    assert page.inner_text("h1") == f"{EVIL} looks at 1 photograph"
     assert page.locator("#strip button").get_attribute("title") == f"{EVIL}.jpg"
     assert f"Left out: {EVIL}broken.jpg is damaged" in page.inner_text("#about")
     assert page.inner_text("#asked").startswith(f"{EVIL}.jpg: where the patch")

@@ -72,19 +72,20 @@ def _built(model: nn.Module) -> Network:
         raise UserError(f"look: model: expected a network of images, got {type(model).__name__}, of a line of tokens.")
     spec, config = input_spec(backbone), getattr(backbone, "pretrained_cfg", None) or {}
     name, recipe = config.get("architecture"), None
-    if name is not None:
-        try:  # sizes that its configuration does not tell make another layout
-            rebuilt = {"name": name, "img_size": list(spec["size"])}
-            if layout_of(build(**rebuilt, num_classes=0)) == layout:
-                recipe = {"backbone": rebuilt, "class_names": ()}
-        except UserError:
-            recipe = None
+    with contextlib.suppress(UserError):  # sizes that its configuration does not tell make another layout
+        rebuilt: dict[str, Any] = {"name": name, "img_size": list(spec["size"])}
+        if name is not None and layout_of(build(**rebuilt, num_classes=0)) == layout:
+            recipe = {"backbone": rebuilt, "class_names": ()}
     return Network(model, name or type(model).__name__, spec, recipe)
 
 
 def _saved(place: Path) -> Network:
     """A network from a folder or a file."""
-    config = _config(place)
+    about = place / "config.json"  # of timm or transformers
+    try:
+        config = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"look: {about} is no JSON ({error}).") from None
     if "model_type" in config:
         model, spec = from_folder(place)
         return Network(model, place.name, spec)
@@ -94,20 +95,10 @@ def _saved(place: Path) -> Network:
     file = found(place)
     if file.suffix not in (".safetensors", ".ckpt"):
         raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
-    model, about = load_weights(file)
-    spec = {key: tuple(value) for key, value in about.get("input", input_spec(model)).items()}
+    model, told = load_weights(file)
+    spec = {key: tuple(value) for key, value in told.get("input", input_spec(model)).items()}
     name = "/".join(file.parts[-2:]) if place.is_dir() else file.stem
-    return Network(model, name, spec, None if about.get("kept") else about)
-
-
-def _config(place: Path) -> dict[str, Any]:
-    """config.json of a folder that timm or transformers saved; empty where there is none."""
-    file = place / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"look: {file} is no JSON ({error}).") from None
-    return config if isinstance(config, dict) else {}
+    return Network(model, name, spec, None if told.get("kept") else told)
 
 
 def _of_timm(name: str, weights: str | Path | None, size: int | None) -> Network:

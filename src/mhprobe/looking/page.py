@@ -89,24 +89,19 @@ def look(
     objects = None if masks_in is None else masks(masks_in, photos.names, side)
     device = next(network.model.parameters()).device
     images = normalise(photos.pixels, side, network.spec["mean"], network.spec["std"]).to(device)
-    shown = _attention(network, photos, images, first, show_progress)
+
+    def begun(form: Form, pack: str) -> None:
+        first(_page(_Shown(network, photos, form, [pack])))
+
+    with progress("attention", len(images), "photographs", show_progress) as done:
+        try:
+            shown = _Shown(network, photos, *all_packed(network.model, images, begun, lambda: done(1)))
+        except UserError as error:
+            shown = _Shown(network, photos, None, [], str(error))
     twin = network.twin if untrained else None
     total = len(images) + (min(TWIN, len(images)) if untrained else 0)
     with progress("measuring", total, "photographs", show_progress) as done:
         return _page(shown._replace(facts=facts(network.model, images, objects, twin, done)))
-
-
-def _attention(
-    network: Network, photos: Photographs, images: Tensor, first: Callable[[Look], object], show: bool
-) -> _Shown:
-    def begun(form: Form, pack: str) -> None:
-        first(_page(_Shown(network, photos, form, [pack])))
-
-    with progress("attention", len(images), "photographs", show) as done:
-        try:
-            return _Shown(network, photos, *all_packed(network.model, images, begun, lambda: done(1)))
-        except UserError as error:
-            return _Shown(network, photos, None, [], str(error))
 
 
 def _page(shown: _Shown) -> Look:

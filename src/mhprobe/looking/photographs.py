@@ -1,6 +1,5 @@
 """Photographs of a folder for a page, and masks of what is salient in them. Those that cannot be read are named."""
 
-import io
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from mhprobe.data.archive import open_archive
 from mhprobe.data.draws import evenly
 from mhprobe.data.images import SUFFIXES, decode, is_image, refuse_bombs
 from mhprobe.errors import UserError
-from mhprobe.report.html.pictures import data_url
+from mhprobe.report.html.pictures import encoded
 
 SHOWN = 448  # pixels of a photograph's side in a page
 QUALITY = 82  # of its JPEG
@@ -47,7 +46,8 @@ def photographs(folder: str | Path, side: int, limit: int = 12) -> Photographs:
     refuse_bombs()
     for name, data in archive.read([every[number] for number in evenly(limit, len(every))] if every else []):
         try:
-            read[name] = decode(data, side, True, name), _address(decode(data, SHOWN, True, name))
+            shown = encoded(decode(data, SHOWN, True, name), "jpeg", quality=QUALITY)
+            read[name] = decode(data, side, True, name), shown
         except UserError as error:
             left_out.append(str(error).removeprefix("root: "))
     if not read:
@@ -76,11 +76,3 @@ def masks(folder: str | Path, names: list[str], size: tuple[int, int]) -> Tensor
     bright = torch.from_numpy(np.stack([decoded[file].max(-1) for file in files])).float()
     salient = (2 * bright >= bright.amax((1, 2), keepdim=True)) & (bright > 0)
     return interpolate(salient[:, None].float(), size=size, mode="nearest-exact")[:, 0].long()
-
-
-def _address(pixels: np.ndarray) -> str:
-    from PIL import Image
-
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, "JPEG", quality=QUALITY)
-    return data_url(data.getvalue(), "jpeg")

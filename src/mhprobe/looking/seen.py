@@ -22,7 +22,6 @@ from mhprobe.recording.record import record
 from mhprobe.report.html import pictures
 
 ROOM = 27_000_000  # characters of a page that attention may take
-FORMS = ((63, 1), (31, 1), (15, 1), (15, 2), (15, 4), (15, 8))  # levels, and the side of a field of queries
 
 
 class Form(NamedTuple):
@@ -36,6 +35,9 @@ class Form(NamedTuple):
     field: int
 
 
+FORMS = [Form(63, 1), Form(31, 1), Form(15, 1), Form(15, 2), Form(15, 4), Form(15, 8)]
+
+
 def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
     """Per site (W, H, K, K) weights of one (1, 3, height, width) image. UserError where a model has none to see."""
     layout = attach(model).layout.of("head")
@@ -45,8 +47,7 @@ def attention_of_image(model: nn.Module, image: Tensor) -> list[Tensor]:
 
 def fitting(attention: list[Tensor], layout: HeadLayout, images: int, room: int) -> Form:
     """The finest form in which as many images have room, by the size of the first."""
-    forms = [Form(*form) for form in FORMS]
-    return next((form for form in forms if images * len(packed(attention, layout, form)) <= room), forms[-1])
+    return next((form for form in FORMS if images * len(packed(attention, layout, form)) <= room), FORMS[-1])
 
 
 def packed(attention: list[Tensor], layout: HeadLayout, form: Form) -> str:
@@ -69,8 +70,6 @@ def described(layout: HeadLayout, form: Form) -> list[dict[str, Any]]:
     return [
         {
             "name": site.name,
-            "block": site.block,
-            "stage": site.stage,
             "heads": site.num_heads,
             "grid": list(site.token_grid),
             "prefix": site.prefix_tokens,
@@ -99,16 +98,15 @@ def all_packed(
 
     images: (N, 3, height, width), normalised. done: called after each. UserError as ``attention_of_image``.
     """
-    layout = attach(model).layout.of("head")
-    attention = attention_of_image(model, images[:1])
-    form = fitting(attention, layout, len(images), ROOM)
-    packs = [packed(attention, layout, form)]
-    first(form, packs[0])
-    done()
-    for number in range(1, len(images)):
-        pack = packed(attention_of_image(model, images[number : number + 1]), layout, form)
-        if sum(map(len, packs)) + len(pack) > ROOM:
+    layout, form, packs = attach(model).layout.of("head"), FORMS[-1], list[str]()
+    for image in images.split(1):
+        attention = attention_of_image(model, image)
+        form = form if packs else fitting(attention, layout, len(images), ROOM)
+        pack = packed(attention, layout, form)
+        if packs and sum(map(len, packs)) + len(pack) > ROOM:
             break
+        if not packs:
+            first(form, pack)
         packs.append(pack)
         done()
     return form, packs

@@ -7,11 +7,10 @@ Shapes: B images, H heads of a site, h, w the grid of a map.
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from mhprobe.report.html.pictures import data_url
+from mhprobe.report.html.pictures import encoded
 from mhprobe.report.runs.run import Run
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     arrays, about = _tensors(run, KEPT)
     if not arrays:
         return []
-    titles, pictures = _list(about, "titles"), [_url(picture) for picture in arrays["pictures"]]
+    titles = _list(about, "titles")
+    pictures = [encoded(picture, "png") for picture in arrays["pictures"].permute(0, 2, 3, 1).numpy()]
     sites: dict[str, list[int]] = {}
     gone = _removed(run)
     for head in heads:
@@ -99,11 +99,3 @@ def levels(maps: Tensor) -> Tensor:
 
 def _letters(grid: list[list[int]]) -> list[str]:
     return ["".join(LETTERS[level] for level in row) for row in grid]
-
-
-def _url(picture_3hw: Any) -> str:
-    from PIL import Image
-
-    data = io.BytesIO()
-    Image.fromarray(picture_3hw.permute(1, 2, 0).numpy()).save(data, "PNG")
-    return data_url(data.getvalue(), "png")

@@ -4,8 +4,9 @@ import base64
 import gzip
 import io
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 
 ROOM = 4_500_000  # bytes of a page that figures may take
@@ -28,6 +29,13 @@ class Picture(NamedTuple):
 def data_url(data: bytes, kind: str) -> str:
     """The picture as its own address. kind: jpeg, png, webp."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def encoded(pixels: np.ndarray, kind: str, **options: Any) -> str:
+    """(height, width, 3) uint8 pixels as such an address. kind: jpeg, png. options: of Pillow's encoder."""
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, kind, **options)
+    return data_url(data.getvalue(), kind)
 
 
 def packed(data: bytes) -> str:
