@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, compare, from_rounds
 from mhprobe.backbones import attach, layout_of
-from mhprobe.surgery.costs import count_flops
+from mhprobe.surgery.costs import count_flops, interleaved
 from mhprobe.surgery.removal import prune_heads
-from mhprobe.surgery.speed import evenly, interleaved
+from mhprobe.surgery.speed import evenly
 
 
 def run(size: Size) -> Iterator[Ratio]:

@@ -13,9 +13,8 @@ from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS
 from mhprobe.masking.knapsack import Knapsack
 from mhprobe.surgery import latency
-from mhprobe.surgery.elastic import _Known
 from mhprobe.surgery.latency import latency_cost
-from mhprobe.surgery.on_path import OnPath
+from mhprobe.surgery.on_path import OnPath, _Known
 from models import images_for, tiny_vit
 
 

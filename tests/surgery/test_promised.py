@@ -126,7 +126,7 @@ def test_heads_that_are_given_go_all_or_none():
     def asked(heads):
         mask = torch.zeros(6, dtype=torch.bool)
         mask[heads] = True
-        return promise_of(Choice(mask), Calibration((0, 0, 0, 60, 60, 60)), Guarantee(1.0))
+        return promise_of(Choice(mask), Calibration((0, 0, 0, 60, 60, 60)), Guarantee(1.0), layout_of(network("vit")))
 
     kept, broken = asked([0, 2]), asked([0, 3])
     assert (kept.steps, kept.heads, kept.images) == (1, 2, IMAGES)

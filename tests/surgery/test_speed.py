@@ -11,8 +11,9 @@ from scipy import stats
 
 from mhprobe.backbones import layout_of
 from mhprobe.report.figures import pruned as speed_figure
-from mhprobe.surgery import speed
-from mhprobe.surgery.speed import evenly, interleaved, median_interval, peak_memory, speed_table
+from mhprobe.surgery import costs
+from mhprobe.surgery.costs import interleaved
+from mhprobe.surgery.speed import evenly, median_interval, peak_memory, speed_table
 from pruned import BACKBONES, network
 
 
@@ -42,7 +43,7 @@ def test_a_timing_repeats_short_works_and_is_the_time_of_one(monkeypatch, second
         calls.append(name)
         now[0] += takes
 
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(costs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     works = [lambda: work("a", 0.1), lambda: work("b", 0.4)]
     times = interleaved(works, rounds=2, seconds=seconds)
     assert [pytest.approx(row) for row in times] == [[0.1, 0.1], [0.4, 0.4]]

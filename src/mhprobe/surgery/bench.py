@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from mhprobe.backbones import input_spec, layout_of
 from mhprobe.masking.base import Order
 from mhprobe.stats.significance import crossed, holm
+from mhprobe.surgery.costs import interleaved
 from mhprobe.surgery.export import onnx_sessions
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Chooses, Images, Stage, Train, prune
 from mhprobe.surgery.removal import prune_heads
-from mhprobe.surgery.speed import interleaved, median_interval, speed_table
+from mhprobe.surgery.speed import median_interval, speed_table
 
 BATCHES = (1, 16, 64)
 STAGES = ("pruned", "repaired", "tuned")

@@ -10,6 +10,8 @@ Shapes: A heads of all sites, M masks, B images.
 
 import copy
 import functools
+import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -89,12 +91,12 @@ def layer_times(
     pruned = [prune_heads(model, mask, units=layout.kinds).eval() for mask in masks]
     with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
         inputs = _inputs(pruned[0], [site.name for site in layout.sites], images)
-        (whole,) = _medians([functools.partial(pruned[0], images)], repeats, images.device)
+        whole = _medians([functools.partial(pruned[0], images)], repeats)[0]
         times = []
         for site in layout.sites:
             args, kwargs = inputs[site.name]
             runs = [functools.partial(part.get_submodule(site.name), *args, **kwargs) for part in pruned]
-            times.append(_medians(runs, repeats, images.device))
+            times.append(_medians(runs, repeats))
     return whole, times
 
 
@@ -142,19 +144,29 @@ def _inputs(model: nn.Module, names: Sequence[str], images: Tensor) -> dict[str,
     return inputs
 
 
-def _medians(runs: Sequence[Callable[[], Any]], repeats: int, device: torch.device) -> list[float]:
-    """Seconds of each run, taken in turns; the first turn warms up."""
-    seconds = torch.zeros(repeats + 1, len(runs))
-    for turn in range(repeats + 1):
-        for number, run in enumerate(runs):
-            _wait(device)
-            begin = time.perf_counter()
-            run()
-            _wait(device)
-            seconds[turn, number] = time.perf_counter() - begin
-    return seconds[1:].median(0).values.tolist()
+def _medians(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of each run, taken in turns."""
+    return [statistics.median(times) for times in interleaved(runs, repeats, seconds=0.0)]
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
+    """Seconds per call of each of ``works``, ``rounds`` of them; every round begins with another one."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    with torch.inference_mode():
+        for work in works:  # warm-up: caches, kernels chosen at first sight
+            work(), work()
+        synchronize()
+        start = time.perf_counter()
+        works[0]()
+        synchronize()
+        calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))
+        taken: list[list[float]] = [[] for _ in works]
+        for number in range(rounds):
+            for place in range(len(works)):
+                which = (place + number) % len(works)
+                start = time.perf_counter()
+                for _ in range(calls):
+                    works[which]()
+                synchronize()
+                taken[which].append((time.perf_counter() - start) / calls)
+    return taken

@@ -9,13 +9,14 @@ Shapes: A heads of all sites.
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from mhprobe.backbones import layout_of
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
 from mhprobe.masking.base import Evaluate, Order, Path
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.trace import Curve, trace
@@ -72,8 +73,8 @@ class Promised:
         steps = self.remove if self.units == "head" else None
         path = self._short(self.order.paths(units, layout, evaluate, steps)[0])
         name = f"{self.units}_{type(self.order).__module__.rpartition('.')[2]}"
-        about = (name, self.order.search_name(units), self.chosen_on, self.rescale)
-        promise = _promise(path, calibrate, self.guarantee, self.seed, *about, layout.digest)
+        about = {"name": name, "search": self.order.search_name(units), "chosen_on": self.chosen_on}
+        promise = _promise(path, calibrate, self.guarantee, self.seed, layout, rescale=self.rescale, **about)
         return Choice(promise.curve.traces[0].mask[promise.steps], self.rescale), promise
 
     def _short(self, path: Path) -> Path:
@@ -86,23 +87,15 @@ class Promised:
                 f"remove: the first step of the path takes {int(gone[1])} heads, got {self.remove}; ask for as "
                 f"many, or take units=head."
             )
-        return dataclasses.replace(
-            path,
-            added=path.added[:steps],
-            names=path.names[:steps],
-            spent=path.spent[:steps],
-            exhaustive=path.exhaustive[:steps],
-        )
+        columns = ("added", "names", "spent", "exhaustive")
+        return dataclasses.replace(path, **{column: getattr(path, column)[:steps] for column in columns})
 
 
-def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, seed: int = 0, layout: str = "") -> Promise:
-    """Test the promise without all heads of ``choice``, which go in one step or not at all.
-
-    layout: digest of the heads, as in ``Curve``.
-    """
+def promise_of(choice: Choice, calibrate: Evaluate, guarantee: Guarantee, layout: HeadLayout, seed: int = 0) -> Promise:
+    """Test the promise without all heads of ``choice``, which go in one step or not at all. UserError: few images."""
     check_images(guarantee, calibrate.images)
-    path = Path(None, choice.mask[None], ("given",))
-    return _promise(path, calibrate, guarantee, seed, "given", "", None, choice.rescale, layout)
+    path, about = Path(None, choice.mask[None], ("given",)), {"name": "given", "search": "", "chosen_on": None}
+    return _promise(path, calibrate, guarantee, seed, layout, rescale=choice.rescale, **about)
 
 
 def check_unseen(chosen_by: Iterable[str], data: ImageData) -> None:
@@ -134,18 +127,11 @@ def check_images(guarantee: Guarantee, images: int) -> None:
 
 
 def _promise(
-    path: Path,
-    calibrate: Evaluate,
-    guarantee: Guarantee,
-    seed: int,
-    name: str,
-    search: str,
-    chosen_on: str | None,
-    rescale: bool,
-    layout: str,
+    path: Path, calibrate: Evaluate, guarantee: Guarantee, seed: int, layout: HeadLayout, **about: Any
 ) -> Promise:
+    """about: further fields of the curve."""
     traces = trace([path], calibrate, guarantee=guarantee, seed=seed)
-    scored = calibrate.scored
-    curve = Curve(name, "calibration", search, chosen_on, rescale, traces, guarantee, scored=scored, layout=layout)
+    about |= {"split": "calibration", "scored": calibrate.scored, "layout": layout.digest}
     steps = traces[0].promised or 0
-    return Promise(guarantee, steps, int(traces[0].mask[steps].sum()), calibrate.images, curve)
+    heads, curve = int(traces[0].mask[steps].sum()), Curve(traces=traces, guarantee=guarantee, **about)
+    return Promise(guarantee, steps, heads, calibrate.images, curve)

@@ -110,11 +110,6 @@ class Pruned:
     kinds: frozenset[Kind] = frozenset({"head"})
     scores: Tensor | None = None
 
-    def known(self, stage: Stage, right: Tensor) -> None:
-        """Add a row that was scored before."""
-        self.stages.append(stage)
-        self.right.append(right)
-
     @property
     def optimistic(self) -> bool:
         """True if test images chose the heads: accuracies on them are too high, and a test would not know of it."""
@@ -201,15 +196,8 @@ class Images:
 
     def evaluate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that choose."""
-        return Evaluator(
-            model,
-            self.selection,
-            len(self.chosen),
-            "choosing heads",
-            True,
-            pick=self.selection,
-            **self._how("chosen", model, rescale, fill),
-        )
+        about = self.selection, len(self.chosen), "choosing heads", True
+        return Evaluator(model, *about, pick=self.selection, **self._how("chosen", model, rescale, fill))
 
     def calibrate(self, model: nn.Module, rescale: bool, fill: Fill | None = None) -> Evaluate:
         """Scores masks of ``model`` on the images that were set aside."""
@@ -292,7 +280,10 @@ def prune(
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
     found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
     score = functools.partial(_score, images, found)
-    found.known(*whole) if whole else score("dense", 0, model)
+    if whole:
+        found.stages, found.right = [whole[0]], [whole[1]]
+    else:
+        score("dense", 0, model)
     for number in range(1, rounds + 1):
         fill, choice = images.stands_in(now, fold), given
         if isinstance(source, OnPath):
@@ -341,7 +332,7 @@ def _promised(
         return source.choose(model, evaluate, calibrate)
     assert source.guarantee is not None and choice is not None
     calibrate = images.calibrate(model, choice.rescale, fill)
-    return choice, promise_of(choice, calibrate, source.guarantee, source.seed, gates_of(model).layout.digest)
+    return choice, promise_of(choice, calibrate, source.guarantee, layout_of(model), source.seed)
 
 
 def _remove(

@@ -24,6 +24,7 @@ from mhprobe.backbones import family_of, layout_of
 from mhprobe.backbones.base import Segments
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadSite
+from mhprobe.recording.state import inspecting
 from mhprobe.surgery.removal import ProjBias
 
 Per = Literal["head", "weights"]
@@ -55,7 +56,7 @@ def repair(
     left = {site.name: site.num_heads for site in layout_of(pruned, whole.kinds).sites}
     heads = {site: left.get(site.name, 0) for site in whole.sites}
     lost = [site for site in heads if heads[site] < site.num_heads and (heads[site] or proj_bias == "keep")]
-    with _evaluating(pruned), _evaluating(dense):
+    with inspecting(pruned, gradients=False), inspecting(dense, gradients=False):
         ours, theirs = _pieces(pruned), _pieces(dense)
         streams = [(len(images), ours.stem(images), theirs.stem(images)) for images in batches()] if lost else []
         if lost and not streams:
@@ -162,13 +163,3 @@ def _solved(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
     eye = torch.eye(size, dtype=gram.dtype, device=gram.device)
     regular = gram + ridge * gram.diagonal().mean() * eye
     return right @ torch.linalg.pinv(regular, hermitian=True)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

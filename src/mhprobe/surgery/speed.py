@@ -10,7 +10,6 @@ Shapes: B images of a batch.
 import functools
 import math
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from mhprobe.backbones import attach, input_spec, layout_of
 from mhprobe.gates import remove_gates
 from mhprobe.heads import HeadLayout
-from mhprobe.surgery.costs import count_flops, count_parameters
+from mhprobe.surgery.costs import count_flops, count_parameters, interleaved
 from mhprobe.surgery.removal import prune_heads
 
 BATCHES = (1, 4, 16, 64)
@@ -98,29 +97,6 @@ def speed_table(
         show(1)
     remove_gates(plain)
     return rows
-
-
-def interleaved(works: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.05) -> list[list[float]]:
-    """Seconds per call of each of ``works``, ``rounds`` of them; every round begins with another one."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    with torch.inference_mode():
-        for work in works:  # warm-up: caches, kernels chosen at first sight
-            work(), work()
-        synchronize()
-        start = time.perf_counter()
-        works[0]()
-        synchronize()
-        calls = max(1, math.ceil(seconds / (time.perf_counter() - start)))
-        taken: list[list[float]] = [[] for _ in works]
-        for number in range(rounds):
-            for place in range(len(works)):
-                which = (place + number) % len(works)
-                start = time.perf_counter()
-                for _ in range(calls):
-                    works[which]()
-                synchronize()
-                taken[which].append((time.perf_counter() - start) / calls)
-    return taken
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
