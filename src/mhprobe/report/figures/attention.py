@@ -220,10 +220,7 @@ def kinds_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str
     "in every block share a line. Slopes of exactly 0 have no place on the log scale."
 )
 def slopes_by_layer(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """The mean over a block's heads of every column "gradient_<kind>", on a log scale, which has no place for 0.
-
-    Kinds whose lines lie on one another have one line, their mean, which is called by all of them.
-    """
+    """The mean over a block's heads of every column "gradient_<kind>", on a log scale."""
     titles = {
         name: name.removeprefix("gradient_").replace("cls", "class token").replace("_", " ")
         for name in columns
@@ -269,10 +266,7 @@ def coinciding(lines: Mapping[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
     "dashed lines are even attention and equal slopes: what chance would give."
 )
 def special_keys(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """The ratio of slopes over the share of attention, coloured by block. Heads that have no special keys are left out.
-
-    A no-op head looks at special keys although it does not matter: to the right of even attention, and below 1.
-    """
+    """The ratio of slopes over the share of attention. Heads that have no special keys are left out."""
     depth, shades = [site.block for _, _, site in layout], style.block_shades(layout)
     attention, ratio = columns["attention"].double(), columns["value"].double()
     with style.panel((2.9, 2.3), (0.65, 0.5, 1.05, 0.2)) as (figure, axes):
@@ -328,10 +322,7 @@ def relations(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, nam
     "even draw is chance."
 )
 def relation_scores(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Hit rates by relation: heads or probes beside baselines that need neither.
-
-    rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]. A row of the figure each.
-    """
+    """Hit rates, a row each. rows: relation, way, who ("" for nothing to say), score, low, high in [0, 1]."""
     relations = list(dict.fromkeys(row["relation"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
     step = max(0.5, 0.16 * len(ways))

@@ -68,10 +68,7 @@ def claims(rows: Sequence[Mapping[str, Any]]) -> Figure:
     "networks. A dot: the network cannot tell. A stroke: it cannot be asked. Empty: it was not asked."
 )
 def claims_matrix(rows: Sequence[Mapping[str, Any]], networks: Sequence[str]) -> Figure:
-    """Claims down, networks across: the verdict of each network on each claim.
-
-    rows: claim, and under the name of each network its verdict.
-    """
+    """Verdicts of networks on claims, a row each. rows: claim, and under the name of each network its verdict."""
     from matplotlib.patches import Rectangle
 
     order = sorted(rows, key=lambda row: [sum(row[name] == word for name in networks) for word in WORDS], reverse=True)

@@ -100,10 +100,7 @@ def _speakers_against(layout: HeadLayout, value: Tensor, p: Tensor, class_names:
     "accuracy with all heads. A class whose column turns red early needs the first heads that go."
 )
 def classes_at_steps(accuracy: Tensor, sure: Tensor, heads_masked: Sequence[int], names: Sequence[str]) -> Figure:
-    """Cost of a masking curve for each class: steps down, classes across.
-
-    accuracy: (K, C), step 0 unmasked. sure: (K, C) bool. heads_masked: of each step.
-    """
+    """Cost of a masking curve by class. accuracy: (K, C), step 0 unmasked. sure: (K, C). heads_masked: of each step."""
     drop = 100 * (accuracy[:1] - accuracy)[1:].double()
     deep, classes = drop.shape
     wide_cell, tall_cell = max(0.24, min(0.42, 6.5 / classes)), max(0.08, min(0.24, 5.0 / max(deep, 1)))

@@ -167,10 +167,7 @@ def _shade(steps: int, furthest: int) -> tuple[float, float, float, float]:
     "band holds 95 % of what chance, random directions, would give a head's mean."
 )
 def modes(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Singular modes of the heads' circuits: how strong each is, and whether it ties like to like.
-
-    columns: "singular" and "cosine" (A, K), NaN where there is no mode; "value", "null_low" and "null_high" (A,).
-    """
+    """Modes from "singular" and "cosine" (A, K), NaN where there is none; "value", "null_low", "null_high" (A,)."""
     share = columns["singular"] / columns["singular"][:, :1]
     labels = ("singular value\n(share of largest)", "cosine")
     with style.layer_panels(layout, (1.25, 1.0), (0.6, 0.78), labels, least=3.4) as (figure, panels):

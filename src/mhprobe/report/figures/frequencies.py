@@ -20,10 +20,7 @@ _WHITE = math.log(2) / 2  # real white noise, against its frequency 0
     "every head writes. Lower means smoother; a flat line, white noise, is what chance would give."
 )
 def spectrum(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Left: the stream after each block, light to dark with depth. Right: a panel per layer, a line per head.
-
-    columns: "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out. Dotted: white noise.
-    """
+    """Spectra from "spectrum" (A, K), "stream" (L, 3, K), "frequencies" (1, K); NaN is left out."""
     (frequencies,) = columns["frequencies"].tolist()
     spectra, stream = columns["spectrum"].double(), columns["stream"][:, _AFTER_MLP].double()
     shown = torch.cat([spectra.flatten(), stream.flatten()])
@@ -70,10 +67,7 @@ def _frequency_frame(axes: Axes, limits: tuple[float, float]) -> None:
     "white noise."
 )
 def depth_variance(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Against depth, from each block's input through its attention to its MLP: variance over the grid, and ``label``.
-
-    columns: "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: merging patches changes the grid.
-    """
+    """Depth profiles from "variance" (L, 3), "stream" (L, 3, K). A stage is a line of its own: its grid is another."""
     variance, stream = columns["variance"].double(), columns["stream"].double()
     # the highest frequency that a block's grid has: the last that is there
     there = stream[:, 0].isfinite()
@@ -112,10 +106,7 @@ def _steps(axes: Axes, layout: HeadLayout, values: Tensor) -> None:
     "Where it falls most, the network relies on these frequencies. Dashed: clean images. Dotted: guessing."
 )
 def noise(rows: Sequence[Mapping[str, Any]], strength: float, chance: float) -> Figure:
-    """Accuracy under noise of one band of frequencies, over the bands.
-
-    rows: the clean images first, then a band each: low, high, accuracy, accuracy_low, accuracy_high.
-    """
+    """Accuracy under noise. rows: clean images, then a band each: low, high, accuracy, accuracy_low, accuracy_high."""
     with style.panel((3.45, 2.1), (0.55, 0.5, 1.0, 0.2)) as (figure, axes):
         accuracies(axes, [(row["low"] + row["high"]) / 2 for row in rows[1:]], rows[1:], "o-", COLOURS[0])
         _over_frequency(axes, rows[0], "clean", chance)

@@ -69,10 +69,7 @@ def _stairs(axes: Axes, share: Tensor, shade: str, marker: str, name: str) -> No
     "the decision, and the way there for how sure it was. A gate that nothing moves stays at its start."
 )
 def gate_history(layout: HeadLayout, steps: Sequence[int], amounts: Tensor, threshold: float) -> Figure:
-    """A row per head, layers from input (top) to output; below, how many are open.
-
-    steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it a head counts as open.
-    """
+    """A row per head. steps: K optimizer steps. amounts: (K, A) P(open), or |gate|. threshold: above it one is open."""
     heads = layout.num_heads
     row = max(0.035, min(0.11, 4.5 / heads))  # inches
     left, wide, gap, low, between, bottom, top = 0.75, 4.2, 0.05, 1.4, 0.2, 0.45, 0.15

@@ -19,10 +19,7 @@ ACROSS = 3
     "about itself; a measure with nothing expected is read as: large values for planted heads. Empty: no number there."
 )
 def headbench(rows: Sequence[Any]) -> Figure:
-    """HeadBench: measures that find planted heads: detectors down, plants across, one panel per family.
-
-    rows: with family, plant, measure, direction and auroc, as in tables/headbench.csv.
-    """
+    """Measures that find planted heads. rows: family, plant, measure, direction, auroc, as in tables/headbench.csv."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
@@ -60,10 +57,7 @@ def headbench(rows: Sequence[Any]) -> Figure:
     "grade from which on the measure finds half, with its 95 % interval over networks. Lower is more sensitive."
 )
 def sensitivity(grades: Sequence[Any], sensitivities: Sequence[Any]) -> Figure:
-    """Sensitivity of measures: the share of grafts that they find, grade by grade, a panel per kind of graft.
-
-    grades, sensitivities: rows with the columns of tables/headbench_grades.csv and headbench_sensitivity.csv.
-    """
+    """Shares of grafts found. grades, sensitivities: rows of headbench_grades.csv and headbench_sensitivity.csv."""
     kinds = list(dict.fromkeys(row.graft for row in sensitivities))
     edges = (0.5, 1.75, 0.45, 0.3)
     with style.grid(len(kinds), (2.1, 1.5), (0.45, 2.05), edges, per_row=ACROSS) as (figure, places):

@@ -32,8 +32,7 @@ FURTHEST = 3  # heads furthest from the line
 def per_head(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
     """A row per layer and a column per head; and all heads in order where they have an interval or a reference.
 
-    Columns "low" and "high" are the interval. A reference is a column called as in ``REFERENCES``: what a head without
-    any skill would score, drawn as a small mark at each head.
+    "low" and "high" are the interval; a column of ``REFERENCES`` is what a head without any skill would score.
     """
     from matplotlib.colors import Normalize
 
@@ -136,10 +135,7 @@ def accuracy_without(
     "heads in the same order. Small numbers are heads. If both go together, the right one fades from left to right."
 )
 def sorted_heads(layout: HeadLayout, values: Mapping[str, Tensor]) -> Figure:
-    """Heads of every layer sorted by one value, and another value of the same heads beside it.
-
-    values: (A,) each by their label; heads are sorted by the first.
-    """
+    """Heads of every layer sorted by the first of some values. values: (A,) each by their label."""
     first = next(iter(values.values())).double()
     heads, deep = max(site.num_heads for site in layout.sites), len(layout.sites)
     cell = max(0.14, min(0.28, 3.2 / heads))
@@ -301,10 +297,7 @@ def sufficiency(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
     "The heads furthest off are named, block:head. A rank correlation of 0 would be chance."
 )
 def patching(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Activation patching against its estimates from slopes: every head a point.
-
-    columns: "value" and "atp", "size", "atp_size" and "graddrop" (A,); without estimates the values alone.
-    """
+    """Exact effects against estimates: "value" and "atp", "size", "atp_size" and "graddrop" (A,), if there are any."""
     with style.canvas((6.0, 2.8)) as figure:
         left, right = style.place(figure, 0.65, 0.5, 2.0, 1.9), style.place(figure, 3.4, 0.5, 2.0, 1.9)
         estimate = columns.get("atp", columns["value"])
@@ -350,10 +343,7 @@ def _titled(axes: Axes, name: str, columns: Mapping[str, Tensor], key: str) -> N
     "differs from 0 (p < .05 after Holm over all heads and measures)."
 )
 def before_tuning(layout: HeadLayout, found: Mapping[str, Tensor], labels: Mapping[str, str]) -> Figure:
-    """Heads before and after fine-tuning: likeness to what they were, and how far each measure moved, block by block.
-
-    found: columns of the panel before_tuning. labels: of its measures, by name.
-    """
+    """Heads before and after tuning. found: columns of the panel before_tuning. labels: of its measures, by name."""
     blocks = [site.block for site in layout.sites]
     step = min(0.55, 6.0 / len(blocks))
     wide, tall, at = max(2.2, step * len(blocks)), 1.1, style.side_by_side(layout, 0.8)

@@ -214,10 +214,7 @@ def fft_images(
     "patterns are learned, untrained weights look like noise."
 )
 def kernels(patterns: Tensor, share: Tensor) -> Figure:
-    """The pixel patterns that heads of the first block read most: a row per head.
-
-    patterns: (H, N, 3, height, width). share: (H, N) of the head's squared strength.
-    """
+    """Pixel patterns, a row per head: (H, N, 3, height, width). share: (H, N) of the head's squared strength."""
     heads, count = share.shape
     side, gap, left, down = 0.55, 0.1, 0.65, 0.2
     with style.canvas((left + count * (side + gap) + 0.1, heads * (side + down) + 0.3)) as figure:
@@ -243,10 +240,7 @@ def kernels(patterns: Tensor, share: Tensor) -> Figure:
     "hidden: numbers are in the table."
 )
 def surfaces(space: Tensor, channels: Tensor, blocks: Sequence[int]) -> Figure:
-    """A map over space, and channels over blocks, each as a surface in three dimensions.
-
-    space: (h, w). channels: (L, C), a row per block in ``blocks``.
-    """
+    """Surfaces in three dimensions. space: (h, w). channels: (L, C), a row per block in ``blocks``."""
     with style.canvas((7.4, 3.4)) as figure:
         views = ((space, "column", "row", "rollout"), (channels, "channel", "block", "mean |activation|"))
         for number, (values, across, down, up) in enumerate(views):
@@ -284,10 +278,7 @@ def _at_least_two(values: Tensor) -> Tensor:
     "is not ahead of the centre does not show where this image's object is."
 )
 def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("centre", "random")) -> Figure:
-    """Agreement of maps with masks of objects, by three scores, beside maps that have seen no image.
-
-    rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image.
-    """
+    """Scores of maps. rows: map, score, value, low, high; in [0, 1]. blind: the maps that have seen no image."""
     maps, scores = (list(dict.fromkeys(row[key] for row in rows)) for key in ("map", "score"))
     size, edges = (1.55, 0.24 * len(maps)), (0.3 + 0.062 * max(map(len, maps)), 0.4, 0.2, 0.35)
     with style.grid(len(scores), size, (0.2, 0), edges, per_row=len(scores)) as (figure, places):
@@ -310,10 +301,7 @@ def segmentation(rows: Sequence[Mapping[str, Any]], blind: Sequence[str] = ("cen
     "is says nothing about the answer. The rank test is in the title."
 )
 def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str) -> Figure:
-    """Concentration of the maps of rightly and of wrongly classified images.
-
-    right, wrong: the heat of each image. Two cumulative distributions.
-    """
+    """Two cumulative distributions of the heat of images. right, wrong: of each image."""
     with style.panel((3.45, 1.95), (0.55, 0.5, 0.2, 0.5)) as (figure, axes):
         for number, (values, name) in enumerate(((right, "right"), (wrong, "wrong"))):
             if values:
@@ -330,10 +318,7 @@ def heat(right: Sequence[float], wrong: Sequence[float], title: str, label: str)
     "above its square; the title counts them, beside what chance would give."
 )
 def correspondence(layout: HeadLayout, found: Mapping[str, Tensor]) -> Figure:
-    """Heads on two views of an image: each head's likeness to itself, and to the most alike other head of its block.
-
-    found: itself, best_other (in [0, 1]), corresponds (0 or 1), chance, each (A,).
-    """
+    """Heads on two views of an image. found: itself, best_other (in [0, 1]), corresponds, chance, each (A,)."""
     blocks = [site.block for site in layout.sites]
     step = min(0.6, 5.5 / len(blocks))
     wide = max(2.2, step * len(blocks))

@@ -27,14 +27,9 @@ PHASES = {"before": "masked before the drop", "at": "at the drop", "after": "aft
 def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None, over: Over = "heads") -> Figure:
     """Accuracy in per cent over the number of heads masked (or of steps), all curves of a run, with 95 % bands.
 
-    Drawn is the last split that occurs, the one to report; thin and without a band, of few curves, the split that a
-    searched curve was chosen on. A ring: the first step that is significantly less accurate than the unmasked model
-    (McNemar, Holm over the curve); on the images that chose the path there is none, and the legend says so. Of a random
-    curve the mean over repeats is drawn, in grey. The legend names the searches.
-    What accuracy is, the score says (``Curve.scored``), and the axis; it is larger where masking hurts less.
-    Dashed: the unmasked model. Dotted: chance. The axes end where the curves do: a short search is seen large, and
-    chance only where some curve comes near it. Where a guarantee was asked for, a line across says how far it holds.
-    Over steps the legend says how many heads a step takes, where all steps of the curve take as many.
+    Drawn is the last split that occurs; thin, of few curves, the split that a searched curve was chosen on. A ring: the
+    first step that is significantly less accurate (McNemar, Holm over the curve). The axes end where the curves do, and
+    chance is drawn where some curve comes near it. Over steps the legend says how many heads a step takes.
     """
     split = curves[-1].split
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
@@ -178,10 +173,7 @@ def distances(curves: Sequence[Curve], num_heads: int) -> Figure:
     "images. Kinds have different numbers of heads: the legend says how many."
 )
 def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
-    """Accuracy against the share of heads masked within one kind of layer, a line per kind.
-
-    rows: kind, share, heads_masked, heads, accuracy, low, high.
-    """
+    """A line per kind of layer. rows: kind, share, heads_masked, heads, accuracy, low, high."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     with style.panel((3.0, 2.3), (0.55, 0.5, 1.85, 0.2)) as (figure, axes):
         for number, kind in enumerate(kinds):
@@ -201,10 +193,7 @@ def kinds_of_layers(rows: Sequence[Mapping[str, Any]], chance: float) -> Figure:
     "orange ones have just gone."
 )
 def masked_at_each_step(layout: HeadLayout, curves: Mapping[str, Tensor], most: int = 8) -> Figure:
-    """Heads that are off at each step of masking curves: a row of small grids per curve.
-
-    curves: by name the masks (steps + 1, A) bool, True off, step 0 first. most: grids in a row, evenly chosen.
-    """
+    """A row of at most ``most`` grids per curve, whose masks are (steps + 1, A) bool, True off, step 0 first."""
     from matplotlib.colors import ListedColormap
 
     deep, heads = len(layout.sites), max(site.num_heads for site in layout.sites)
@@ -241,13 +230,7 @@ def _steps_shown(masks: Tensor, most: int) -> list[int]:
     "explain why the others can."
 )
 def maskable(heads: Sequence[MaskedHead], similarity: str, inert: float) -> Figure:
-    """A panel per curve and a point per head.
-
-    Across: what the head writes into the residual stream, as a share of the median head (log scale); left of the
-    dashed line it is inert. Up: how far its likeness to the most similar kept head stands up from chance (0, dotted)
-    to identity (1), by the named similarity; filled where the head is redundant, over all similarities. The
-    dotted line is 0 of the measure itself where it has no chance level.
-    """
+    """A panel per curve, a point per head; 0 is that of the measure itself where it has no chance level."""
     curves: dict[str, list[tuple[MaskedHead, Likeness]]] = {}
     for head in heads:
         like = head.likeness[similarity]

@@ -33,9 +33,7 @@ def pairwise(
     """One head x head matrix per layer, or one over all heads where layers were compared too.
 
     limits: of the colours: "shared" by all matrices, "each" its own (its title says them), or (lowest, highest).
-    A head and itself are grey: their 1 would flatten everything else. With "null", the chance level is drawn on the
-    colour bar, as a band where it differs from pair to pair, or from "null_low" to "null_high"; with "random_init", the
-    mean of the untrained control.
+    With "null", "null_low" and "null_high" chance is drawn on the colour bar, with "random_init" the untrained control.
     """
     value = style.without_diagonal(columns["value"])
     if 0 < value.isfinite().any(1).sum() <= len(value) // 2:  # most of a matrix over all heads would be grey
@@ -119,11 +117,7 @@ def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
     draws_control=True,  # from the column "random_init"
 )
 def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Heads that were compared with any other; a dot where "p_holm" is below .05.
-
-    Without "p_holm" the dot is where the 95 % interval from "low" to "high" excludes "null", or 0 where there is none.
-    With "random_init", the mean over the pairs of the untrained control is marked on the colour bar.
-    """
+    """Heads that were compared with any other; a dot where "p_holm" is below .05, or the interval excludes "null" or 0."""
     value = style.without_diagonal(columns["value"])
     heads = value.isfinite().any(1).nonzero().flatten()
     shown = value[heads[:, None], heads]
@@ -170,11 +164,7 @@ def _beyond_chance(columns: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
     draws_control=True,  # from the column "random_init"
 )
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Layer x layer, input at the top left; grey: not compared, and a layer with itself.
-
-    Lines part the stages. With "null", the chance level stands at the colour bar, or is written below it where layers
-    are so alike that it would take up most of the scale. So does, with "random_init", the untrained control's mean.
-    """
+    """Layer x layer; lines part the stages. Chance is written below the bar where it would take up most of the scale."""
     value = style.without_diagonal(columns["value"])
     chance = columns["null"][value.isfinite()].double() if "null" in columns else value.new_empty(0)
     layers = len(value)
@@ -237,10 +227,7 @@ def by_block(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, name
     "pair. What stands apart from the untrained network is what training added."
 )
 def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> Figure:
-    """Similarity of heads in a trained and in an untrained network, block by block, a panel per measure.
-
-    rows: measure, network, block, min, mean, max. labels: of the measures, for the axes.
-    """
+    """A panel per measure. rows: measure, network, block, min, mean, max. labels: of the measures, for the axes."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     blocks = sorted({row["block"] for row in rows})
     step = min(0.4, 4.0 / len(blocks))
@@ -269,10 +256,7 @@ def before_training(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     "within each layer; a filled point is beyond it by p < .05 (Holm)."
 )
 def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Similarity of heads of two groups above that of their layers' heads: a point and a band per pair of groups.
-
-    rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm.
-    """
+    """A row per pair of groups. rows: curve, group_a, group_b, pairs, above, chance_low, chance_high, p_holm."""
     curves = list(dict.fromkeys(row["curve"] for row in rows))
     kinds = list(dict.fromkeys((row["group_a"], row["group_b"]) for row in rows))
     size, edges = (2.0, 0.28 * len(kinds) + 0.1), (1.25, 0.62, 0.35, 0.36)
@@ -299,10 +283,7 @@ def groups_of_pairs(rows: Sequence[Mapping[str, Any]]) -> Figure:
     "into a plane, so look up a striking pair in the table. Clusters are found in noise too."
 )
 def embedding(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """One panel of all heads where layers were compared, coloured by block; otherwise one per layer, on one scale.
-
-    Markers are clusters. In panels of one layer, numbers are heads.
-    """
+    """One panel of all heads where layers were compared; else one per layer. Markers are clusters."""
     groups = _compared(layout, columns["value"])
     together = len(groups) < len(layout.sites)
     points, cluster = columns["embedding"].double(), columns["cluster"].long()

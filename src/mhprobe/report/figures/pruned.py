@@ -107,10 +107,7 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
     "line. A head with several functions is in several groups. Points on each other are moved apart sideways."
 )
 def survival(rows: Sequence[Survivors]) -> Figure:
-    """A panel per division (those with several groups, and label), two in a row; a line per group, up to all heads.
-
-    Runs that keep equally many heads are points of their own; the line is through their mean.
-    """
+    """A panel per division (those with several groups, and label). Lines are through the mean of runs that keep as many."""
     heads = _all_heads(rows)
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing
@@ -160,10 +157,7 @@ def _groups_kept(axes: Axes, rows: Sequence[Survivors], by: str, heads: int) -> 
     "its FLOPs predict, 1 is no gain. Measured on the machine named above the figure, and true there."
 )
 def speed(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Speed-up of a pruned network, by batch size, beside the prediction from FLOPs.
-
-    rows: of surgery.speed.speed_table. Left the speed-up over the dense network, right images per second.
-    """
+    """Speed-up over the dense network, and images per second. rows: of surgery.speed.speed_table."""
     removed = list(dict.fromkeys(row["removed"] for row in rows))
     batches = sorted({row["batch"] for row in rows})
     at = list(range(len(batches)))

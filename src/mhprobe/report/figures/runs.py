@@ -21,9 +21,7 @@ from mhprobe.stats.agreement import Agreement, Pearson
     "of three runs or more that differ in their seed, its bar Student's 95 % interval over them, of what another gives."
 )
 def runs(rows: Sequence[Mapping[str, Any]], groups: Table | None) -> Figure:
-    """Accuracy of several runs: a dot per run with its interval over images, and per group the mean with its spread.
-
-    rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
+    """A row per group. rows: run, group, accuracy, low, high. groups: group, runs, accuracy, low, high.
 
     Of fewer than three runs only the dots: Student's interval of two reaches over most of the axis and says nothing.
     """
@@ -67,10 +65,7 @@ def _group_labels(names: Sequence[str]) -> list[str]:
     "interval over three of these runs or more; of a single run it is the interval over images, of two there is none."
 )
 def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Masking curves of several runs: the mean of each group with its band, a panel per curve.
-
-    rows: group, curve, split, heads_masked, runs, accuracy, low, high, of. The test split where there is one.
-    """
+    """A panel per curve, of the test split if any. rows: group, curve, split, heads_masked, runs, accuracy, low, high, of."""
     splits = {row["split"] for row in rows}
     shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
     curves = list(dict.fromkeys(row["curve"] for row in shown))
@@ -112,10 +107,7 @@ def _legend_of(group: str, runs: set[int]) -> str:
     "other heads under the same numbers: there a correlation can only come from the blocks that heads are in."
 )
 def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Do runs rank the heads alike? Rank correlations between every two runs, a row per measure.
-
-    rows: measure, run_a, run_b, spearman.
-    """
+    """Rank correlations between every two runs, a row per measure. rows: measure, run_a, run_b, spearman."""
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     edges = (0.35 + 0.065 * max(map(len, measures)), 0.5, 0.2, 0.15)
     with style.panel((3.1, 0.24 * len(measures) + 0.15), edges) as (figure, axes):
@@ -136,10 +128,7 @@ def run_agreement(rows: Sequence[Mapping[str, Any]]) -> Figure:
 def scatter(
     layout: HeadLayout, measures: Sequence[tuple[str, Tensor, Tensor, Pearson]], first: str, second: str
 ) -> Figure:
-    """The same measures on two data sets: every head a point, one panel per measure.
-
-    measures: name, (A,) value on the first and on the second data set, and their correlation. Colour: the block.
-    """
+    """A panel per measure: name, (A,) value on the first and on the second data set, and their correlation."""
     size, gap, edges = (1.45, 1.45), (0.66, 0.8), (0.62, 0.5, 0.8, 0.5)  # above: two lines of title
     wide, tall = style.grid_size(len(measures), size, gap)
     block, shades = torch.tensor([site.block for _, _, site in layout]), style.block_shades(layout)
@@ -166,10 +155,7 @@ def scatter(
     "rankings share)."
 )
 def agreement(found: Agreement, control: Agreement | None = None) -> Figure:
-    """Spearman's rho on the left, overlap of the k best heads on the right; below them a control's, if there is one.
-
-    Of each symmetric matrix the lower half is shown. The overlap of random rankings is marked on its colour bar.
-    """
+    """Spearman's rho, and overlap of the k best heads; below them a control's, if there is one."""
     rows = [(found, "")] + ([(control, ", random initialisation")] if control is not None else [])
     count, edge = len(found.names), 0.2 + 0.065 * max(map(len, found.names))
     side = max(2.1, 0.3 * count)

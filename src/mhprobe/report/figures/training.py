@@ -18,10 +18,7 @@ from mhprobe.stats.significance import wilson
     "before training: what has not moved from there was not learned."
 )
 def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str) -> Figure:
-    """Every head's value during training: a line per head, coloured by its block.
-
-    steps: P optimizer steps. values: (P, A). The thick line is the mean over each block's heads.
-    """
+    """Values of heads during training. steps: P optimizer steps. values: (P, A)."""
     shades = style.block_shades(layout)
     with style.panel((3.6, 2.35), (0.65, 0.5, 0.95, 0.15)) as (figure, axes):
         for number, site in enumerate(layout.sites):
@@ -45,12 +42,8 @@ def history(layout: HeadLayout, steps: Sequence[int], values: Tensor, label: str
     "the whole model cannot be told from guessing (95 %), so it has nothing to lose."
 )
 def settling(rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int) -> Figure:
-    """Three panels: accuracy, what is left of it above chance, and how the scores of two epochs agree.
+    """Three panels. rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman.
 
-    Accuracy has a line per share of heads removed; black is none. The second panel is relative to the same epoch's
-    accuracy with all heads. The third is the rank correlation of the scores of every two epochs.
-
-    rows: epoch, share, accuracy, chance. agreement: epoch_a, epoch_b, spearman. As studies/settling.py gives them.
     images: that accuracies are of; an epoch whose whole model is not sure to be above chance is grey.
     """
     epochs = sorted({row["epoch"] for row in rows})
@@ -109,10 +102,7 @@ def _matrix(figure: Figure, axes: Axes, values: Tensor, label: str, of: Tensor |
     "Colours are of the logarithm of the loss."
 )
 def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
-    """The loss over two directions in the space of weights: contours, a panel per pair of directions.
-
-    places: S steps along each direction. losses: (S, S) of each draw, the first direction down.
-    """
+    """A panel per draw. places: S steps along each direction. losses: (S, S) of each draw, the first direction down."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -146,10 +136,7 @@ def landscape(places: Sequence[float], losses: Sequence[Tensor]) -> Figure:
     "over those of each block. Larger is sharper; negative ones mean that the loss is not at a minimum there."
 )
 def sharpness(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The largest eigenvalues of the loss's Hessian, for the whole network and block by block.
-
-    rows: part, rank, eigenvalue.
-    """
+    """Eigenvalues of the loss's Hessian, a row per part of the network. rows: part, rank, eigenvalue."""
     parts = list(dict.fromkeys(row["part"] for row in rows))
     edges = (0.4 + 0.07 * max(map(len, parts)), 0.5, 0.2, 0.15)
     with style.panel((2.9, 0.2 * len(parts) + 0.2), edges) as (figure, axes):
