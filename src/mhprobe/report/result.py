@@ -41,18 +41,12 @@ class Sample(NamedTuple):
 class Result(NamedTuple):
     """A table, a figure, metrics, and what they are.
 
-    curves: for dashboards that draw them themselves, beside the figure.
-    drawn: the kind of figure (report/figures); its caption says how to read it.
-    caption: in place of that one. label: what its values are, with their unit. unit: the unit alone, "" for none.
-    larger: what a larger value means. alike: of values of pairs, whether the largest or the smallest is of the two
-    that are most alike. columns: what further columns are, where the label does not say it.
+    curves: for dashboards that draw them themselves, beside the figure. drawn: the kind of figure (report/figures); its
+    caption says how to read it. caption: in place of that one.
     interval, chance, control: columns of the table: low and high ends of an interval; what chance gives; what a freshly
     initialised network gives. decides: the table's column "kept" says which heads stay; others are removed or closed.
-    masks: the value is what masking the head alone does to the loss.
-    about: what was measured, a sentence. part_of: the result, or a paper's figure, that this one belongs to.
-    control_of: the result of the trained network whose control this is. during: the point of a training that it is of,
-    e.g. "epoch 3"; "" for the end.
     of: the images that it is of, where they are not all that the report is about; ``Sample()`` for none.
+    The others are as in its entry in results.json (``ledger.Entry``).
     """
 
     table: Table | None = None

@@ -8,7 +8,6 @@ Shapes: A heads of all sites, S sites.
 import csv
 import io
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -76,13 +75,15 @@ def per_head(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     """
     facts = {name: values for name, values in columns.items() if values.shape in ((), (layout.num_heads,))}
     lists = [values.expand(layout.num_heads).tolist() for values in facts.values()]
-    lists = lists if layout.kinds <= {"head"} else [[site.kind for _, _, site in layout], *lists]
-    kind = [] if layout.kinds <= {"head"} else ["kind"]
+    names = ["head", "site", "stage", "block", "index", *facts, DIGEST]
+    if not layout.kinds <= {"head"}:
+        lists.insert(0, [site.kind for _, _, site in layout])
+        names.insert(5, "kind")
     rows = [
         [flat, site.name, site.stage, site.block, head, *(values[flat] for values in lists), layout.digest]
         for flat, (_, head, site) in enumerate(layout)
     ]
-    return Table(["head", "site", "stage", "block", "index", *kind, *facts, DIGEST], rows, "per_head")
+    return Table(names, rows, "per_head")
 
 
 def per_head_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> Table:
@@ -97,10 +98,8 @@ def pairwise_along(layout: HeadLayout, values: Tensor, names: Sequence[str]) -> 
     """
     known = ~values.isnan().all(-1)
     a, b = torch.nonzero(known.triu(1), as_tuple=True)
-    rows = zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)
-    return _placed(
-        layout, Table(["head_a", "head_b", *names], [[a, b, *more] for a, b, more in rows], "pairwise_along")
-    )
+    rows = [[*heads, *row] for *heads, row in zip(a.tolist(), b.tolist(), values[a, b].tolist(), strict=True)]
+    return _placed(layout, Table(["head_a", "head_b", *names], rows, "pairwise_along"))
 
 
 def pairwise(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
@@ -131,28 +130,24 @@ def pairwise_blocks(layout: HeadLayout, columns: Mapping[str, Tensor]) -> Table:
     A head and itself are no pair. Where a value depends on the order of the two, both orders count. Only blocks that
     were compared; null only where the measure has one.
     """
-    value = columns["value"].double().clone().fill_diagonal_(torch.nan)
-    null = columns.get("null")
+    value, null = columns["value"].double().clone().fill_diagonal_(torch.nan), columns.get("null")
     rows: list[list[Any]] = []
     for (i, a), (j, b) in itertools.combinations_with_replacement(enumerate(layout.sites), 2):
         inside = torch.zeros_like(value, dtype=torch.bool)
         inside[layout.span(i), layout.span(j)] = inside[layout.span(j), layout.span(i)] = True
         inside &= ~value.isnan()
         if inside.any():
-            found = value[inside]
-            chance = [] if null is None else [null[inside].double().mean().item()]
-            extremes = [found.min().item(), found.mean().item(), found.max().item()]
-            rows.append([a.block, b.block, len(found) // 2, *extremes, *chance])
-    chance_name = [] if null is None else ["null"]
-    return Table(["block_a", "block_b", "pairs", "min", "mean", "max", *chance_name], rows, "pairwise_blocks")
+            of = value[inside]
+            levels = [of.min(), of.mean(), of.max(), *([] if null is None else [null[inside].double().mean()])]
+            rows.append([a.block, b.block, len(of) // 2, *(level.item() for level in levels)])
+    names = ["block_a", "block_b", "pairs", "min", "mean", "max", *([] if null is None else ["null"])]
+    return Table(names, rows, "pairwise_blocks")
 
 
 def _pairs(noun: str, names: Sequence[int], columns: Mapping[str, Tensor]) -> Table:
     """Every compared pair once, by name."""
-    count = len(names)
-    inside = torch.triu(~columns["value"].isnan(), diagonal=1)
-    a, b = torch.nonzero(inside, as_tuple=True)
-    named = torch.tensor(names)
+    count, named = len(names), torch.tensor(names)
+    a, b = torch.triu(~columns["value"].isnan(), diagonal=1).nonzero(as_tuple=True)
     lists = {f"{noun}_a": named[a], f"{noun}_b": named[b]}
     for name, values in columns.items():
         if values.shape == (count, count):
@@ -278,14 +273,10 @@ def masked_heads(heads: Sequence[MaskedHead]) -> Table:
     for head in heads:
         row: dict[str, Any] = {name: getattr(head, name) for name in ("curve", "split", "head", "step", "phase")}
         for name, like in head.likeness.items():
-            row[f"kept_{name}"] = "" if like is None else like.kept
-            row[f"similarity_{name}"] = "" if like is None else like.similarity
-            row[f"null_{name}"] = "" if like is None or like.null is None else like.null
-            row[f"null_error_{name}"] = "" if like is None or math.isnan(like.error) else like.error
-            row[f"p_{name}"] = "" if like is None or math.isnan(like.p) else like.p
-        row["p"] = "" if math.isnan(head.p) else head.p
-        row |= {name: "" if math.isnan(at) else at for name, at in (("standing", head.standing), ("bar", head.bar))}
-        rows.append(row | {"write_norm": head.write_norm, "write_share": head.write_share, "verdict": head.verdict})
+            fields = {"kept": "kept", "similarity": "similarity", "null": "null", "null_error": "error", "p": "p"}
+            row |= {f"{column}_{name}": getattr(like, field, None) for column, field in fields.items()}
+        row |= {name: getattr(head, name) for name in ("p", "standing", "bar", "write_norm", "write_share", "verdict")}
+        rows.append({name: "" if cell is None or cell != cell else cell for name, cell in row.items()})
     return from_rows(rows)
 
 

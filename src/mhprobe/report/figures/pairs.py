@@ -117,7 +117,7 @@ def _mark_blocks(axes: Axes, layout: HeadLayout) -> None:
     draws_control=True,  # from the column "random_init"
 )
 def few_heads(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Heads that were compared with any other; a dot where "p_holm" is below .05, or the interval excludes "null" or 0."""
+    """Heads that were compared with any other; a dot where "p_holm" is below .05, or the interval excludes chance."""
     value = style.without_diagonal(columns["value"])
     heads = value.isfinite().any(1).nonzero().flatten()
     shown = value[heads[:, None], heads]
@@ -164,7 +164,7 @@ def _beyond_chance(columns: Mapping[str, Tensor]) -> tuple[Tensor, str] | None:
     draws_control=True,  # from the column "random_init"
 )
 def pairwise_layers(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, names: Names = NAMELESS) -> Figure:
-    """Layer x layer; lines part the stages. Chance is written below the bar where it would take up most of the scale."""
+    """Layer x layer; lines part the stages. Chance is written below a bar of which it would take up most."""
     value = style.without_diagonal(columns["value"])
     chance = columns["null"][value.isfinite()].double() if "null" in columns else value.new_empty(0)
     layers = len(value)

@@ -107,7 +107,7 @@ def voita(points: Sequence[tuple[int, float, float]], images: int, chance: float
     "line. A head with several functions is in several groups. Points on each other are moved apart sideways."
 )
 def survival(rows: Sequence[Survivors]) -> Figure:
-    """A panel per division (those with several groups, and label). Lines are through the mean of runs that keep as many."""
+    """A panel per division (those with several groups, and label). Lines are means of runs that keep as many."""
     heads = _all_heads(rows)
     groups = {by: {row.group for row in rows if row.by == by} for by in dict.fromkeys(row.by for row in rows)}
     divisions = [by for by, names in groups.items() if by == "label" or len(names) > 1]  # one stage tells nothing

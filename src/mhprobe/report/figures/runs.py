@@ -65,7 +65,7 @@ def _group_labels(names: Sequence[str]) -> list[str]:
     "interval over three of these runs or more; of a single run it is the interval over images, of two there is none."
 )
 def run_curves(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel per curve, of the test split if any. rows: group, curve, split, heads_masked, runs, accuracy, low, high, of."""
+    """A panel per curve, of the test split. rows: group, curve, split, heads_masked, runs, accuracy, low, high, of."""
     splits = {row["split"] for row in rows}
     shown = [row for row in rows if row["split"] == ("test" if "test" in splits else sorted(splits)[0])]
     curves = list(dict.fromkeys(row["curve"] for row in shown))

@@ -336,7 +336,7 @@ def name_beside(axes: Axes, name: str) -> None:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """As many as ``most`` of ``count`` numbers from 0, evenly chosen, the first and the last among them."""
+    """Numbers from 0 below ``count``, ``most`` at most, evenly chosen, the first and the last among them."""
     steps = min(most, count) - 1
     return sorted({round(number * (count - 1) / max(1, steps)) for number in range(steps + 1)})
 

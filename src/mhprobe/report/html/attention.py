@@ -34,7 +34,7 @@ def maps(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Attention of every head in the run's first test images; of a pruning, of the heads that it left."""
-    arrays, about = _tensors(run, KEPT)
+    arrays, about = run.files.tried(run.files.tensors, KEPT) or ({}, {})
     if not arrays:
         return []
     titles = _list(about, "titles")
@@ -57,7 +57,7 @@ def _of_queries(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _of_kinds(run: Run, heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the maps that ``mhprobe.maps`` wrote, for the blocks that it was asked for."""
-    arrays, about = _tensors(run, MAPS)
+    arrays, about = run.files.tried(run.files.tensors, MAPS) or ({}, {})
     kinds: dict[str, dict[int, Any]] = {}
     for name, (kind, head) in json.loads(about.get("heads", "{}")).items():
         if 0 <= head < len(heads):
@@ -73,14 +73,6 @@ def _removed(run: Run) -> set[int]:
         if entry.decides == "removed":
             return {head for head, kept in zip(table.column("head"), table.column("kept"), strict=True) if not kept}
     return set()
-
-
-def _tensors(run: Run, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        return run.files.tensors(name)
-    except ValueError as error:
-        run.unread.append(str(error))
-        return {}, {}
 
 
 def _list(about: dict[str, str], name: str) -> list[str]:

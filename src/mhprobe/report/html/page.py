@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -208,17 +208,8 @@ def _figures(run: Run) -> list[dict[str, Any]]:
     """Each figure with how to read it: masking first, and last what was seen during training."""
     drawn = {name: entry for name, entry in run.results.items() if entry.figure is not None}
     order = sorted(drawn, key=lambda name: (bool(drawn[name].during), drawn[name].kind != "curves", name))
-    pictures = embed(_pictures(run, [str(drawn[name].figure) for name in order]))
+    files = [str(drawn[name].figure) for name in order]
+    pngs = ((file, run.files.tried(run.files.bytes, file, FIGURE)) for file in files)
+    pictures = embed((file, png) for file, png in pngs if png is not None)
     shown = [(drawn[name], pictures.get(str(drawn[name].figure))) for name in order]
     return [{"name": entry.title, "own": picture, "caption": entry.caption} for entry, picture in shown if picture]
-
-
-def _pictures(run: Run, files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    for file in files:
-        try:
-            png = run.files.bytes(file, FIGURE)
-        except ValueError as error:
-            run.unread.append(str(error))
-            continue
-        if png is not None:
-            yield file, png

@@ -67,23 +67,23 @@ def pairs(run: Run) -> list[dict[str, Any]]:
     Behind a value stand low and high where there is an interval. nearest: whether the "largest" or the "smallest" value
     means the most alike.
     """
-    found = []
+    rows = []
     for name, entry, table in run.of_kind("pairwise"):
         if "value" not in table.columns:
             continue
-        against, compared = entry.chance or entry.control, ("head_a", "head_b", "value", *entry.interval)
-        levels = [value for value in _of(table, against) or [] if value is not None]
-        found.append(
+        compared = ("head_a", "head_b", "value", *entry.interval)
+        levels = [value for value in _of(table, entry.chance or entry.control) or [] if value is not None]
+        rows.append(
             {
                 "key": name,
                 **_words(entry),
                 "nearest": entry.alike or "largest",
                 "chance": _short(sum(levels) / len(levels)) if levels else None,
                 "chance_is": "chance" if entry.chance else "a random network's mean",
-                "pairs": [list(row) for row in zip(*(_column(table, c) for c in compared), strict=True)],
+                "pairs": [list(row) for row in zip(*(short(table.column(c)) for c in compared), strict=True)],
             }
         )
-    return found
+    return rows
 
 
 def classes(run: Run) -> list[dict[str, Any]]:
@@ -96,18 +96,18 @@ def classes(run: Run) -> list[dict[str, Any]]:
 
 def history(run: Run) -> list[dict[str, Any]]:
     """Measures along training: their steps and, for each, A numbers."""
-    found = []
+    lines = []
     for _, entry, table in run.of_kind("history"):
         points: dict[int, list[Any]] = {}
-        for step, value in zip(table.column("step"), table.column("value"), strict=True):
-            points.setdefault(step, []).append(_short(value))
-        found.append(
-            {"name": entry.part_of.replace("_", " ") or entry.title, "label": _label(entry), **_points(points)}
-        )
+        for step, value in zip(table.column("step"), short(table.column("value")), strict=True):
+            points.setdefault(step, []).append(value)
+        lines.append((entry.part_of.replace("_", " ") or entry.title, entry, points))
     for _, entry, table in run.of_kind("gate_history"):
-        points = {row[0]: short(row[2:]) for row in table.rows}
-        found.append({"name": "gates", "label": _label(entry), **_points(points)})
-    return found
+        lines.append(("gates", entry, {row[0]: short(row[2:]) for row in table.rows}))
+    return [
+        {"name": name, "label": _words(entry)["label"], "steps": list(points), "values": list(points.values())}
+        for name, entry, points in lines
+    ]
 
 
 def short(values: list[Any]) -> list[Any]:
@@ -120,12 +120,8 @@ def _short(value: Any) -> Any:
 
 
 def _words(entry: Entry) -> dict[str, str]:
-    return {"name": entry.title, "label": _label(entry), "larger": entry.larger, "about": entry.about}
-
-
-def _label(entry: Entry) -> str:
-    """Return the label of a value with its unit, as its figure has it."""
-    return entry.label or entry.title
+    """Return what an entry is called; the label of its values has their unit, as its figure has it."""
+    return {"name": entry.title, "label": entry.label or entry.title, "larger": entry.larger, "about": entry.about}
 
 
 def _per_head(run: Run, kind: Any) -> list[tuple[str, Entry, Table]]:
@@ -152,18 +148,10 @@ def _is_number(table: Table, name: str) -> bool:
 
 
 def _of(table: Table, name: str) -> list[Any] | None:
-    return _column(table, name) if name in table.columns and _is_number(table, name) else None
-
-
-def _column(table: Table, name: str) -> list[Any]:
-    return short(table.column(name))
+    return short(table.column(name)) if name in table.columns and _is_number(table, name) else None
 
 
 def _freedom(table: Table) -> int | None:
     """Degrees of freedom of the intervals: one less than there are folds of images, or images."""
     draws = next((table.column(name) for name in ("folds", "images") if name in table.columns), [None])
     return draws[0] - 1 if draws and isinstance(draws[0], int) and draws[0] > 1 else None
-
-
-def _points(points: dict[int, list[Any]]) -> dict[str, Any]:
-    return {"steps": list(points), "values": list(points.values())}

@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -21,6 +21,7 @@ from mhprobe.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where it is there
 MB = 1_000_000
 ROOM = 400 * MB  # of all files of a run together
@@ -34,6 +35,15 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = Path(root).resolve()
         self.room = ROOM
+        self.unread: list[str] = []  # what could not be read, each with the reason
+
+    def tried(self, read: Callable[..., T], *where: Any) -> T | None:
+        """Return what ``read`` gives; None for what cannot be read, which is named in ``unread``."""
+        try:
+            return read(*where)
+        except ValueError as error:
+            self.unread.append(str(error).removeprefix("report: ").replace(f"{self.root}/", ""))
+            return None
 
     def path(self, name: str, most: int) -> Path | None:
         """Return the path of an ordinary file of at most ``most`` bytes; None if there is none of that name.

@@ -1,6 +1,7 @@
 """A finished run, read back from its folder: everything that pages, cards and comparisons show comes from here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ class Run:
 
     results: what each result is, by its name. tables: by the result's name. config: as composed, with references as
     they were written. overrides: of the command line. facts: ``run.json``. model: what describes its weights.
-    unread: what could not be read, each with the reason.
     """
 
     files: Folder
@@ -35,11 +35,15 @@ class Run:
     overrides: list[str]
     facts: dict[str, Any]
     model: dict[str, Any]
-    unread: list[str]
 
     @property
     def folder(self) -> Path:
         return self.files.root
+
+    @property
+    def unread(self) -> list[str]:
+        """Files and parts that could not be read, each with the reason."""
+        return self.files.unread
 
     @property
     def name(self) -> str:
@@ -59,16 +63,16 @@ class Run:
 
     def outcomes(self) -> outcomes.Outcomes | None:
         """Return the right test images of the run, if it has kept them."""
-        try:
-            right = outcomes.read(self.folder) if self.files.path(outcomes.FILE, 100 * MB) else None
-        except ValueError as error:
-            self.unread.append(str(error))
-            return None
+        right = self.files.tried(_right_images, self.files)
         share = self.metrics.get("test/accuracy")
         if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
             self.unread.append(f"{outcomes.FILE}: another accuracy than test/accuracy in metrics.json")
             return None
         return right
+
+
+def _right_images(files: Folder) -> outcomes.Outcomes | None:
+    return outcomes.read(files.root) if files.path(outcomes.FILE, 100 * MB) else None
 
 
 def read_run(folder: Path) -> Run:
@@ -81,31 +85,30 @@ def read_run(folder: Path) -> Run:
 
 
 def _read(files: Folder) -> Run:
-    unread: list[str] = []
-
-    results = _ledger(files, unread)
-    config = _read_or_name(files.yaml, "config/config.yaml", unread)
-    overrides = _read_or_name(files.yaml, "config/overrides.yaml", unread)
-    described = ("model.json", "pruned.json")
-    model: dict[str, Any] = next(
-        (about for name in described if (about := _read_or_name(files.json, name, unread))), {}
-    )
-    facts = _read_or_name(files.json, "run.json", unread)
+    results = _ledger(files)
+    config = files.tried(files.yaml, "config/config.yaml")
+    overrides = files.tried(files.yaml, "config/overrides.yaml")
+    facts = files.tried(files.json, "run.json") or {}
     network = facts.get("network")
+    described = (about for name in ("model.json", "pruned.json") if (about := files.tried(files.json, name)))
+    tables = {
+        name: table._replace(kind=entry.kind)  # type: ignore[arg-type]
+        for name, entry in results.items()
+        if entry.table is not None and (table := files.tried(_table, files, entry.table)) is not None
+    }
     return Run(
         files,
         results,
-        _tables(files, results, unread),
-        _metrics(_read_or_name(files.json, "metrics.json", unread), unread),
+        tables,
+        _metrics(files.tried(files.json, "metrics.json") or {}, files.unread),
         config if isinstance(config, dict) else {},
         [str(value) for value in overrides] if isinstance(overrides, list) else [],
         facts,
-        model or (dict(network) if isinstance(network, Mapping) else {}),
-        unread,
+        next(described, {}) or (dict(network) if isinstance(network, Mapping) else {}),
     )
 
 
-def _ledger(files: Folder, unread: list[str]) -> dict[str, Entry]:
+def _ledger(files: Folder) -> dict[str, Entry]:
     """The entries of results.json. UserError for a folder without results, or of before there were ledgers."""
     try:
         data = files.bytes(ledger.FILE, 20 * MB)
@@ -128,7 +131,7 @@ def _ledger(files: Folder, unread: list[str]) -> dict[str, Entry]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        unread.append(f"{ledger.FILE}: {first['msg']}{f' at {where}' if where else ''}")
+        files.unread.append(f"{ledger.FILE}: {first['msg']}{f' at {where}' if where else ''}")
         return {}
 
 
@@ -138,7 +141,7 @@ def measured_on(order: Any) -> str | None:
         return None
     place = Path(table).absolute()
     try:
-        results = _ledger(Folder(place.parent.parent), []).values()
+        results = _ledger(Folder(place.parent.parent)).values()
     except UserError:  # a table that lies alone: nobody knows
         return None
     return next(
@@ -146,19 +149,11 @@ def measured_on(order: Any) -> str | None:
     )
 
 
-def _tables(files: Folder, results: Mapping[str, Entry], unread: list[str]) -> dict[str, Table]:
-    tables = {}
-    for name, entry in results.items():
-        if entry.table is None:
-            continue
-        try:
-            path = files.path(entry.table, 100 * MB)
-            if path is None:
-                raise ValueError(f"{entry.table}: no such file")
-            tables[name] = read_table(path)._replace(kind=entry.kind)  # type: ignore[arg-type]
-        except ValueError as error:
-            unread.append(str(error).removeprefix("report: ").replace(f"{files.root}/", ""))
-    return tables
+def _table(files: Folder, name: str) -> Table:
+    path = files.path(name, 100 * MB)
+    if path is None:
+        raise ValueError(f"{name}: no such file")
+    return read_table(path)
 
 
 def read_table(path: Path) -> Table:
@@ -190,43 +185,25 @@ def _flat(where: str, part: Any) -> list[tuple[str, str]]:
 
 
 def _value(cell: str) -> Any:
-    if cell == "":
-        return None
-    if len(cell) > 40:
-        return cell
-    try:
-        return int(cell) if len(cell) <= DIGITS else _number(cell)
-    except ValueError:
-        return _number(cell)
-
-
-def _number(cell: str) -> Any:
-    try:
-        number = float(cell)
-    except ValueError:
-        return cell
-    return number if number - number == 0 else None  # JSON has neither NaN nor infinity
-
-
-def _read_or_name(read: Callable[[str], Any], name: str, unread: list[str]) -> Any:
-    """Return what a file holds; {} for one that cannot be read, which is named in ``unread``."""
-    try:
-        return read(name)
-    except ValueError as error:
-        unread.append(str(error))
-        return {}
+    if cell == "" or len(cell) > 40:
+        return cell or None
+    for number in (int, float) if len(cell) <= DIGITS else (float,):
+        with contextlib.suppress(ValueError):
+            value = number(cell)
+            return value if value - value == 0 else None  # JSON has neither NaN nor infinity
+    return cell
 
 
 def _metrics(values: Mapping[str, Any], unread: list[str]) -> dict[str, float | None]:
     """Numbers alone; null stands for one that is not finite. An accuracy outside [0, 1] is none."""
     numbers: dict[str, float | None] = {}
     for key, value in values.items():
-        if value is not None and not isinstance(value, int | float):
-            continue
-        numbers[key] = value if value is not None and abs(value) < 1e300 else None
-        if key == "test/accuracy" and value is not None and not 0 <= value <= 1:
-            unread.append(f"metrics.json: {key} is {value}, expected a share from 0 to 1")
-            numbers[key] = None
+        if value is None or isinstance(value, int | float):
+            numbers[key] = value if value is not None and abs(value) < 1e300 else None
+    share = numbers.get("test/accuracy")
+    if share is not None and not 0 <= share <= 1:
+        unread.append(f"metrics.json: test/accuracy is {share}, expected a share from 0 to 1")
+        numbers["test/accuracy"] = None
     return numbers
 
 

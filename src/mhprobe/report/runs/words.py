@@ -252,18 +252,16 @@ def _speed(run: Run) -> list[str]:
 def _maps(run: Run) -> list[str]:
     """Return the faithfulness of each kind of map, on average over its maps."""
     rows = [row for row in run.rows("maps") if "deletion" in row and None not in row.values()]
-    said = []
+    text = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]
-        deletion, insertion, chance, up_by_chance = (
-            sum(row[name] for row in own) / len(own)
-            for name in ("deletion", "insertion", "random_deletion", "random_insertion")
-        )
-        said.append(
-            f"{kind}: deletion {deletion:.2f} (random orders {chance:.2f}; lower is better), insertion {insertion:.2f} "
+        names = ("deletion", "random_deletion", "insertion", "random_insertion")
+        down, down_by_chance, up, up_by_chance = (sum(row[name] for row in own) / len(own) for name in names)
+        text.append(
+            f"{kind}: deletion {down:.2f} (random orders {down_by_chance:.2f}; lower is better), insertion {up:.2f} "
             f"(random orders {up_by_chance:.2f}; higher is better), mean over {len(own)} map{'s' * (len(own) != 1)}."
         )
-    return said
+    return text
 
 
 def _extremes(heads: list[dict[str, Any]], measure: dict[str, Any]) -> list[str]:
