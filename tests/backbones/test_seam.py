@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import mhprobe
 from mhprobe.backbones import backbone_of, build, families, family_of, input_spec
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.attention import layer_scale
+from mhprobe.backbones.parts.units import layer_scale
 from mhprobe.heads import Block, HeadSite, HeadWeights
 from models import images_for, labels_for, tiny_swin, tiny_vit
 

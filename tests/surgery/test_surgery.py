@@ -17,7 +17,7 @@ from timm.models.swin_transformer import WindowAttention
 
 import mhprobe
 from mhprobe.backbones import layout_of
-from mhprobe.backbones.parts.attention import NoHeads
+from mhprobe.backbones.parts.units import NoHeads
 from mhprobe.backbones.swin import Swin
 from mhprobe.gates import find_gates
 from mhprobe.surgery.costs import count_flops, head_flops

@@ -12,7 +12,7 @@ from torch import nn
 
 from mhprobe.backbones.base import Family as Family
 from mhprobe.backbones.base import Seam as Seam
-from mhprobe.backbones.parts.mlp import keep_neurons
+from mhprobe.backbones.parts.units import keep_neurons
 from mhprobe.errors import HeadsMixed, UserError, quoted
 from mhprobe.gates import HeadGates, find_gates, put_on, remove_gates
 from mhprobe.heads import KINDS, HeadLayout, Kind

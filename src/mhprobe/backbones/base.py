@@ -16,8 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.parts import timm_models
-from mhprobe.backbones.parts.attention import STILL, layer_scale, query_key_value, unfused
-from mhprobe.backbones.parts.mlp import rows_of
+from mhprobe.backbones.parts.units import STILL, layer_scale, query_key_value, rows_of, unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, HeadWeights
 

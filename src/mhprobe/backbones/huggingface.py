@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mhprobe.backbones.base import Family, Seam, blocks_in, submodule
-from mhprobe.backbones.parts.attention import STILL
+from mhprobe.backbones.parts.units import STILL
 from mhprobe.errors import UserError, short
 from mhprobe.heads import Block, HeadSite, Windows
 

@@ -12,7 +12,6 @@ from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import submodule
-from mhprobe.backbones.parts.attention import no_norm_between
 from mhprobe.backbones.parts.located import (
     CHANNELS,
     COARSER,
@@ -26,6 +25,7 @@ from mhprobe.backbones.parts.located import (
     row,
     weight_of,
 )
+from mhprobe.backbones.parts.units import no_norm_between
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadSite, HeadWeights, Windows
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
-from mhprobe.backbones.parts.attention import STILL, unfused
+from mhprobe.backbones.parts.units import STILL, unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite
 

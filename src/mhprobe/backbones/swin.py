@@ -12,15 +12,7 @@ from timm.models import swin_transformer, swin_transformer_v2
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
-from mhprobe.backbones.parts.attention import (
-    NoHeads,
-    keep_channels,
-    linear_pool,
-    of_fixed_width,
-    other_forward,
-    pixels,
-)
-from mhprobe.backbones.parts.mlp import neurons
+from mhprobe.backbones.parts import units
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
@@ -39,7 +31,7 @@ class Windowed(Family):
     def sites(cls, model: Any) -> Iterator[HeadSite]:
         for site, block in cls._places(model, "attn"):
             attn, grid = block.attn, block.input_resolution
-            if type(attn) is NoHeads:
+            if type(attn) is units.NoHeads:
                 continue
             if type(attn) is not cls.attention:
                 raise UserError(f"{site.name} is a {type(attn).__name__}, expected the WindowAttention of {cls.title}.")
@@ -53,12 +45,12 @@ class Windowed(Family):
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
         for site, block in cls._places(model, "mlp"):  # an MLP sees its tokens in raster order
-            yield from neurons(block.mlp, site)
+            yield from units.neurons(block.mlp, site)
 
     @classmethod
     def _places(cls, model: Any, part: str) -> Iterator[tuple[HeadSite, Any]]:
         """Each block with the site of a part of it, which has no units yet."""
-        down, across = pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
+        down, across = units.pixels(model.patch_embed.img_size, model.patch_embed.grid_size)
         for number, about in enumerate(cls.blocks(model)):
             block, scale = model.get_submodule(about.name), 2.0**about.stage  # merging halves, rounding up
             grid, steps = tuple(block.input_resolution), (down * scale, across * scale)
@@ -71,7 +63,7 @@ class Windowed(Family):
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:
-        if other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
+        if units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
             return None
         return Segments(
             stem=model.patch_embed,
@@ -95,18 +87,18 @@ class Swin(Windowed):
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
         attn = model.get_submodule(site.name)
-        keep_channels(attn, site, keep)
+        units.keep_channels(attn, site, keep)
         if not keep:
-            model.set_submodule(site.name, NoHeads(attn.proj))
+            model.set_submodule(site.name, units.NoHeads(attn.proj))
             return
         table = attn.relative_position_bias_table
         attn.relative_position_bias_table = nn.Parameter(table.detach()[:, list(keep)].clone(), table.requires_grad)
 
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
-        if other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
+        if units.other_forward(model, cls.model) or any(type(layer) is not cls.stage for layer in model.layers):
             raise UserError(f"logit_attribution: {type(model).__name__} has its own forward, not timm's Swin's.")
-        linear_pool(model.head.global_pool.pool_type)
+        units.linear_pool(model.head.global_pool.pool_type)
         between: list[Callable[[Tensor], Tensor] | None] = []
         for layer in model.layers:
             merges = not isinstance(layer.downsample, nn.Identity)
@@ -132,4 +124,4 @@ class SwinV2(Windowed):
 
     @classmethod
     def unprunable(cls, model: Any) -> str:
-        return of_fixed_width(model.layers[0].blocks[0].attn)
+        return units.of_fixed_width(model.layers[0].blocks[0].attn)

@@ -22,7 +22,7 @@ from torchvision.models.swin_transformer import (
 
 from mhprobe.backbones.base import Family, Seam, Segments, blocks_in, submodule
 from mhprobe.backbones.multihead import IMAGENET
-from mhprobe.backbones.parts.attention import STILL
+from mhprobe.backbones.parts.units import STILL
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 

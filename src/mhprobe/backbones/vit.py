@@ -21,16 +21,7 @@ from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, Vi
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import DirectPath, Family, Segments, blocks_in
-from mhprobe.backbones.parts.attention import (
-    NoHeads,
-    keep_channels,
-    linear_pool,
-    no_norm_between,
-    of_fixed_width,
-    other_forward,
-    pixels,
-)
-from mhprobe.backbones.parts.mlp import neurons
+from mhprobe.backbones.parts import units
 from mhprobe.errors import HeadsMixed, UserError
 from mhprobe.heads import Block, HeadSite
 
@@ -52,17 +43,17 @@ class Tokens(Family):
             if type(block) not in cls.middle:
                 raise cls.strange(f"blocks.{number}", block)
             for name, attention in _named("attn", number, block):
-                if type(attention) not in (*cls.attention, NoHeads):
+                if type(attention) not in (*cls.attention, units.NoHeads):
                     raise cls.strange(name, attention)
                 if heads := getattr(attention, "num_heads", 0):  # else all were removed
-                    no_norm_between(name, attention)
+                    units.no_norm_between(name, attention)
                     yield _site(model, number, name, heads, attention.proj.in_features // heads)
 
     @classmethod
     def neurons(cls, model: Any) -> Iterator[HeadSite]:
         for number, block in enumerate(model.blocks):
             for name, mlp in _named("mlp", number, block):
-                yield from neurons(mlp, _site(model, number, name, 0, 1))
+                yield from units.neurons(mlp, _site(model, number, name, 0, 1))
 
     @classmethod
     def strange(cls, name: str, module: nn.Module) -> UserError:
@@ -79,7 +70,7 @@ class Tokens(Family):
 
     @classmethod
     def segments(cls, model: Any) -> Segments | None:
-        if other_forward(model, cls.model):
+        if units.other_forward(model, cls.model):
             return None
         stem, blocks = cls.pieces(model)
         return Segments(stem=stem, blocks=tuple(blocks), tail=lambda x: model.forward_head(model.norm(x)))
@@ -94,7 +85,7 @@ class Tokens(Family):
         for name, module in list(model.named_modules()):
             found: Any = module
             if isinstance(module, cls.attention) and found.num_heads == 0:  # ONNX cannot reshape to zero heads
-                model.set_submodule(name, NoHeads(found.proj))
+                model.set_submodule(name, units.NoHeads(found.proj))
 
 
 def _named(part: str, number: int, block: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -114,7 +105,7 @@ def _site(model: Any, block: int, name: str, count: int, width: int) -> HeadSite
         head_dim=width,
         prefix_tokens=model.num_prefix_tokens,
         grid=model.patch_embed.grid_size,
-        pixels=pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
+        pixels=units.pixels(model.patch_embed.img_size, model.patch_embed.grid_size),
         class_token=model.cls_token is not None,
         pooled=model.global_pool not in ("token", ""),
     )
@@ -147,7 +138,7 @@ class ViT(Tokens):
     @classmethod
     def slice_heads(cls, model: Any, site: HeadSite, keep: Sequence[int]) -> None:
         attn = model.get_submodule(site.name)
-        keep_channels(attn, site, keep)
+        units.keep_channels(attn, site, keep)
         attn.attn_dim = len(keep) * site.head_dim
         if not keep:  # torch 2.11's fused product of no heads ends the process (SIGFPE)
             attn.fused_attn = False
@@ -155,12 +146,12 @@ class ViT(Tokens):
     @classmethod
     def direct_path(cls, model: Any) -> DirectPath:
         odd = next((type(block).__name__ for block in model.blocks if type(block) is ResPostBlock), None)
-        if odd is not None or other_forward(model, VisionTransformer):
+        if odd is not None or units.other_forward(model, VisionTransformer):
             reason = (
                 f"a norm stands behind the heads of a {odd}" if odd else f"{type(model).__name__} has its own forward"
             )
             raise UserError(f"logit_attribution: what a head writes cannot be followed to the logits: {reason}.")
-        linear_pool(model.global_pool)
+        units.linear_pool(model.global_pool)
         return DirectPath(
             between=(None,) * len(model.blocks),
             norm=model.norm,
@@ -195,7 +186,7 @@ class Eva(Tokens):
         still = "They can still be gated, measured and masked (mhprobe.probe, mhprobe.mask)."
         for block in model.blocks:
             if isinstance(block.attn, eva.EvaAttention):
-                return of_fixed_width(block.attn)
+                return units.of_fixed_width(block.attn)
             if getattr(block.attn, "num_kv_groups", 1) > 1:  # timm has them from 1.0.30
                 return (
                     f"the heads of timm's AttentionRope share keys and values here, so none can be removed alone. "
@@ -213,7 +204,7 @@ class Eva(Tokens):
         if (reason := cls.unprunable(model)) is not None:
             raise UserError(f"{site.name}: {reason}")
         attn = model.get_submodule(site.name)
-        keep_channels(attn, site, keep)
+        units.keep_channels(attn, site, keep)
         attn.num_kv_heads, attn.attn_dim, attn.kv_dim = len(keep), *[len(keep) * site.head_dim] * 2
 
 
@@ -241,7 +232,7 @@ class _FixedWidth(Tokens):
 
     @classmethod
     def unprunable(cls, model: Any) -> str:
-        return of_fixed_width(model.blocks[0].attn)
+        return units.of_fixed_width(model.blocks[0].attn)
 
 
 class Beit(_FixedWidth):

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from mhprobe.backbones.base import Family, Seam, submodule
-from mhprobe.backbones.parts.attention import query_key_value as packed
-from mhprobe.backbones.parts.attention import unfused
+from mhprobe.backbones.parts.units import query_key_value as packed
+from mhprobe.backbones.parts.units import unfused
 from mhprobe.errors import UserError
 from mhprobe.heads import Block, HeadSite, Windows
 
