@@ -6,17 +6,19 @@ import re
 
 import pytest
 import torch
+from PIL import Image
 
 import mhprobe
-from mhprobe.backbones import attach
+from mhprobe.backbones import attach, backbone_of, input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError
 from mhprobe.questions.live import keep, keep_live
+from mhprobe.recording.outputs import logits_of
 from mhprobe.report.html import live as module
 from mhprobe.report.html import write_report
 from mhprobe.report.runs.run import read_run
 from mhprobe.surgery.live import Piece, stored
-from models import make_loud, tiny_vit
+from models import huggingface, make_loud, tiny_eva, tiny_swin, tiny_vit
 from report_html.conftest import CLASSES, make_run
 from report_html.test_browser import browser, pytestmark, visit
 
@@ -180,7 +182,7 @@ def test_a_digit_is_drawn_and_a_file_is_dropped(visit, kept):
     page.wait_for_function("() => document.getElementById('own-says').textContent.includes('with the choice')")
     drawn = torch.tensor(page.evaluate("[...live.own]"), dtype=torch.uint8).view(1, 3, 16, 16)
     assert drawn[0, :, 8, 8].min() > 100 and drawn[0, :, 2, 14].max() == 0  # on the stroke, and beside it
-    spec = mhprobe.backbones.input_spec(model)
+    spec = input_spec(model)
     with torch.no_grad():
         shares = model(normalise(drawn, **spec)).softmax(1)
     assert f"with all heads: {int(shares.argmax())} ({100 * float(shares.max()):.1f} %)" in page.inner_text("#own-says")
@@ -212,8 +214,6 @@ def test_rows_columns_and_the_link_choose(visit, page, kept):
 
 
 def test_an_image_of_ones_own_is_taken_for_something_with_and_without_the_heads(page, kept, tmp_path):
-    from PIL import Image
-
     images = kept[2]
     Image.fromarray(images[3].permute(1, 2, 0).numpy()).save(tmp_path / "own.png")
     page.set_input_files("#own-file", tmp_path / "own.png")
@@ -255,6 +255,35 @@ def test_a_notebook_makes_the_page_of_its_own_network(visit, kept):
     assert "of all 20 test images" in page.inner_text("#live-says")
     with pytest.raises(UserError, match="uint8"):
         mhprobe.live(model, images.float(), labels)
+
+
+def hugging_face():
+    return huggingface("ViTForImageClassification", num_labels=5)
+
+
+@pytest.mark.parametrize("make", [tiny_swin, tiny_eva, hugging_face])
+def test_other_families_switch_with_the_logits_of_torch(visit, make, tmp_path):
+    model = make()
+    make_loud(model, 0.3)
+    gates = attach(model)
+    spec = input_spec(backbone_of(model))
+    images = torch.randint(0, 256, (20, 3, *spec["size"]), dtype=torch.uint8)
+    page = visit(mhprobe.live(model, images, torch.zeros(20).long()).save(tmp_path / "own.html").as_uri())
+    answered(page, "")
+    page.get_by_role("button", name="Heads number 1").first.click()
+    closed = [head for head, (_, index, _) in enumerate(gates.layout) if index == 1]
+    answered(page, ",".join(map(str, closed)))
+    seen = torch.tensor(page.evaluate("[...live.kept.get('chunk 0').streams.at(-1).data]")).view(20, -1)
+    with torch.no_grad():
+        whole = logits_of(model(normalise(images, **spec)))
+        with gates.masked(gates.layout.mask(closed)):
+            expected = logits_of(model(normalise(images, **spec)))
+    assert (seen - expected).abs().max() < 1e-4 and (whole - expected).abs().max() > 1e-3
+    Image.fromarray(images[3].permute(1, 2, 0).numpy()).save(tmp_path / "own.png")
+    page.set_input_files("#own-file", tmp_path / "own.png")
+    page.wait_for_function("() => document.getElementById('own-says').textContent.includes('with the choice')")
+    share = 100 * float(whole[3].softmax(0).max())
+    assert f"with all heads: {int(whole[3].argmax())} ({share:.1f} %)" in page.inner_text("#own-says")
 
 
 def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):

@@ -30,12 +30,11 @@ def live(model: nn.Module, images: Tensor, labels: Tensor, class_names: Sequence
         raise UserError(f"live: images: expected (N, 3, height, width) uint8, pixels from 0 to 255, got {got}.")
     if len(labels) != len(images):
         raise UserError(f"live: labels: expected one for each of {len(images)} images, got {len(labels)}.")
-    names = class_names or [str(number) for number in range(getattr(backbone, "num_classes", 0))]
     with tempfile.TemporaryDirectory(prefix="mhprobe_live_") as place:
         folder = Path(place) / type(backbone).__name__ / "live"  # these two are the page's title
         titles = [f"image {number}" for number in range(len(images))]
         folder.mkdir(parents=True)
-        keep(folder, model, images, labels, names, titles, input_spec(backbone), beside=False)
+        keep(folder, model, images, labels, class_names or (), titles, input_spec(backbone), beside=False)
         (folder / "metrics.json").write_text("{}")
         write_facts(folder, "live", layout, None)
         write_report(folder)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from mhprobe.backbones import attach
+from mhprobe.backbones import attach, puts_out_features
 from mhprobe.data.augment import normalise
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.data.draws import evenly
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
+from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.state import inspecting
 from mhprobe.report.html.live import KEPT, MOST
 from mhprobe.surgery.live import Stored, pieces, stored
@@ -44,14 +45,15 @@ def keep(
 
     Weights are float32, or float16 or int8 where they have room in a page only so; where they have not even then,
     float16, and the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,)
-    int64. spec: size, mean and std. beside: whether the page can ask. UserError for a network that gives features, has
-    no room, or cannot be exported.
+    int64. classes: names; their numbers if empty. spec: size, mean and std. beside: whether the page can ask. UserError
+    for a network that gives features, has no room, or cannot be exported.
     """
     pixels = _resized(images.cpu(), tuple(spec["size"]))
     seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
     device = next(model.parameters()).device
     with inspecting(model, gradients=False):
-        logits = torch.cat([model(some.to(device)).cpu() for some in seen.split(100)]).float()
+        logits = torch.cat([logits_of(model(some.to(device))).cpu() for some in seen.split(100)]).float()
+    classes = classes or [str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])]
     if logits.dim() != 2 or logits.shape[1] != len(classes):
         raise UserError("live: expected a network with logits of the classes, got one that gives features.")
     made, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
