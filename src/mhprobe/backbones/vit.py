@@ -209,8 +209,9 @@ class Eva(Tokens):
 
 
 class _FixedWidth(Tokens):
-    """Token models with biases of positions for each block, or one for all, that blocks take as ``shared``."""
+    """Token models with biases of positions: a block's own, or ``positions`` of all, which blocks take as ``shared``."""
 
+    positions: ClassVar[str]
     shared: ClassVar[str]
 
     @classmethod
@@ -222,13 +223,9 @@ class _FixedWidth(Tokens):
             x = x if getattr(model, "pos_embed", None) is None else x + model.pos_embed
             return getattr(model, "pos_drop", nn.Identity())(x)
 
-        shared = {cls.shared: cls.bias(model)}
-        return stem, [functools.partial(block, **shared) for block in model.blocks]
-
-    @classmethod
-    @abstractmethod
-    def bias(cls, model: Any) -> Tensor | None:
-        """Return the bias for all blocks, if they share one."""
+        of_all = getattr(model, cls.positions)
+        bias = None if of_all is None else getattr(of_all, "get_bias", of_all)()
+        return stem, [functools.partial(block, **{cls.shared: bias}) for block in model.blocks]
 
     @classmethod
     def unprunable(cls, model: Any) -> str:
@@ -239,12 +236,9 @@ class Beit(_FixedWidth):
     """Queries and values have biases of their own: it multiplies by the weight of ``qkv`` and never calls that."""
 
     title = "timm Beit (BEiT v1 and v2)"
-    model, attention, shared = beit.Beit, (beit.Attention,), "shared_rel_pos_bias"
+    model, attention = beit.Beit, (beit.Attention,)
     middle: ClassVar = {beit.Block: "norm2"}
-
-    @classmethod
-    def bias(cls, model: Any) -> Tensor | None:
-        return None if model.rel_pos_bias is None else model.rel_pos_bias()
+    positions, shared = "rel_pos_bias", "shared_rel_pos_bias"
 
 
 class RelPos(_FixedWidth):
@@ -255,8 +249,4 @@ class RelPos(_FixedWidth):
         vision_transformer_relpos.RelPosBlock: "norm2",
         vision_transformer_relpos.ResPostRelPosBlock: "mlp",
     }
-    shared = "shared_rel_pos"
-
-    @classmethod
-    def bias(cls, model: Any) -> Tensor | None:
-        return None if model.shared_rel_pos is None else model.shared_rel_pos.get_bias()
+    positions = shared = "shared_rel_pos"
