@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import timm
@@ -48,6 +49,17 @@ def test_a_folder_of_transformers(tmp_path):
     assert found.spec["size"] == (28, 28) and found.spec["mean"] == (0.1, 0.2, 0.3)
     with pytest.raises(UserError, match="untrained"):
         found.twin()
+
+
+def test_what_was_pushed_to_the_hub_is_found_there(tmp_path, monkeypatch):
+    weights = Path(__file__).parents[2] / "weights" / "cifar10_vit_stem"
+    files = {"model.json": weights.with_suffix(".json"), "model.safetensors": weights.with_suffix(".safetensors")}
+    for name, file in files.items():
+        (tmp_path / name).symlink_to(file)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repo, file, revision: str(tmp_path / file))
+    found = chosen("hf-hub:owner/name")
+    assert found.name == "hf-hub:owner/name" and found.spec["size"] == (32, 32) and found.layout.num_heads == 72
+    assert found.twin() is not None
 
 
 def test_a_network_of_a_notebook_is_taken_as_it_is():

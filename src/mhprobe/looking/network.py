@@ -14,7 +14,7 @@ from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.weights.checkpoint import load_weights
 from mhprobe.weights.foreign import model_from
-from mhprobe.weights.hub import found
+from mhprobe.weights.hub import PREFIX, found
 from mhprobe.weights.twin import RandomTwin
 
 MOST = 30_000_000  # attention weights of an image: a ViT-L at 224 pixels has half as many
@@ -62,7 +62,12 @@ def chosen(model: nn.Module | str | Path, weights: str | Path | None = None, siz
         raise UserError(f"look: weights and size belong to a name of timm's, {what}; leave --weights and --size out.")
     if isinstance(model, nn.Module):
         return _built(model)
-    return _saved(Path(model).expanduser()) if there else _of_timm(str(model), weights, size)
+    if there:
+        return _saved(Path(model).expanduser())
+    if str(model).startswith(PREFIX) and weights is size is None:
+        with contextlib.suppress(UserError):  # weights of ours; others' are timm's to find
+            return _described(found(model), str(model))
+    return _of_timm(str(model), weights, size)
 
 
 def _built(model: nn.Module) -> Network:
@@ -95,9 +100,12 @@ def _saved(place: Path) -> Network:
     file = found(place)
     if file.suffix not in (".safetensors", ".ckpt"):
         raise UserError(f"look: {file}: expected a run's folder, a .safetensors with its .json, or a .ckpt.")
+    return _described(file, "/".join(file.parts[-2:]) if place.is_dir() else file.stem)
+
+
+def _described(file: Path, name: str) -> Network:
     model, told = load_weights(file)
     spec = {key: tuple(value) for key, value in told.get("input", input_spec(model)).items()}
-    name = "/".join(file.parts[-2:]) if place.is_dir() else file.stem
     return Network(model, name, spec, None if told.get("kept") else told)
 
 
