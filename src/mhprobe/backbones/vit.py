@@ -209,7 +209,7 @@ class Eva(Tokens):
 
 
 class _FixedWidth(Tokens):
-    """Token models with biases of positions: a block's own, or ``positions`` of all, which blocks take as ``shared``."""
+    """Token models with biases of positions: of each block, or ``positions`` of all, taken by blocks as ``shared``."""
 
     positions: ClassVar[str]
     shared: ClassVar[str]
