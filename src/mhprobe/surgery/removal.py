@@ -103,10 +103,9 @@ def refuse_unprunable(model: nn.Module, units: Collection[Kind] | None = None) -
         if (inside := _held(model)) is not None:
             refuse_unprunable(inside, units)
             raise UserError(f"prune_heads: {error}") from None
-        raise UserError(
-            f"prune_heads: {error} Once a family says where its heads are they can be gated, measured and masked; "
-            f"removing them also takes its slice_heads."
-        ) from None
+        known = str(error).endswith("Not supported.")  # why no family can know it
+        more = "Once a family says where its heads are they can be gated and masked; removing them takes slice_heads."
+        raise UserError(f"prune_heads: {error}{'' if known else ' ' + more}") from None
     if "head" in kinds_of(model, units) and (reason := family.unprunable(model)) is not None:
         try:
             layout_of(model)
