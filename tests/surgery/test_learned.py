@@ -82,6 +82,18 @@ def test_few_sets_of_as_many_heads_lose_less():
     assert (losses < ours).double().mean() < 0.1
 
 
+def test_without_labels_it_learns_from_the_classes_of_the_whole_network():
+    model, layout, images = shown({"head"})
+    expected = LearnedGates(steps=4, batch=24).fit(model, images, 0.9, torch.full((layout.num_heads,), 0.05))
+    images.data.unlabelled, images.data.labels = True, torch.zeros(COUNT, dtype=torch.long)
+    images.show(model)
+    found = LearnedGates(steps=4, batch=24).fit(model, images, 0.9, torch.full((layout.num_heads,), 0.05))
+    torch.testing.assert_close(found, expected)
+    wrong = [labels for _, labels in images.sloped()]
+    assert torch.cat(wrong).equal(torch.cat([model(part).argmax(1) for part, _ in images.sloped()]))
+    assert torch.cat(wrong).any()  # the control: not the labels that are there
+
+
 def test_what_it_cannot_do_is_refused():
     with pytest.raises(UserError, match="steps: learned gates need 1 or more, got 0"):
         LearnedGates(steps=0)

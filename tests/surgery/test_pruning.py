@@ -202,6 +202,19 @@ def test_given_heads_have_no_rounds(model):
         prune(model, images_of(model), Given([0]), rounds=2)
 
 
+def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, capsys):
+    model = network("vit")
+    layout = mhprobe.attach(model, units={"head", "neuron"}).layout
+    emptied = layout.span(layout.sites.index(layout.of("neuron").sites[0]))
+    settings = runs.config(
+        "prune", tmp_path, "prune=given", f"prune.heads={[*range(emptied.start, emptied.stop)]}"
+    ).prune
+    report, source = Report(tmp_path, layout), source_of(settings, None)
+    found = run_pruning(settings, model, images_of(model), report, source, description("vit"))
+    assert "blocks.0.mlp: no neuron is left, so a bias alone\n" in capsys.readouterr().out
+    assert found.model.blocks[0].mlp.fc2.in_features == 0 and found.difference < 1e-5
+
+
 def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys, monkeypatch):
     time_once(monkeypatch)
     settings = runs.config("prune", tmp_path, "prune=given", "prune.heads=[0,4]", "prune.speed=true").prune
