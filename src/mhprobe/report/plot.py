@@ -22,7 +22,7 @@ from mhprobe.report.figures import masking
 from mhprobe.report.figures.heads import per_head
 from mhprobe.report.figures.maps import frame
 from mhprobe.report.figures.pairs import pairwise, pairwise_layers
-from mhprobe.report.figures.style import canvas, place, printed
+from mhprobe.report.figures.style import grid, printed
 from mhprobe.report.paper import DPI
 from mhprobe.report.values import Values
 
@@ -93,23 +93,22 @@ def maps(
     if query is not None and not all(0 <= at < size for at, size in zip(query, seen.shape[2:], strict=True)):
         raise UserError(f"plot.maps: query: expected a patch of {tuple(seen.shape[2:])}, got {quoted(query)}.")
     count = seen.shape[1]
-    names = [f"map {number}" for number in range(count)] if titles is None else [str(title) for title in titles]
-    size = ((count + 1) * (_SIDE + _GAP) + _GAP, len(images) * (_SIDE + _GAP) + _TITLE)
-    with canvas(size) as figure:
-        for row, picture in enumerate(_pictures(images)):
-            bottom = size[1] - _TITLE - (row + 1) * (_SIDE + _GAP) + _GAP
-            for column in range(count + 1):
-                axes = place(figure, _GAP + column * (_SIDE + _GAP), bottom, _SIDE, _SIDE)
-                axes.set_axis_off()
-                axes.imshow(picture)
-                if column:
-                    height, width = picture.shape[:2]
-                    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
-                    grid = seen[row, column - 1].detach().float().cpu().numpy()
-                    axes.imshow(grid, alpha=0.65, cmap="viridis", extent=extent, interpolation="nearest")
-                    frame(axes, query, grid.shape, (height, width))
-                if not row:
-                    axes.set_title("image" if not column else names[column - 1], fontsize=7, pad=3)
+    names = ["image", *(f"map {number}" for number in range(count))] if titles is None else ["image", *map(str, titles)]
+    size, gap, edges, pictures = (_SIDE, _SIDE), (_GAP, _GAP), (_GAP, _GAP, _GAP, _TITLE), _pictures(images)
+    with grid((count + 1) * len(images), size, gap, edges, per_row=count + 1) as (figure, places):
+        for number, (axes, first, _) in enumerate(places):
+            row, column = divmod(number, count + 1)
+            picture = pictures[row]
+            height, width = picture.shape[:2]
+            axes.set_axis_off()
+            axes.imshow(picture)
+            if not first:
+                values = seen[row, column - 1].detach().float().cpu().numpy()
+                corners = (-0.5, width - 0.5, height - 0.5, -0.5)
+                axes.imshow(values, alpha=0.65, cmap="viridis", extent=corners, interpolation="nearest")
+                frame(axes, query, values.shape, (height, width))
+            if not row:
+                axes.set_title(names[column], fontsize=7, pad=3)
     return _styled(figure, style)
 
 

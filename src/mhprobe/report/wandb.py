@@ -99,20 +99,16 @@ class RunLogger(WandbLogger):
             self._send(lambda name=name: self.experiment.define_metric(name, CURVE_AXIS, summary="none"))
         for point in points:
             self._send(self.experiment.log, point)
-        self._chart("masking_curves", [curve for curve in curves if curve.split == "test"] or curves)
-
-    def _chart(self, name: str, curves: Sequence[Curve]) -> None:
-        """All curves of this run in one native chart."""
-        if not self._takes_tables or not curves:
-            return
-        chart = wandb.plot.line_series(
-            xs=[curve.points.heads.tolist() for curve in curves],
-            ys=[curve.points.accuracy.tolist() for curve in curves],
-            keys=[curve.name for curve in curves],
-            title="accuracy as heads are masked",
-            xname="heads masked",
-        )
-        self._takes_tables = self._send(self.experiment.log, {f"charts/{name}": chart})
+        shown = [curve for curve in curves if curve.split == "test"] or curves
+        if self._takes_tables and shown:
+            chart = wandb.plot.line_series(
+                xs=[curve.points.heads.tolist() for curve in shown],
+                ys=[curve.points.accuracy.tolist() for curve in shown],
+                keys=[curve.name for curve in shown],
+                title="accuracy as heads are masked",
+                xname="heads masked",
+            )
+            self._takes_tables = self._send(self.experiment.log, {"charts/masking_curves": chart})
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         self._send(self.experiment.summary.update, dict(metrics))

@@ -35,7 +35,7 @@ def curves(curves: Sequence[Curve], num_heads: int, chance: float | None = None,
     places = {name: i for i, name in enumerate(dict.fromkeys(c.name for c in curves if not c.averaged))}
     looks = {name: (*style.colour(i), DASHES[i // len(COLOURS) % len(DASHES)]) for name, i in places.items()}
     shown = sorted((c for c in curves if c.split == split), key=lambda c: -float(c.points.accuracy.mean()))
-    names = {name: text + _a_step(shown, name, over) for name, text in _curve_names(shown).items()}
+    names = _curve_names(shown, over)
     tall = max(3.2, 0.2 + 0.17 * (len(shown) + 7))  # the legend stands beside the axes
     with style.panel((3.6, tall - 0.7), (0.55, 0.5, 2.15, 0.2)) as (figure, axes):
         if len(shown) <= CROWD:
@@ -111,20 +111,21 @@ def _notes(axes: Axes, shown: Sequence[Curve]) -> None:
         axes.plot([], [], linestyle="", label=f"search: {searches.pop()}")
 
 
-def _curve_names(shown: Sequence[Curve]) -> dict[str, str]:
-    """Names of curves in the legend, with their search where curves differ in it."""
+def _curve_names(shown: Sequence[Curve], over: Over) -> dict[str, str]:
+    """Names of curves in the legend: with their search where curves differ in it, over steps with the heads of one."""
     searches = {curve.search for curve in shown if curve.search}
-    named = {c.name: f"{c.name} ({c.search})" if c.search and len(searches) > 1 else c.name for c in shown}
-    return {c.name: named[c.name] if c.fill == "zero" else f"{named[c.name]}, filled: {c.fill}" for c in shown}
+    names = {}
+    for curve in shown:
+        search = f" ({curve.search})" if curve.search and len(searches) > 1 else ""
+        fill = "" if curve.fill == "zero" else f", filled: {curve.fill}"
+        names[curve.name] = curve.name + search + fill + (_a_step(curve) if over == "steps" else "")
+    return names
 
 
-def _a_step(shown: Sequence[Curve], name: str, over: Over) -> str:
-    """Return the heads of a step of this curve, where that is one number; an index or a layer is several."""
-    heads = next(curve.points.heads for curve in shown if curve.name == name)
-    taken = set(heads.diff().tolist()) if over == "steps" else set()
-    if len(taken) != 1 or not (each := taken.pop()).is_integer():
-        return ""
-    return f" ({each:.0f} head{'s' if each != 1 else ''} a step)"
+def _a_step(curve: Curve) -> str:
+    """Return the heads of a step, where that is one number; an index or a layer is several."""
+    heads, *others = set(curve.points.heads.diff().tolist()) or {0.5}
+    return "" if others or not heads.is_integer() else f" ({heads:.0f} head{'s' * (heads != 1)} a step)"
 
 
 def _across(curve: Curve, over: Over) -> list[float]:

@@ -59,6 +59,9 @@ SCREEN = 150  # dots per inch of a PNG that is not for paper; text is some perce
 OUTLIER = 8  # times the median: what is further up takes a linear scale for itself
 # Okabe & Ito's colours without yellow, in an order in which neighbours differ in lightness too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+ORIGIN = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
+PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
+PDF = {"version": "Creator", "commit": "Keywords", "command": "Subject"}  # of the few names that PDF knows
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -87,8 +90,10 @@ def save(
             size = LEAST if paper else 5.5
             small = figure.text(0.99, lowest, about, ha="right", va="top", fontsize=size, color="0.45")
             box = fit(figure) if paper else _around(figure, above, small)  # "tight" would look at all of it again
+    words = {part: ORIGIN[part].format(value) for part, value in origin.items()}
     paths = []
-    for suffix, metadata in ((".png", _named(origin, _PNG)), (".pdf", {**_named(origin, _PDF), "CreationDate": None})):
+    for suffix, names, more in ((".png", PNG, {}), (".pdf", PDF, {"CreationDate": None})):
+        metadata: Any = {**{names[part]: text for part, text in words.items()}, **more}
         data = io.BytesIO()
         with rc_context(STYLE):
             figure.savefig(data, format=suffix[1:], dpi=dots, metadata=metadata, bbox_inches=box)
@@ -115,15 +120,6 @@ def _around(figure: Figure, above: Bbox, small: Text) -> Bbox:
 
     below = small.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
     return Bbox.union([above, below]).padded(rcParams["savefig.pad_inches"])
-
-
-_PNG = {"version": "Software", "commit": "Comment", "command": "Source"}
-_PDF = {"version": "Creator", "commit": "Keywords", "command": "Subject"}  # of the few names that PDF knows
-
-
-def _named(origin: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
-    said = {"version": "mhprobe {}", "commit": "commit {}", "command": "{}"}
-    return {names[part]: said[part].format(value) for part, value in origin.items()}
 
 
 @contextlib.contextmanager
