@@ -101,7 +101,11 @@ class Report:
         return [*paths, write(self.folder / ledger.FILE, text.encode())]
 
     def _write(self, name: str, result: Result) -> list[Path]:
-        paths = [] if result.table is None else self._table(name, result.table)
+        paths = []
+        if result.table is not None:
+            paths.append(tables.write_csv(self.folder / "tables" / f"{name}.csv", result.table))
+            for dashboard in self.dashboards:
+                dashboard.add_table(name, result.table)
         if result.curves:
             for dashboard in self.dashboards:
                 dashboard.add_curves(result.curves)
@@ -125,12 +129,6 @@ class Report:
         """Let dashboards finish sending."""
         for dashboard in self.dashboards:
             dashboard.finish()
-
-    def _table(self, name: str, table: tables.Table) -> list[Path]:
-        path = tables.write_csv(self.folder / "tables" / f"{name}.csv", table)
-        for dashboard in self.dashboards:
-            dashboard.add_table(name, table)
-        return [path]
 
     def _figure(self, name: str, result: Result) -> list[Path]:
         images = str(self.images if result.of is None else result.of)

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mhprobe.errors import UserError
@@ -238,7 +239,9 @@ def _agreement(ones: Sequence[One], k: int = 10) -> list[dict[str, Any]]:
         if atlas.heads(a.run) != atlas.heads(b.run):
             continue
         for key in [key for key in first if key in second]:
-            alike = agreement({one.name: _values(of[key]) for one, of in ((a, first), (b, second))}, k)
+            columns = {one.name: words.values(of[key]) for one, of in ((a, first), (b, second))}
+            # None, of a head without a value, becomes NaN
+            alike = agreement({name: torch.tensor(np.array(each, float)) for name, each in columns.items()}, k)
             numbers = {name: getattr(alike, name)[0, 1].item() for name in ("spearman", "overlap", "chance")}
             rows.append({"measure": key, "run_a": a.name, "run_b": b.name, **numbers, "k": alike.k})
     return rows
@@ -249,11 +252,6 @@ def _claims(ones: Sequence[One]) -> Result:
     names = [str(one.run.config.get("name")) for one in ones]
     told_apart = names if len(set(names)) == len(names) else [one.name for one in ones]
     return outcomes.matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
-
-
-def _values(measure: Mapping[str, Any]) -> torch.Tensor:
-    values = words.values(measure)
-    return torch.tensor([torch.nan if value is None else value for value in values], dtype=torch.float64)
 
 
 def _spread(shares: Sequence[float]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from mhprobe.report.figures.style import COLOURS, NAMELESS, NOT_COMPARED, Axes, 
 _ENDS = (1, 2, 3, 5)  # powers of two at which colours may end: 32 times at most
 _INSIDE = 0.95  # of the cells: a few that lie farther out would leave the others white
 ALIKE = 1.2  # times: on a log scale such lines hide one another
+KEYS = {"cls": "CLS", "cls_to_cls": "CLS to CLS"}
 SUMS = ("special", "other")  # kinds pooled: a line each would hide which of them it is
 
 
@@ -163,7 +164,7 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
             axes.axvline(edge - 0.5, color="black", linewidth=0.6)
         for row in range(1, len(kinds)):
             axes.axhline(row - 0.5, color="white", linewidth=0.6)
-        axes.set_yticks(range(len(kinds)), [_key_title(kind) for kind in kinds])
+        axes.set_yticks(range(len(kinds)), [KEYS.get(kind, kind.replace("_", " ")) for kind in kinds])
         shown: list[tuple[float, str]] = []
         for middle, site in zip(style.middles(layout), layout.sites, strict=True):
             if not shown or (middle - shown[-1][0]) * wide / count >= 0.17:  # room for a number
@@ -175,18 +176,10 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
         # a control may take other limits
         bar.locator = FixedLocator([*(-power for power in reversed(_ENDS)), 0, *_ENDS])
-        bar.formatter = FuncFormatter(_multiple)
+        bar.formatter = FuncFormatter(lambda power, _: f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}")
         grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
         bar.set_label("attention as a multiple\nof even attention" + grey)
     return figure
-
-
-def _multiple(power: float, _: int | None = None) -> str:
-    return f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}"
-
-
-def _key_title(kind: str) -> str:
-    return {"cls": "CLS", "cls_to_cls": "CLS to CLS"}.get(kind, kind.replace("_", " "))
 
 
 @captioned(

@@ -9,7 +9,6 @@ import torch
 from mhprobe.report.figures import captioned, style
 from mhprobe.report.figures.style import Axes, Figure
 
-SHORT = 0.95  # from here on a measure can be believed
 ACROSS = 3
 
 

@@ -179,7 +179,10 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
     left, tall = 0.55, max(0.3 * deep, (0.32 if rules else 0.19) * len(functions))
     edges = (left, 0.45, 3.0 if rules else 1.75, 0.2)
     with style.panel((wide_cell * heads, tall), edges) as (figure, axes):
-        looks = {name: _cell_look(number) for number, name in enumerate(functions)}
+        looks: dict[str, dict[str, Any]] = {}
+        for number, name in enumerate(functions):  # more functions than colours are hatched
+            hatched, (shade, _) = number >= len(COLOURS), style.colour(number)
+            looks[name] = {"facecolor": "white" if hatched else shade, "edgecolor": shade, "hatch": "////" * hatched}
         for flat, (row, head, _) in enumerate(layout):
             own = [name for name, has_A in functions.items() if has_A[flat]]
             axes.add_patch(Rectangle((head - 0.5, row - 0.5), 1, 1, facecolor="0.93"))
@@ -197,14 +200,6 @@ def functions(layout: HeadLayout, functions: Mapping[str, Tensor], rules: Mappin
         axes.spines[:].set_visible(False)
         style.legend_beside(axes, handles=handles, title="function (heads)")
     return figure
-
-
-def _cell_look(number: int) -> dict[str, Any]:
-    """The colour of a function's cells; more functions than colours are hatched."""
-    shade, _ = style.colour(number)
-    if number < len(COLOURS):
-        return {"facecolor": shade, "edgecolor": shade}
-    return {"facecolor": "white", "edgecolor": shade, "hatch": "////"}
 
 
 @captioned(

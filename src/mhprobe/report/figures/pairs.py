@@ -53,7 +53,9 @@ def pairwise(
     label = style.wrapped(f"{label}{style.typical_width(columns)}", bar_tall)
     edges = (0.55, 0.5, bar_at - 0.55 - wide + 1.0 + 0.15 * label.count("\n"), 0.35 + line)
     with style.grid(len(matrices), size, gap, edges) as (figure, places):
-        cmap, norm = _colours(limits, torch.cat([value.flatten(), chance]))
+        cmap, norm = style.scale(torch.cat([value.flatten(), chance]))
+        if not isinstance(limits, str):
+            norm.vmin, norm.vmax = limits
         noun = "block" if across else "head"
         for (axes, first, last), matrix, title in zip(places, matrices, titles, strict=True):
             image = axes.imshow(matrix.numpy(), cmap=cmap, norm=style.scale(matrix)[1] if own else norm)
@@ -83,14 +85,6 @@ def _mark_heads(axes: Axes, heads: int, side: float) -> None:
     axes.set(xticks=style.ticks(heads, side / heads), yticks=style.ticks(heads, side / heads))
     if heads <= 16:  # more would leave little but lines
         style.cells(axes, heads, heads)
-
-
-def _colours(limits: Limits, values: Tensor) -> tuple[Any, Any]:
-    """Colour map and scale; with fixed limits those."""
-    cmap, norm = style.scale(values)
-    if not isinstance(limits, str):
-        norm.vmin, norm.vmax = limits
-    return cmap, norm
 
 
 def _with_limits(title: str, panel: Tensor) -> str:

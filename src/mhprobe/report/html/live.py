@@ -10,13 +10,10 @@ import json
 import lzma
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mhprobe.report.html.pictures import packed
 from mhprobe.report.runs.run import Run
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KEPT = "live.safetensors"  # what questions/live.py leaves
 MOST = 25_000_000  # bytes of a network that a page can hold
@@ -46,12 +43,9 @@ def live(run: Run) -> Live | None:
         run.unread.append(f"{KEPT}: {error}")
         return None
     bytes_["live-wasm"] = packed(lzma.decompress((VENDOR / "ort-wasm-simd-threaded.wasm.xz").read_bytes()))
-    return Live({**told, **_of(arrays), "beside": KEPT if beside else None}, bytes_)
-
-
-def _of(arrays: dict[str, Tensor]) -> dict[str, Any]:
     logits = [[float(f"{value:.6g}") for value in row] for row in arrays["logits"].tolist()]
-    return {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
+    kept = {"labels": arrays["labels"].tolist(), "logits": logits, "shape": list(arrays["images"].shape)}
+    return Live({**told, **kept, "beside": KEPT if beside else None}, bytes_)
 
 
 def runtime() -> str:

@@ -124,6 +124,7 @@ def render(
     )
     vendored = [HERE / "vendor" / name for name in ("d3.min.js", "plot.umd.min.js")]
     texts = [path.read_text(encoding="utf-8") for path in [*vendored, *(HERE / name for name in scripts)]]
+    hashes = [hashlib.sha256(text.encode()).digest() for text in (*texts, *modules)]
     return environment.get_template(template).render(
         **names,
         json=as_script(data),
@@ -131,14 +132,10 @@ def render(
         scripts=texts,
         modules=modules,
         packs=packs,
-        allowed=[_digest(text) for text in (*texts, *modules)],
+        # of the Content-Security-Policy: no other script of the page runs
+        allowed=[f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes],
         now=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
     )
-
-
-def _digest(script: str) -> str:
-    """Return a script's hash for the Content-Security-Policy: no other script of the page runs."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def as_script(data: Any) -> str:

@@ -1,5 +1,6 @@
 """Facts of a run: command, commit, versions, hardware and time, kept beside the results as ``run.json``."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -82,10 +83,8 @@ def commit() -> str | None:
 def versions() -> dict[str, str]:
     found = {"mhprobe": __version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -93,15 +92,10 @@ def hardware() -> dict[str, Any]:
     """The processor, how many cores this process may use, and the GPUs it sees."""
     import torch
 
-    names = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = re.findall(r"^model name\s*: *(.*?)\s*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    processor = names[0] if names else platform.processor() or platform.machine()
     return {"processor": processor, "cores": cores, "gpus": gpus, "system": platform.system()}
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []

@@ -164,8 +164,9 @@ def _masking(run: Run) -> list[str]:
     here = max((p for p in choice.points if p["heads_masked"] <= choice.many), key=lambda p: p["heads_masked"])
     gone, beside = (here, choice.random) if choice.many else (first, [])
     at_random = [p for p in beside if p["heads_masked"] == choice.many]
+    counted = "this head" if gone["heads_masked"] == 1 else f"these {gone['heads_masked']} heads"
     said = [
-        f"Without {_counted(gone['heads_masked'])} {on} {what} is {interval(gone)}; with all heads it is "
+        f"Without {counted} {on} {what} is {interval(gone)}; with all heads it is "
         f"{interval(choice.points[0])}"
         + (f"; as many random heads leave {interval(at_random[0])} on average." if at_random else ".")
     ]
@@ -183,10 +184,6 @@ def _masking(run: Run) -> list[str]:
             f"{worse['heads_masked']} heads masked: {interval(worse)}."
         )
     return said
-
-
-def _counted(heads: int) -> str:
-    return "this head" if heads == 1 else f"these {heads} heads"
 
 
 def interval(point: dict[str, Any]) -> str:
