@@ -17,10 +17,9 @@ from mhprobe.claims.parts.judge import Verdict
 from mhprobe.claims.parts.measured import Measured
 from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
-from mhprobe.report.outcomes import matrix
 from mhprobe.report.report import Report
 from mhprobe.report.runs.run import read_run
-from mhprobe.report.several import several
+from mhprobe.report.several import matrix, several
 
 SMALL = (
     *("+experiment=digits_vit", "backbone.embed_dim=24", "backbone.depth=3", "backbone.num_heads=3", "weights=random"),

@@ -9,12 +9,12 @@ from drawn import assert_axes_do_not_overlap, assert_nothing_is_clipped
 from layouts import LAYOUTS as USUAL
 from layouts import layout_of
 from mhprobe.heads import HeadLayout
-from mhprobe.report.comparisons import Point, agreement_of, two_data_sets
-from mhprobe.report.comparisons import history as history_of
 from mhprobe.report.figures import heads as heads_figures
 from mhprobe.report.figures import pairs, training
 from mhprobe.report.figures import runs as figures
 from mhprobe.report.figures.classes import by_class
+from mhprobe.report.measured import Point, agreement_of, two_data_sets
+from mhprobe.report.measured import history as history_of
 from mhprobe.report.report import Report
 from mhprobe.stats.agreement import agreement, pearson
 from runs import rows

@@ -18,8 +18,7 @@ import mhprobe.probe
 import runs
 from mhprobe.io import outcomes
 from mhprobe.report.html import write_comparison
-from mhprobe.report.outcomes import pairs
-from mhprobe.report.several import several
+from mhprobe.report.several import pairs, several
 from report.test_several import rows, seeded
 from report_html.test_page import Page
 

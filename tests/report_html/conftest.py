@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from mhprobe.heads import HeadLayout, HeadSite
-from mhprobe.report.comparisons import Point, history
+from mhprobe.report.measured import Point, history
 from mhprobe.report.report import Report
 from results import add_measure, add_rows
 

@@ -17,9 +17,9 @@ from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
 from mhprobe.io import outcomes
 from mhprobe.report.html.attention import maps
-from mhprobe.report.outcomes import pairs
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
+from mhprobe.report.several import pairs
 from mhprobe.run import builders
 from mhprobe.surgery import pruning
 from mhprobe.weights.checkpoint import as_json, load_weights

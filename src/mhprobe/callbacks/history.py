@@ -11,8 +11,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.questions.subject import look
 from mhprobe.recording.measuring import label_of
 from mhprobe.recording.outputs import Of
-from mhprobe.report.comparisons import Point, history
-from mhprobe.report.measured import of_measure
+from mhprobe.report.measured import Point, history, of_measure
 from mhprobe.report.report import Report
 from mhprobe.report.result import Sample
 

@@ -12,8 +12,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import label_of, needs_of
-from mhprobe.report.comparisons import agreement_of, two_data_sets
-from mhprobe.report.measured import of_measure
+from mhprobe.report.measured import agreement_of, of_measure, two_data_sets
 from mhprobe.report.result import Result, Sample
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Runs whose settings are the same but for those of ``over`` (the seed) are a group. A group has a mean over its runs with
 Student's 95 % interval: what another run would give. Beside it stands the interval over images of single runs, which is
-what another set of images would give.
+what another set of images would give. Two runs on the same images have McNemar's exact test, others have none.
 """
 
 import itertools
@@ -17,17 +17,19 @@ import numpy as np
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.report import outcomes
+from mhprobe.io.outcomes import Outcomes
 from mhprobe.report.figures import runs as figure
+from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.report import Result, Sample
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.names import MOST, names, said, typed_apart
 from mhprobe.report.runs.run import Run, differing, expand, read_run, settings
 from mhprobe.report.tables import Table, from_rows
 from mhprobe.stats.agreement import agreement
-from mhprobe.stats.significance import t_interval
+from mhprobe.stats.significance import holm, paired, t_interval
 
 FEW = 6  # pairs of runs: four runs have as many
+NONE = {"difference": "", "low": "", "high": "", "lost": "", "won": "", "p": "", "p_holm": "", "images": ""}
 STEP = "masking.step"  # runs that differ in it hold points of the same curve
 
 
@@ -55,14 +57,14 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
     if len(found) < 2:
         raise UserError(f"compare: expected two or more runs, got {len(found)}. Give their folders, or a sweep's.")
     ones = told_apart(found, over)
-    paired = outcomes.pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
+    tests = pairs([one.run.outcomes() for one in ones], [one.name for one in ones])
     groups = from_rows(_groups(ones))
     runs, lines, alike = _runs(ones), _curves(ones), _agreement(ones)
     results = {
         "runs": Result(from_rows(runs), figure.runs(runs, groups) if runs else None, drawn="runs"),
         "groups": Result(groups),
         "grid": Result(from_rows(_grid(ones))),
-        "paired": Result(from_rows(paired)),
+        "paired": Result(from_rows(tests)),
         "curves": Result(from_rows(lines), figure.run_curves(lines) if lines else None, drawn="run_curves"),
         "agreement": Result(from_rows(alike), figure.run_agreement(alike) if alike else None, drawn="run_agreement"),
         "claims": _claims(ones),
@@ -72,7 +74,7 @@ def several(folders: Sequence[Path], over: Sequence[str] = ("seed",)) -> dict[st
 
 def lines(results: Mapping[str, Result]) -> list[str]:
     """Return the groups' accuracies, a line each, for a terminal; of few runs also their differences, pair by pair."""
-    groups, pairs = (_rows(results, name) for name in ("groups", "paired"))
+    groups, tests = (_rows(results, name) for name in ("groups", "paired"))
     text = []
     for row in groups:
         runs, low, high, half = row["runs"], row["low"], row["high"], 100 * row["half_width_over_images"]
@@ -80,7 +82,7 @@ def lines(results: Mapping[str, Result]) -> list[str]:
         text.append(
             f"{row['group']}: test accuracy {100 * row['accuracy']:.2f} %{over}, over images of a run +- {half:.2f}"
         )
-    return text + [outcomes.said(pair) for pair in pairs] if len(pairs) <= FEW else text
+    return text + [told(pair) for pair in tests] if len(tests) <= FEW else text
 
 
 def _rows(results: Mapping[str, Result], name: str) -> list[dict[str, Any]]:
@@ -251,7 +253,7 @@ def _claims(ones: Sequence[One]) -> Result:
     """Verdicts on claims, of the runs that judged any."""
     names = [str(one.run.config.get("name")) for one in ones]
     told_apart = names if len(set(names)) == len(names) else [one.name for one in ones]
-    return outcomes.matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
+    return matrix({name: one.run.rows("claims") for name, one in zip(told_apart, ones, strict=True)})
 
 
 def _spread(shares: Sequence[float]) -> dict[str, Any]:
@@ -261,3 +263,69 @@ def _spread(shares: Sequence[float]) -> dict[str, Any]:
     mean, low, high = (each.item() for each in t_interval(torch.tensor(shares, dtype=torch.float64)[:, None]))
     ends = {"low": max(0.0, low), "high": min(1.0, high)}
     return {"accuracy": mean, "deviation": statistics.stdev(shares), **ends}
+
+
+def pairs(found: Sequence[Outcomes | None], names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for every two runs, in their order, with a test of those that saw the same test images.
+
+    found: of each run, which test images it got right, or None.
+    run_a, run_b: names. difference, low, high: accuracy of b - a with its 95 % interval. lost, won: images that only a,
+    only b gets right. p: exact McNemar; p_holm: over all pairs that were tested. images: how many. untested: why there
+    is no test, "" where there is one.
+    """
+    rows = []
+    for (a, first), (b, second) in itertools.combinations(zip(names, found, strict=True), 2):
+        row: dict[str, Any] = {"run_a": a, "run_b": b, **NONE, "untested": ""}
+        silent = [name for name, each in ((a, first), (b, second)) if each is None]
+        if first is None or second is None:
+            row["untested"] = f"{' and '.join(silent)} did not write which test images were right"
+        elif first.images != second.images:
+            row["untested"] = "they were tested on different images"
+        else:
+            row |= {**paired(first.right, second.right)._asdict(), "images": len(first.right)}
+        rows.append(row)
+    tested = [row for row in rows if not row["untested"]]
+    adjusted = holm(torch.tensor([row["p"] for row in tested], dtype=torch.float64)).tolist()
+    for row, p in zip(tested, adjusted, strict=True):
+        row["p_holm"] = p
+    return rows
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """A pair of runs in a sentence."""
+    if row["untested"]:
+        return f"{row['run_b']} against {row['run_a']}: {row['untested']}, so there is no paired test."
+    gap, low, high = (100 * row[name] for name in ("difference", "low", "high"))
+    return (
+        f"{row['run_b']} minus {row['run_a']}: {gap:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}), "
+        f"p = {row['p_holm']:.2g} (McNemar, Holm) on the same {row['images']:,} images."
+    )
+
+
+def by_network(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row per claim with the verdict of each network, "" where it was not asked.
+
+    judged: the rows of claims, by the name of the network's run; runs without any are left out.
+    """
+    asked = {name: {row["claim"]: row for row in rows} for name, rows in judged.items() if rows}
+    says = {claim: row["says"] for rows in asked.values() for claim, row in rows.items()}
+    rows = []
+    for claim in sorted(says):
+        verdicts = {name: str(of[claim]["verdict"]) if claim in of else "" for name, of in asked.items()}
+        holds = sum(verdict == "holds" for verdict in verdicts.values())
+        rows.append({"claim": claim, "says": says[claim], "holds_in": holds, **verdicts})
+    return rows
+
+
+def matrix(judged: Mapping[str, Sequence[Mapping[str, Any]]]) -> Result:
+    """The table and the figure of claims by networks; empty where no run judged any."""
+    rows = by_network(judged)
+    if not rows:
+        return Result()
+    return Result(
+        from_rows(rows),
+        claims_matrix(rows, [name for name in judged if name in rows[0]]),
+        drawn="claims_matrix",
+        about="Which findings of the literature hold for which network?",
+        columns={"holds_in": "in how many networks it holds"},
+    )

@@ -14,12 +14,12 @@ import torch
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
-from mhprobe.report import outcomes
 from mhprobe.report.html.page import facts, render
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.folder import reading
 from mhprobe.report.runs.names import names as names_of
 from mhprobe.report.runs.run import Run, differing, jobs, read_run
+from mhprobe.report.several import by_network, pairs, told
 from mhprobe.stats.intervals import p_of_interval
 from mhprobe.stats.significance import holm
 
@@ -57,15 +57,13 @@ def _page(runs: Sequence[Run]) -> str:
     heads = atlas.heads(runs[0])
     measures = _measures(runs)
     what = " or ".join(dict.fromkeys(curves.scored(run) for run in runs if curves.lines(run)))
-    paired = outcomes.pairs([run.outcomes() for run in runs], names)
+    paired = pairs([run.outcomes() for run in runs], names)
     tables = [
         *_table("accuracies on the same images", [pair for pair in paired if not pair["untested"]]),
         *_table(f"{what} at as many heads masked", _curve_rows(runs, names)),
         *_table("heads that changed", _head_rows(names, heads, measures)),
         *_table("heads that went", _kept_rows(runs, names, heads)),
-        *_table(
-            "claims", outcomes.by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})
-        ),
+        *_table("claims", by_network({name: run.rows("claims") for run, name in zip(runs, names, strict=True)})),
         *_table(
             "settings that differ",
             [{"setting": key, **dict(zip(names, values, strict=True))} for key, values in differing(runs).items()],
@@ -101,7 +99,7 @@ def _accuracies(runs: Sequence[Run], names: Sequence[str], paired: Sequence[Mapp
     for name, other in known.items():
         if first is None:
             break
-        text.append(outcomes.said(to_first[name]))
+        text.append(told(to_first[name]))
         if to_first[name]["untested"]:
             gap, low, high = (100 * value for value in difference(first[:3], other[:3]))
             more = "" if other[3] == first[3] else " They were tested on different numbers of images."

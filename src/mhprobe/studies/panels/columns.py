@@ -15,8 +15,8 @@ from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
 from mhprobe.recording.measuring import measured
 from mhprobe.report import tables
-from mhprobe.report.comparisons import two_data_sets
 from mhprobe.report.figures import heads, pairs
+from mhprobe.report.measured import two_data_sets
 from mhprobe.report.result import Result
 from mhprobe.stats.agreement import spearman
 from mhprobe.stats.survival import THRESHOLDS, holds
