@@ -107,6 +107,7 @@ def test_the_command_writes_the_page_and_says_where(folder, tmp_path, capsys, mo
     assert command.main([*words, "--out", str(tmp_path / "look.html")]) == 0
     said = capsys.readouterr().out
     assert said.count((tmp_path / "look.html").as_uri()) == 2 and "Could not be told" in said
+    assert "It is untrained: its weights are random.\n" in said
     assert "untrained" in (tmp_path / "look.html").read_text()
 
 

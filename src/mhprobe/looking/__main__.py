@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         warnings.filterwarnings("ignore", category=UserWarning, module="timm|torch")
         found = look(**options, first=first)
-        print(f"{found}\n\nthe page: {found.save(page).resolve().as_uri()}")
+        print(*found.notes, found, f"\nthe page: {found.save(page).resolve().as_uri()}", sep="\n")
     except UserError as error:
         print(f"mhprobe look: {str(error).removeprefix('look: ')}", file=sys.stderr)
         return 2

@@ -25,11 +25,12 @@ TALL = 900  # pixels of the page in a notebook's cell
 class Look(NamedTuple):
     """Photographs as a network's heads see them: a page that shows itself in a notebook, and the sentences on it.
 
-    sentences: with heads by flat index, see ``mhprobe.looking.sentences``.
+    sentences: with heads by flat index, see ``mhprobe.looking.sentences``. notes: on what was chosen for the user.
     """
 
     page: str
     sentences: Sequence[Sentence] = ()
+    notes: Sequence[str] = ()
 
     def save(self, path: str | Path) -> Path:
         """Write the page."""
@@ -132,7 +133,7 @@ def _page(shown: _Shown) -> Look:
         blocks=counted(len(layout.sites), "block"),
         millions=rounded(sum(each.numel() for each in network.model.parameters()) / 1e6, 3),
     )
-    return Look(page, told)
+    return Look(page, told, network.notes)
 
 
 def _measures(known: Facts) -> list[dict[str, Any]]:
