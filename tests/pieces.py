@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import runs
-from mhprobe.claims.parts.measured import Measured
+from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.run import builders, launch, sections
 from mhprobe.weights.checkpoint import save_weights
 
@@ -71,7 +71,7 @@ def run_piece(name: str, accelerator: str, kept: str, folder: str) -> None:
     if cfg.paper and "table_4" in cfg.paper.figures:
         cfg.paper.figures["table_4"].panel |= {"rounds": 2, "seconds": 1e-3, "batches": [1]}
     # a network that has learned nothing is asked for the accuracy of masks, too
-    with patch.object(Measured, "_refuse_guessing", lambda self: None):
+    with patch.object(Evidence, "_refuse_guessing", lambda self: None):
         launch.module(command).run(cfg, Path(folder))
     for cells in Path(folder).glob("tables/prunebench.csv"):  # a cell that fails costs itself alone
         with cells.open(newline="") as file:

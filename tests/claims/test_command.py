@@ -13,8 +13,8 @@ from drawn import assert_nothing_is_clipped
 from mhprobe.claims.parts import words
 from mhprobe.claims.parts.claim import known
 from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import Verdict
-from mhprobe.claims.parts.measured import Measured
 from mhprobe.errors import UserError
 from mhprobe.questions.material import Material
 from mhprobe.report.report import Report
@@ -44,7 +44,7 @@ def told(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # forty images of noise are few for nearly every measure
 def test_every_claim_gets_a_verdict_and_none_is_dropped(tmp_path, monkeypatch, told):
-    monkeypatch.setattr(Measured, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    monkeypatch.setattr(Evidence, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
     (folder := tmp_path / "run").mkdir()
     command.run(settings(tmp_path), folder)
     rows = {row["claim"]: row for row in runs.rows(folder / "tables" / "claims.csv")}

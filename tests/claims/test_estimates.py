@@ -23,7 +23,7 @@ from mhprobe.claims.parts.estimates import (
     share,
     third_of,
 )
-from mhprobe.claims.parts.masked import at_share
+from mhprobe.claims.parts.evidence import at_share
 from mhprobe.errors import UserError
 from mhprobe.stats.agreement import spearman_interval
 from mhprobe.studies.panels.maps import auc_interval

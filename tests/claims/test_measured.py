@@ -10,7 +10,7 @@ import mhprobe
 from data_sets import Noise
 from mhprobe.claims.parts.asking import ask
 from mhprobe.claims.parts.claim import chosen
-from mhprobe.claims.parts.measured import Measured
+from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError
 from mhprobe.masking.by_score import ByScore
@@ -66,7 +66,7 @@ def made(tmp_path):
             twin=control if twin else None,
             store=tmp_path / "measured",
         )
-        return Measured(material, maps={}, of_maps=10, of_control=12, of_choice=15)
+        return Evidence(material, maps={}, of_maps=10, of_control=12, of_choice=15)
 
     return make
 

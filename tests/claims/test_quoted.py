@@ -14,10 +14,10 @@ from laws import LAWS
 
 import mhprobe.study
 import runs
-from mhprobe.claims.parts.claim import Evidence, known
+from mhprobe.claims.parts.asking import quoted
+from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.claims.parts.judge import judge
-from mhprobe.claims.parts.measured import Measured
-from mhprobe.claims.parts.quoted import quoted
 from mhprobe.errors import UserError
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.plan import Question
@@ -75,7 +75,7 @@ def test_a_figure_has_what_its_claims_need(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # forty images of noise are few for SVCCA
 def test_the_verdict_stands_below_the_caption_on_both_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(Measured, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
+    monkeypatch.setattr(Evidence, "_refuse_guessing", lambda self: None)  # so that masks are evaluated, too
     folder = tmp_path / "run"
     mhprobe.study.run(runs.checked("study", *SMALL, f"cache_dir={tmp_path}"), folder)
     page = (folder / "figures.md").read_text()

@@ -97,7 +97,7 @@ def test_maps_that_are_not_judged_cost_no_further_forward_and_say_nothing_of_it(
 
     data, model = Stored(), Counting()
     data.transform = lambda batch, train: batch._replace(images=batch.images.float())
-    results, found = gallery(model, data, [0, 1], {"even": Even()}, score=False)
+    results, found, _ = gallery(model, data, [0, 1], {"even": Even()}, score=False)
     assert model.seen == 2
     assert "deletion" not in results["maps"].table.columns and len(results["maps"].table.rows) == 2
     texts = [text.get_text() for axes in results["maps"].figure.axes for text in axes.texts]
@@ -111,7 +111,7 @@ def test_named_heads_stand_side_by_side_for_all_images():
     data = Stored()
     data.transform = lambda batch, train: batch._replace(images=torch.rand(len(batch.labels), 3, 16, 16))
     kinds = {"attention": Attention(heads=["1/2", "0/0"])}
-    results, _ = gallery(model, data, [0, 1], kinds, score=False)
+    results, *_ = gallery(model, data, [0, 1], kinds, score=False)
     assert list(results) == ["maps"]  # no figure of its own for every image
     titles = [axes.get_title() for axes in results["maps"].figure.axes if axes.get_title()]
     assert titles == ["block 1 head 2", "block 0 head 0"]
@@ -134,7 +134,7 @@ def test_the_patch_that_looks_is_framed(query, framed):
         "named": AttentionPatch(heads=["0/1"]),
         "all": Attention(),
     }
-    results, _ = gallery(model, data, [0], kinds, score=False)
+    results, *_ = gallery(model, data, [0], kinds, score=False)
     per_head, overview = (
         [patch for axes in results[name].figure.axes for patch in axes.patches if not patch.get_fill()]
         for name in ("attention_patch_0", "maps")

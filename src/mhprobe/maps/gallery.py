@@ -1,10 +1,11 @@
 """Every kind of map of some images, judged, drawn and written down: what ``python -m mhprobe.maps`` does."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,17 @@ def judged(
     }
 
 
+class Gallery(NamedTuple):
+    """Maps of images. results: ``maps``, ``maps_smooth`` and ``<kind>_<image>``. maps: judged, by kind and name.
+
+    titles: of each image its class, and what the model takes it for; features predict nothing.
+    """
+
+    results: dict[str, Result]
+    maps: dict[str, dict[str, Judged]]
+    titles: list[str]
+
+
 def write_maps(
     report: Report, material: Material, chosen: Sequence[int | str], kinds: Mapping[str, MapKind], **options: Any
 ) -> None:
@@ -57,14 +69,11 @@ def write_maps(
     """
     from safetensors.torch import save
 
-    found: dict[str, dict[str, Judged]] = {}
-    table: list[Table | None] = []
+    made: list[Gallery] = []
 
     def ask(material: Material) -> dict[str, Result]:
-        results, every = gallery(material.model.backbone, material.data, chosen, kinds, keep=material.kept, **options)  # type: ignore[arg-type]
-        found.update(every)
-        table.append(results["maps"].table)
-        return results
+        made.append(gallery(material.backbone, material.data, chosen, kinds, keep=material.kept, **options))
+        return made[0].results
 
     answers = Answers([Question("maps", ask)], material, report)
     answers.find()
@@ -72,17 +81,17 @@ def write_maps(
     if not material.first:
         return
 
+    found = made[0].maps
     raw = {f"{kind}/{name}": one.maps.contiguous() for kind, maps in found.items() for name, one in maps.items()}
-    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(_titles(*table))}
+    about = {"heads": json.dumps(_heads(found, report.layout)), "titles": json.dumps(made[0].titles)}
     write(report.folder / "maps.safetensors", save(raw, about))
     for name, one in _whole(kinds, found).items():
-        if not one.scored:
-            continue
-        deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
-        print(
-            f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
-            f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
-        )
+        if one.scored:
+            deletion, insertion, by_chance, up_by_chance = (float(area.mean()) for area in one[1:])
+            print(
+                f"{name}: deletion {deletion:.3f} (random {by_chance:.3f}, lower is better), "
+                f"insertion {insertion:.3f} (random {up_by_chance:.3f}, higher is better)"
+            )
 
 
 def gallery(
@@ -93,8 +102,8 @@ def gallery(
     smooth: bool = False,
     keep: Keep = lambda about, find: find(),
     **options: Any,
-) -> tuple[dict[str, Result], dict[str, dict[str, Judged]]]:
-    """The results ``maps`` and ``<kind>_<image>``, and by kind the judged maps. Arguments: as of ``write_maps``.
+) -> Gallery:
+    """Every kind of map of the images. Arguments: as of ``write_maps``.
 
     smooth: also the result ``maps_smooth``, the same overview without the edges of patches. keep: given what decides
     the maps of a kind and what finds them, it may know them from before.
@@ -103,48 +112,48 @@ def gallery(
     """
     if not kinds:
         raise UserError("maps: no kind is chosen, expected at least one, e.g. maps=[rollout,relevance_map].")
-    batch = opened(data, chosen)
-    own = (batch.labels < 0).any()
+    stored = opened(data, chosen)
+    own = (stored.labels < 0).any()
     if own and (asking := [name for name, kind in kinds.items() if getattr(kind, "target", None) == "label"]):
         raise UserError(f"images: a file has no label, which {', '.join(asking)} explains; give target=top1.")
-    pictures = batch.images.float() / 255
-    batch = data.transform(batch, train=False)
-    device = next(model.parameters()).device
-    images, labels = batch.images.to(device), None if own else batch.labels.to(device)
+    pictures, batch = stored.images.float() / 255, data.transform(stored, train=False)
+    batch = batch.to(next(model.parameters()).device)
+    features, labels = puts_out_features(model.eval()), None if own else batch.labels
+    find = functools.partial(_kept, keep, model, batch.images, labels, features=features, **options)
+    every = {name: find(kind) for name, kind in kinds.items()}
+
     names = [*data.class_names, UNKNOWN]  # -1 is the last
-    shown = [names[label] for label in batch.labels.tolist()]
-    features = puts_out_features(model.eval())
-    taken = [()] * len(images) if features else _taken_for(model, images, names)
-    every: dict[str, dict[str, Judged]] = {}
+    taken = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
+    about = [
+        [image, names[label], *best]
+        for image, label, best in zip(_called(chosen), batch.labels.tolist(), taken, strict=True)
+    ]
+    given = "given" if any(isinstance(image, str) for image in chosen) else "test"
+    arrow = [
+        f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "") for image, label, *best in about
+    ]
+    areas = Judged._fields[1:] if options.get("score", True) else ()
     results: dict[str, Result] = {}
     rows, framed = list[list[Any]](), dict[str, tuple[int, int]]()
-    areas = Judged._fields[1:] if options.get("score", True) else ()
-    told = "given" if any(isinstance(image, str) for image in chosen) else "test"
-    called = [_called(image) for image in chosen]
-    titles = [
-        f"image {image}: {label}" + (f"\n→ {best[0]} {best[1]:.2f}" if best else "")
-        for image, label, best in zip(called, shown, taken, strict=True)
-    ]
     for kind, make in kinds.items():
-        found = _kept(keep, model, images, labels, make, features=features, **options)
-        every[kind] = found
-        for name, one in found.items():
+        looking = _looking(kind, make, every[kind])
+        framed |= {} if make.per_head else looking
+        for name, one in every[kind].items():
             numbers = torch.stack(one[1:], 1)[:, : len(areas)].tolist()
-            for image, label, best, beside in zip(called, shown, taken, numbers, strict=True):
-                rows.append([image, label, *best, kind, name, *beside])
-        asked = _asking(kind, make, found)
-        framed |= {} if make.per_head else asked
-        for number, image in enumerate(called if make.per_head else ()):
-            drawn = figures.draw_heads(pictures[number], titles[number], found, number, asked)
-            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, told), drawn="maps")
+            rows += [[*image, kind, name, *beside] for image, beside in zip(about, numbers, strict=True)]
+        for number, (image, *_) in enumerate(about if make.per_head else ()):
+            drawn = figures.draw_heads(pictures[number], arrow[number], every[kind], number, looking)
+            results[f"{kind}_{image}"] = Result(figure=drawn, of=Sample(1, given), drawn="maps")
     columns = ["image", "label", *([] if features else ["predicted", "probability"]), "kind", "map", *areas]
-    whole = _whole(kinds, every)
-    overview = figures.maps(pictures, titles, whole, asking=framed) if whole else None
-    of_all = Sample(len(chosen), told)
+    whole, of = _whole(kinds, every), Sample(len(chosen), given)
+    overview = functools.partial(figures.maps, pictures, arrow, whole, asking=framed)
     if smooth and whole:
-        smoothed = figures.maps(pictures, titles, whole, True, framed)
-        results["maps_smooth"] = Result(figure=smoothed, of=of_all, drawn="maps")
-    return {**results, "maps": Result(Table(columns, rows, "maps"), overview, of=of_all, drawn="maps")}, every
+        results["maps_smooth"] = Result(figure=overview(smooth=True), of=of, drawn="maps")
+    results["maps"] = Result(Table(columns, rows, "maps"), overview() if whole else None, of=of, drawn="maps")
+    titles = [
+        f"image {image}: {label}" + "".join(f", taken for {one}" for one in best[:1]) for image, label, *best in about
+    ]
+    return Gallery(results, every, titles)
 
 
 def _kept(
@@ -163,7 +172,7 @@ def _kept(
     return {name: Judged(*(tensors[f"{field}/{name}"] for field in Judged._fields)) for name in names}
 
 
-def _asking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
+def _looking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, tuple[int, int]]:
     """By the name of a map, and by that of its kind, the patch that looks; without maps of all patches."""
     at = {name: kind.asking((one.maps.shape[-2], one.maps.shape[-1])) for name, one in found.items()}
     return {title: patch for name, patch in at.items() if patch for title in (name, key.replace("_", " "))}
@@ -171,22 +180,14 @@ def _asking(key: str, kind: MapKind, found: Mapping[str, Judged]) -> dict[str, t
 
 def _heads(found: Mapping[str, Mapping[str, Judged]], layout: HeadLayout) -> dict[str, list[Any]]:
     """By the name of a tensor what kind of map it holds, and of which head, as a flat index."""
-    heads = {f"{site.name} head {head}": flat for flat, (_, head, site) in enumerate(layout)}
-    heads |= {f"block {site.block} head {head}": flat for flat, (_, head, site) in enumerate(layout)}
+    named = [(flat, head, site) for flat, (_, head, site) in enumerate(layout)]
+    heads = {f"{of} head {head}": flat for flat, head, site in named for of in (site.name, f"block {site.block}")}
     return {
         f"{kind}/{name}": [f"{kind.replace('_', ' ')} maps", heads[name]]
         for kind, maps in found.items()
         for name in maps
         if name in heads
     }
-
-
-def _titles(table: Table | None) -> list[str]:
-    """Of each image, in their order: its class, and what the model takes it for; features predict nothing."""
-    assert table is not None
-    named = [table.columns.index(name) for name in ("image", "label", "predicted") if name in table.columns]
-    images = dict.fromkeys(tuple(row[at] for at in named) for row in table.rows)
-    return [f"image {image}: {label}" + "".join(f", taken for {one}" for one in best) for image, label, *best in images]
 
 
 def _taken_for(model: nn.Module, images: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:
@@ -201,40 +202,37 @@ def opened(data: ImageData, chosen: Sequence[int | str]) -> Batch:
 
     The label of a file is -1. UserError for a position or a file that is not there, and for two files of one name.
     """
-    size, files = data.sizes["test"], [image for image in chosen if isinstance(image, str)]
-    inside = [image for image in chosen if not isinstance(image, str)]
-    if not chosen or not all(0 <= image < size for image in inside):
+    size, called = data.sizes["test"], [str(image) for image in _called(chosen)]
+    if not chosen or not all(isinstance(image, str) or 0 <= image < size for image in chosen):
         raise UserError(
             f"images: expected positions from 0 to {size - 1} in the test split or files, got {quoted(list(chosen))}."
         )
-    called = [str(_called(image)) for image in chosen]
-    if twice := [file for file in files if called.count(str(_called(file))) > 1]:
+    named = zip(chosen, called, strict=True)
+    if twice := [image for image, name in named if isinstance(image, str) and called.count(name) > 1]:
         raise UserError(f"images: two have one name, which their figures take, among them {twice[0]}; rename one.")
-    parts = [_of_file(data, image) if isinstance(image, str) else _of_split(data, image) for image in chosen]
-    return Batch.whole(torch.stack([image for image, _ in parts]), torch.tensor([label for _, label in parts]))
+    images, labels = zip(*(_opened(data, image) for image in chosen), strict=True)
+    return Batch.whole(torch.stack(images), torch.tensor(labels))
 
 
-def _of_split(data: ImageData, position: int) -> tuple[Tensor, int]:
-    batch = data.stored("test", [position])
-    return batch.images[0], int(batch.labels[0])
-
-
-def _of_file(data: ImageData, path: str) -> tuple[Tensor, int]:
-    """(3, height, width) and the label that nobody knows."""
-    file = Path(path).expanduser()
+def _opened(data: ImageData, image: int | str) -> tuple[Tensor, int]:
+    """(3, height, width) and the label; -1 for that of a file, which nobody knows."""
+    if not isinstance(image, str):
+        batch = data.stored("test", [image])
+        return batch.images[0], int(batch.labels[0])
+    file = Path(image).expanduser()
     if not file.is_file():
-        raise UserError(f"images: {path} is no file. Give positions in the test split, or files with one image each.")
+        raise UserError(f"images: {image} is no file. Give positions in the test split, or files with one image each.")
     try:
-        small_enough(path, file.stat().st_size)
-        pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=path)
+        small_enough(image, file.stat().st_size)
+        pixels = decode(file.read_bytes(), min(data.stored_size), resize=True, where=image)
     except UserError as error:
         raise UserError(str(error).replace("root: ", "images: ")) from None
     return torch.tensor(pixels).permute(2, 0, 1), -1
 
 
-def _called(image: int | str) -> int | str:
-    """Return the name of an image in figures and tables."""
-    return Path(image).stem if isinstance(image, str) else image
+def _called(chosen: Sequence[int | str]) -> list[int | str]:
+    """The names of images in figures and tables."""
+    return [Path(image).stem if isinstance(image, str) else image for image in chosen]
 
 
 def _whole(kinds: Mapping[str, MapKind], found: Mapping[str, dict[str, Judged]]) -> dict[str, Judged]:

@@ -5,32 +5,31 @@ As in the vit-explain package's gradient rollout (its fusion, the mean, may be c
 Shapes: B images, W windows, H heads, K places of a window.
 """
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
-from mhprobe.maps.base import MapKind, as_grid, layout_of, readout, usual_target
-from mhprobe.maps.rollout import Fusion, chain, check, fuse, transition
+from mhprobe.maps.base import usual_target
+from mhprobe.maps.rollout import Fusion, Rollout
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.record import record
 
 
-class GradientRollout(MapKind):
+class GradientRollout(Rollout):
     """The map "gradient rollout" (B, h, w) over the first block's grid.
 
     fusion, discard: as in Rollout. target: "top1" explains the largest logit, "label" the label's, "norm" the
     length of features; None the first, or the last of a model that gives features.
     """
 
-    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None) -> None:
-        check(fusion, discard, "gradient_rollout")
-        self.fusion, self.discard, self.target = fusion, discard, target
+    kind = "gradient_rollout"
 
-    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        layout = layout_of(model)
+    def __init__(self, fusion: Fusion = "mean", discard: float = 0.0, target: Of | None = None) -> None:
+        super().__init__(fusion, discard)
+        self.target = target
+
+    def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
+        """(B, W, H, K, K) of each site: attention times its slope, where that is positive."""
         batch = record(model, images, labels, {"attn_grad"}, of=self.target or usual_target(model))
-        attn, slopes = batch.need("attn", "gradient rollout"), batch.need("attn_grad", "gradient rollout")
-        rows = [
-            transition(fuse((a * slope).clamp(min=0), self.fusion), site, self.discard)
-            for site, a, slope in zip(layout.sites, attn, slopes, strict=True)
-        ]
-        chained = chain(layout, rows)
-        return {"gradient rollout": as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
+        attn, slopes = (batch.need(name, "gradient rollout") for name in ("attn", "attn_grad"))
+        return ((a * slope).clamp(min=0) for a, slope in zip(attn, slopes, strict=True))

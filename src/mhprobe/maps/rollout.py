@@ -12,8 +12,8 @@ map is always over the first stage's grid.
 Shapes: B images, W windows, H heads, K places of a window, T tokens of a block, S tokens of the first block.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,16 +34,21 @@ class Rollout(MapKind):
         class token's weight on itself stays; where it is among the smallest, one less is set to 0, as in vit-explain.
     """
 
+    kind: ClassVar[str] = "rollout"
+
     def __init__(self, fusion: Fusion = "mean", discard: float = 0.0) -> None:
-        check(fusion, discard, "rollout")
+        check(fusion, discard, self.kind)
         self.fusion, self.discard = fusion, discard
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         layout = layout_of(model)
-        attn = record(model, images, needs={"attn"}).need("attn", "rollout")
-        rows = [transition(fuse(a, self.fusion), s, self.discard) for a, s in zip(attn, layout.sites, strict=True)]
-        chained = chain(layout, rows)
-        return {"rollout": as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
+        weights = zip(self.weights(model, images, labels), layout.sites, strict=True)
+        chained = chain(layout, [transition(fuse(each, self.fusion), site, self.discard) for each, site in weights])
+        return {self.kind.replace("_", " "): as_grid(readout(chained, layout.sites[-1]), layout.sites[0])}
+
+    def weights(self, model: nn.Module, images: Tensor, labels: Tensor | None) -> Iterable[Tensor]:
+        """(B, W, H, K, K) of each site, from which the map is made."""
+        return record(model, images, needs={"attn"}).need("attn", self.kind)
 
 
 def check(fusion: str, discard: float, kind: str) -> None:

@@ -1,11 +1,9 @@
-"""The vocabulary of claims: what a claim is, the estimates of effects, and accuracy without some heads."""
+"""The vocabulary of claims: what a claim is, the evidence for it, and the estimates of effects."""
 
 from mhprobe.claims.parts.claim import DELETION as DELETION
 from mhprobe.claims.parts.claim import MOSTLY as MOSTLY
 from mhprobe.claims.parts.claim import POINT as POINT
 from mhprobe.claims.parts.claim import RANKS as RANKS
-from mhprobe.claims.parts.claim import Columns as Columns
-from mhprobe.claims.parts.claim import Evidence as Evidence
 from mhprobe.claims.parts.claim import Margin as Margin
 from mhprobe.claims.parts.claim import claim as claim
 from mhprobe.claims.parts.estimates import Estimate as Estimate
@@ -24,8 +22,10 @@ from mhprobe.claims.parts.estimates import over_images as over_images
 from mhprobe.claims.parts.estimates import rank_correlation as rank_correlation
 from mhprobe.claims.parts.estimates import share as share
 from mhprobe.claims.parts.estimates import third_of as third_of
-from mhprobe.claims.parts.masked import at_share as at_share
-from mhprobe.claims.parts.masked import gained as gained
-from mhprobe.claims.parts.masked import loss as loss
-from mhprobe.claims.parts.masked import loss_at as loss_at
-from mhprobe.claims.parts.masked import without_thirds as without_thirds
+from mhprobe.claims.parts.evidence import Columns as Columns
+from mhprobe.claims.parts.evidence import Evidence as Evidence
+from mhprobe.claims.parts.evidence import at_share as at_share
+from mhprobe.claims.parts.evidence import gained as gained
+from mhprobe.claims.parts.evidence import loss as loss
+from mhprobe.claims.parts.evidence import loss_at as loss_at
+from mhprobe.claims.parts.evidence import without_thirds as without_thirds

@@ -5,59 +5,16 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torch import Tensor
-
 import mhprobe.claims
 from mhprobe.claims.parts.estimates import Estimate
+from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.errors import UserError, quoted
-from mhprobe.heads import HeadLayout
-from mhprobe.report.runs.run import Run
 
-Columns = Mapping[str, Tensor]
 Shape = Literal["more", "at most", "none"]
-NOTHING_LEARNED = "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
-
-
-class Evidence:
-    """Numbers of one network that claims are judged by, each measured once, when it is asked for first.
-
-    layout: of the network's heads. A UserError from any method says why this network, or this data set, cannot be
-    asked. What only a trained network has is refused here, and given by ``Measured``.
-    """
-
-    layout: HeadLayout
-
-    def columns(self, name: str) -> Columns:
-        """Columns of a measure of the test images, by its name in conf/claims.yaml."""
-        raise NotImplementedError
-
-    def control(self, name: str) -> Columns:
-        """Columns of the same measure of the untrained twin."""
-        raise UserError("it compares a network with an untrained one.")
-
-    def second(self, name: str) -> Columns:
-        """Columns of the same measure of another data set with the same classes."""
-        raise UserError(NOTHING_LEARNED)
-
-    def path(self, name: str) -> Tensor:
-        """(R, S + 1, A) bool masks after each step of R paths, chosen on validation images; True: head off."""
-        raise UserError(NOTHING_LEARNED)
-
-    def right(self, masks: Tensor, split: str = "test") -> Tensor:
-        """(M, n) bool: images of a split that are classified rightly under each of the (M, A) masks."""
-        raise UserError(NOTHING_LEARNED)
-
-    def of_images(self, name: str) -> Tensor:
-        """(n,) a number per test image, e.g. the area under deletion in the order of a map."""
-        raise UserError(NOTHING_LEARNED)
-
-    def run(self, name: str) -> Run:
-        """Another run, which the user gives by what it is to this network: training, pruned, scratch, wider."""
-        raise UserError(NOTHING_LEARNED)
 
 
 class Margin(NamedTuple):
@@ -79,7 +36,10 @@ class Claim:
     """A claim about the heads of a network; the docstring of its file says what its number is.
 
     effect: from evidence, and the columns of the measures that its further arguments name, to an estimate, positive in
-    the claimed direction. The others are those of ``claim``.
+    the claimed direction. says: the claim, a sentence. source: paper, figure or table; on what it was made. margin: the
+    smallest effect that matters. shape: "more": the effect is above the margin, and contradicted below its negative;
+    "at most": a cost, of which the effect is the negative, is below the margin, and contradicted above; "none": no
+    effect is beyond the margin. figure: of a paper of conf/paper, under which it is quoted.
     """
 
     effect: Callable[..., Estimate]
@@ -108,13 +68,7 @@ class Claim:
 def claim(
     says: str, source: str, margin: Margin, shape: Shape = "more", figure: str = ""
 ) -> Callable[[Callable[..., Estimate]], Claim]:
-    """Make a claim of the function that gives its effect.
-
-    says: the claim, a sentence. source: paper, figure or table; on what it was made. margin: the smallest effect that
-    matters. shape: "more": the effect is above the margin, and contradicted below its negative; "at most": a cost, of
-    which the effect is the negative, is below the margin, and contradicted above; "none": no effect is beyond the
-    margin. figure: of a paper of conf/paper, under which it is quoted.
-    """
+    """Make a claim of the function that gives its effect; the arguments are fields of ``Claim``."""
     return lambda effect: Claim(effect, says, source, margin, shape, figure)
 
 

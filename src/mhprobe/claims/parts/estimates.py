@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
+from mhprobe.stats.agreement import auroc, auroc_error
 from mhprobe.stats.significance import Z95
 
 RELIABLE = 0.8  # share of a measure's variance over heads; a correlation is then at least .89 of what it would be
@@ -69,11 +70,10 @@ def over_heads(
     statistic: of the (K,) flat indices of the heads that are kept. heads: (A,) bool, of which something is known; None
     for all. correlation: the statistic is one, and its error is that of its arctanh. TooFewError for too few heads.
     """
-    known = torch.ones(layout.num_heads, dtype=torch.bool) if heads is None else heads
-    all_of = torch.nonzero(known).flatten()
+    all_of = torch.arange(layout.num_heads) if heads is None else torch.nonzero(heads).flatten()
     variance, freedom = 0.0, 0
     scale = _stretched if correlation else float
-    for span in (layout.span(site) for site in range(len(layout.sites))):
+    for span in map(layout.span, range(len(layout.sites))):
         members = all_of[(all_of >= span.start) & (all_of < span.stop)]
         if len(members) > 1:
             moved = [scale(statistic(all_of[all_of != head])) for head in members.tolist()]
@@ -141,14 +141,11 @@ def more_often(values: Tensor, inside: Tensor) -> Estimate:
     values: (n,) of images. inside: (n,) bool, the group. Error: Hanley & McNeil, 1982, Radiology 143:29. UserError for
     an empty group.
     """
-    from mhprobe.stats.agreement import auroc
-
     first, second = int(inside.sum()), int((~inside).sum())
     if not first or not second:
         raise UserError(f"{first} images are right and {second} wrong, expected some of either.")
     area = auroc(values[inside], values[~inside])
-    more = (first - 1) * (area / (2 - area) - area**2) + (second - 1) * (2 * area**2 / (1 + area) - area**2)
-    error = math.sqrt(max(area * (1 - area) + more, 0.25) / (first * second))
+    error = auroc_error(area, first, second, least=0.25)
     return _student(area - 0.5, error, first + second - 2, "images", first + second)
 
 
@@ -240,8 +237,8 @@ def mean_of(
     over, table = (in_blocks(layout) & known, above) if of_pairs else (torch.diag(known), torch.diag(above))
     if not over.any():
         raise UserError(absent)
-    groups = [over if heads is None else over & heads[:, None]]
-    groups += [] if minus is None else [over & minus[:, None]]
+    every = torch.ones(layout.num_heads, dtype=torch.bool)
+    groups = [over & group[:, None] for group in (every if heads is None else heads, minus) if group is not None]
 
     def mean(kept: Tensor) -> float:
         inner = table[kept][:, kept]
@@ -264,11 +261,14 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
     Ranks are taken over all, and their mean in each block is subtracted: what blocks alone explain does not count. NaN
     values are left out.
     """
+    from scipy.stats import rankdata
+
     block = block_of(layout)
     known = first.isfinite() & second.isfinite()
     pairs = (in_blocks(layout) & known).triu() if first.dim() == 2 else torch.diag(known)
     row, column = pairs.nonzero(as_tuple=True)  # of a head the pair with itself
-    values = torch.stack([_ranks(each if each.dim() == 2 else torch.diag(each), pairs) for each in (first, second)])
+    both = torch.stack([each if each.dim() == 2 else torch.diag(each) for each in (first.double(), second.double())])
+    values = torch.from_numpy(rankdata(both[:, pairs].numpy(), axis=1))  # equal ones share theirs
     nothing = torch.zeros(2, len(layout.sites), dtype=torch.float64)
 
     def correlation(kept: Tensor) -> float:
@@ -281,13 +281,6 @@ def go_together(layout: HeadLayout, first: Tensor, second: Tensor) -> Estimate:
 
     heads = pairs.any(0) | pairs.any(1)
     return over_heads(layout, correlation, heads, correlation=True)
-
-
-def _ranks(values: Tensor, pairs: Tensor) -> Tensor:
-    """(K,) ranks of the (A, A) values that are named, equal ones sharing theirs."""
-    from scipy.stats import rankdata
-
-    return torch.from_numpy(rankdata(values[pairs].double().numpy()))
 
 
 def goes_with_cost(layout: HeadLayout, values: Tensor, cost: Mapping[str, Tensor]) -> Estimate:

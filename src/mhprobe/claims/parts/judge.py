@@ -61,22 +61,17 @@ def judge(claims: Mapping[str, Claim], found: Mapping[str, Estimate | UserError]
     asked = max(asked, len(told))
     p = [p_of(claims[name], each) for name, each in told.items()] + [1.0] * (asked - len(told))
     adjusted = dict(zip(told, holm(torch.tensor(p, dtype=torch.float64)).tolist(), strict=False))
-    verdicts: dict[str, Verdict] = {}
-    for name, claim in claims.items():
-        each = found[name]
-        if isinstance(each, TooFewError):
-            verdicts[name] = Verdict("cannot be told", needed=each.needed, reason=str(each))
-        elif isinstance(each, UserError):
-            verdicts[name] = Verdict("not applicable", reason=str(each))
-        else:
-            verdicts[name] = _verdict(claim, each, p_of(claim, each), adjusted[name], asked)
-    return verdicts
+    return {name: _verdict(claim, found[name], adjusted.get(name, math.nan), asked) for name, claim in claims.items()}
 
 
-def _verdict(claim: Claim, estimate: Estimate, p: float, p_holm: float, asked: int) -> Verdict:
+def _verdict(claim: Claim, estimate: Estimate | UserError, p_holm: float, asked: int) -> Verdict:
     from scipy.stats import norm
 
-    error = error_of(estimate)
+    if isinstance(estimate, TooFewError):
+        return Verdict("cannot be told", needed=estimate.needed, reason=str(estimate))
+    if isinstance(estimate, UserError):
+        return Verdict("not applicable", reason=str(estimate))
+    p, error = p_of(claim, estimate), error_of(estimate)
     power = float(norm.cdf(claim.margin.size / error - Z95)) if error else 1.0
     if p_holm < LEVEL:
         return Verdict(_piece(claim, estimate), estimate, p, p_holm, power)
@@ -98,6 +93,4 @@ def _piece(claim: Claim, estimate: Estimate) -> Word:
     low, high = claim.bounds
     if low < estimate.effect < high:
         return "holds" if claim.shape == "none" else "too small to matter"
-    if claim.shape == "none" or estimate.effect <= low:
-        return "contradicted"
-    return "holds"
+    return "contradicted" if claim.shape == "none" or estimate.effect <= low else "holds"

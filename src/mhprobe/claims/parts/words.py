@@ -1,6 +1,7 @@
 """Verdicts in words: a line as each claim is known, the table, the sentences on the screen."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -82,9 +83,7 @@ def sentences(verdicts: Mapping[str, Verdict], of_twin: Mapping[str, Verdict]) -
     """Two sentences: how many claims got each verdict, and what the untrained twin says."""
     counts = Counter(verdict.word for verdict in verdicts.values())
     other = [f"{counts[word]} {'is' if counts[word] == 1 else 'are'} {word}" for word in get_args(Word)[1:]]
-    listed = f"{', '.join(other[:-1])} and {other[-1]}".replace("is cannot be", "cannot be").replace(
-        "are cannot", "cannot"
-    )
+    listed = re.sub(r"(is|are) cannot", "cannot", f"{', '.join(other[:-1])} and {other[-1]}")
     first = f"{counts['holds']} of {len(verdicts)} claims hold, {listed}."
     if not of_twin:
         return [first, "There is no untrained twin to compare with."]

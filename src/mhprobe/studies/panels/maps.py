@@ -39,8 +39,7 @@ def overlays(material: Material, kinds: Kinds, images: Sequence[int] | int, **op
     images: positions in the test split, or a number, evenly from all of it. options: of ``maps.faithfulness``.
     """
     chosen = evenly(images, material.data.sizes["test"]) if isinstance(images, int) else images
-    results, _ = gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options)
-    return results
+    return gallery(material.backbone, material.data, chosen, kinds, seed=material.seed, **options).results
 
 
 def judged(material: Material, kinds: Kinds, images: int = 200, **options: Any) -> dict[str, Result]:

@@ -1,41 +1,45 @@
-"""Evidence of a network and its images: measured when it is first asked for, and kept for the next run."""
+"""Evidence of a network and its images: measured when it is first asked for, and kept for the next run.
+
+Shapes: A heads of all sites, M masks, n images, R paths of S steps.
+"""
 
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
 from mhprobe.backbones import gives_features
-from mhprobe.claims.parts.claim import NOTHING_LEARNED, Columns, Evidence
+from mhprobe.claims.parts.estimates import Estimate, over_images, third_of
 from mhprobe.claims.parts.place import place_errors
 from mhprobe.data.base import ImageData
-from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation
-from mhprobe.io.progress import progress
-from mhprobe.maps.base import MapKind
-from mhprobe.maps.faithfulness import faithfulness
 from mhprobe.masking.base import Evaluate
 from mhprobe.masking.parts.units import make_units
 from mhprobe.measures.base import Measure
-from mhprobe.measures.parts.losses import outcomes
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Known, Material
 from mhprobe.report.runs.run import Run, read_run
 from mhprobe.stats.significance import wilson
 from mhprobe.studies.panels.columns import second_set
-from mhprobe.studies.panels.maps import hottest
+from mhprobe.studies.panels.maps import Kinds, areas_of, heats_of
 from mhprobe.studies.panels.relations import best_of_each
 
+Columns = Mapping[str, Tensor]
+NOTHING_LEARNED = "an untrained network guesses: there is no accuracy to lose, and nothing to explain."
 
-class Measured(Evidence):
-    """Evidence of a trained network.
+
+class Evidence:
+    """Numbers of a trained network that claims are judged by, each measured once, when it is asked for first.
+
+    layout: of the network's heads. A UserError from any method says why this network, or this data set, cannot be
+    asked.
 
     material: the network and its images. maps: kinds of maps by name. second: another data set with the same classes;
     None for the same one with damaged test images. runs: folders of other runs, by what they are to this network;
@@ -47,7 +51,7 @@ class Measured(Evidence):
     def __init__(
         self,
         material: Material,
-        maps: Mapping[str, MapKind],
+        maps: Kinds,
         of_maps: int,
         of_control: int,
         of_choice: int,
@@ -61,36 +65,46 @@ class Measured(Evidence):
         self.other, self.runs, self.key = second, runs or {}, key
 
     def columns(self, name: str) -> Columns:
+        """Columns of a measure of the test images, by its name in conf/claims.yaml."""
         return self.material.columns(name)
 
     def control(self, name: str) -> Columns:
+        """Columns of the same measure of the untrained twin."""
         if self.twin is None:
             raise UserError("there is no untrained twin to compare with: it was left out, or the weights are pruned.")
         return self.twin.columns(name)
 
     def second(self, name: str) -> Columns:
+        """Columns of the same measure of another data set with the same classes."""
         return self._on_second.columns(name)
 
     def path(self, name: str) -> Tensor:
+        """(R, S + 1, A) bool masks after each step of R paths, chosen on validation images; True: head off."""
         self._refuse_guessing()
         spec = self._masking.named(name)
         paths = spec.order.paths(make_units(spec.units, self.layout), self.layout, self._evaluate("validation"))
         return torch.stack([path.masks() for path in paths])
 
     def right(self, masks: Tensor, split: str = "test") -> Tensor:
+        """(M, n) bool: images of a split that are classified rightly under each of the (M, A) masks."""
         self._refuse_guessing()
         distinct, place = torch.unique(masks, dim=0, return_inverse=True)
         return self._evaluate(split)(distinct).right[place]
 
     def of_images(self, name: str) -> Tensor:
-        """(n,) the area under deletion by a kind of map, or "random"; or a number of one of the other walks."""
-        other = {"heat": self._heat, "right": self._heat, "best_head": self._answers, "best_offset": self._answers}
-        other |= {"high_norm_error": self._places, "other_error": self._places}
-        walk = other.get(name, self._areas)
+        """(n,) a number per test image: the area under deletion in the order of a map, or "random", or another walk's.
+
+        heat, right: of a rollout, and whether the image is classified rightly. best_head, best_offset: share of its
+        queries that these answer. high_norm_error, other_error: of the places that tokens tell.
+        """
+        walks = {"heat": _heat, "right": _heat, "best_head": _answers, "best_offset": _answers}
+        walk = {**walks, "high_norm_error": _places, "other_error": _places}.get(name, _areas)
+        find = functools.partial(walk, self.material, self.maps, self.of_maps)
         about = {"walk": walk.__name__, "maps": {kind: vars(of) for kind, of in self.maps.items()}, "of": self.of_maps}
-        return self.material.kept(about, lambda: ranks.together(walk))[name]
+        return self.material.kept(about, lambda: ranks.together(find))[name]
 
     def run(self, name: str) -> Run:
+        """Another run, which the user gives by what it is to this network: training, pruned, scratch, wider."""
         if not (folder := self.runs.get(name)):
             raise UserError(f"it needs another run, {self.key}.{name}=<its folder>.")
         return read_run(Path(folder))
@@ -114,65 +128,13 @@ class Measured(Evidence):
 
     def _refuse_guessing(self) -> None:
         """UserError for a network that is no better than a guess: it has no accuracy that heads could cost."""
-        self._refuse_features()
+        _refuse_features(self.material)
         if self.material.data.unlabelled:
             raise UserError("the images have no labels, and accuracy is what it is about.")
         whole = self._evaluate("test")(torch.zeros(1, self.layout.num_heads, dtype=torch.bool))
         low, _ = wilson(whole.correct[0], torch.tensor(whole.images))
         if float(low) <= self.material.chance:
             raise UserError("the network is not shown to be better than a guess: there is no accuracy to lose.")
-
-    def _refuse_features(self) -> None:
-        if gives_features(self.material.model):
-            raise UserError("the network gives features, no classes: it has no answers that could be right.")
-
-    def _areas(self) -> dict[str, Tensor]:
-        self._refuse_features()
-        backbone: Any = self.material.model.backbone
-
-        def of_batch(batch: Batch) -> Tensor:
-            made = [kind(backbone, batch.images, batch.labels) for kind in self.maps.values()]
-            maps = [torch.stack(list(each.values())).mean(0) for each in made]
-            areas = faithfulness(backbone, batch.images, maps, random_orders=1)
-            return torch.stack([*(each.deletion for each in areas), areas[0].random_deletion], 1)
-
-        return self._walked("deleting patches in the order of maps", self.of_maps, [*self.maps, "random"], of_batch)
-
-    def _answers(self) -> dict[str, Tensor]:
-        ways = [ways for _, _, ways in best_of_each(self.material, self.of_maps)]
-        if not ways:
-            raise UserError("the images ask about no relation between patches.")
-        values = [torch.stack([of[way][1] for of in ways]).nanmean(0) for way in ("best head", "best fixed offset")]
-        return dict(zip(("best_head", "best_offset"), values, strict=True))
-
-    def _places(self) -> dict[str, Tensor]:
-        loud, other = place_errors(self.material, self.of_maps)
-        return {"high_norm_error": loud, "other_error": other}
-
-    def _heat(self) -> dict[str, Tensor]:
-        self._refuse_features()
-        backbone: Any = self.material.model.backbone
-
-        def of_batch(batch: Batch) -> Tensor:
-            (maps,) = self.maps["rollout"](backbone, batch.images, batch.labels).values()
-            with torch.inference_mode():
-                right, _ = outcomes(backbone(batch.images), batch.labels)
-            return torch.stack([hottest(maps), right.double()], 1)
-
-        return self._walked("rollouts of test images", self.material.data.sizes["test"], ["heat", "right"], of_batch)
-
-    def _walked(
-        self, label: str, images: int, names: Sequence[str], of_batch: Callable[[Batch], Tensor]
-    ) -> dict[str, Tensor]:
-        """(n,) under each of the names, from the (B, names) numbers that a batch gives. A collective."""
-        rows: list[list[float]] = []
-        data = self.material.data
-        with progress(label, min(images, data.sizes["test"]), show=self.material.first) as done:
-            for batch in data.batches("test", self.material.model.device, images=images):
-                rows += of_batch(batch)[batch.valid].tolist()
-                done(int(batch.valid.sum()))
-        every = torch.tensor([row for part in ranks.gather(rows) for row in part], dtype=torch.float64)
-        return dict(zip(names, every.T.contiguous(), strict=True))
 
 
 class Untrained(Evidence):
@@ -192,6 +154,14 @@ class Untrained(Evidence):
             raise UserError(f"{name} refuses the untrained network.")
         return found
 
+    def control(self, name: str) -> Columns:
+        raise UserError("it compares a network with an untrained one.")
+
+    def _refused(self, *asked: Any, **options: Any) -> NoReturn:
+        raise UserError(NOTHING_LEARNED)
+
+    second = path = right = of_images = run = _refused
+
 
 def _of_fewer(material: Material, split: str, images: int) -> Material:
     """The same on so many images of a split at most, of every class alike."""
@@ -201,3 +171,70 @@ def _of_fewer(material: Material, split: str, images: int) -> Material:
     fewer = data.of_source(data.source)
     fewer.limits = {**copy.copy(data.limits), split: images}
     return dataclasses.replace(material, data=fewer, known=Known(), facts={})
+
+
+def _refuse_features(material: Material) -> None:
+    if gives_features(material.model):
+        raise UserError("the network gives features, no classes: it has no answers that could be right.")
+
+
+# walks over test images: (n,) numbers by name
+
+
+def _areas(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
+    _refuse_features(material)
+    areas_nK4 = areas_of(material, maps, images, random_orders=1)
+    deletion = dict(zip(maps, areas_nK4[..., 0].T.contiguous(), strict=True))
+    return {**deletion, "random": areas_nK4[:, 0, 2].contiguous()}
+
+
+def _heat(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
+    _refuse_features(material)
+    heats = heats_of(material, maps["rollout"], material.data.sizes["test"])
+    return dict(zip(("heat", "right"), heats.T.contiguous(), strict=True))
+
+
+def _answers(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
+    ways = [ways for _, _, ways in best_of_each(material, images)]
+    if not ways:
+        raise UserError("the images ask about no relation between patches.")
+    names = {"best_head": "best head", "best_offset": "best fixed offset"}
+    return {name: torch.stack([of[way][1] for of in ways]).nanmean(0) for name, way in names.items()}
+
+
+def _places(material: Material, maps: Kinds, images: int) -> dict[str, Tensor]:
+    return dict(zip(("high_norm_error", "other_error"), place_errors(material, images), strict=True))
+
+
+# accuracy without some heads, image by image
+
+
+def at_share(path: Tensor, share: float) -> Tensor:
+    """(..., S + 1, A) masks of paths -> (..., A) the last one that closes at most this share of the heads."""
+    closed = path.sum(-1)
+    within = closed <= share * path.shape[-1] + 1e-9
+    step = torch.where(within, closed, -1).argmax(-1)
+    return path.gather(-2, step[..., None, None].expand(*step.shape, 1, path.shape[-1])).squeeze(-2)
+
+
+def gained(evidence: Evidence, better: Tensor, worse: Tensor) -> Estimate:
+    """Mean accuracy under (M, A) masks ``better`` minus that under (K, A) ``worse``, on the same test images."""
+    right = evidence.right(torch.cat([better, worse])).double()
+    count = len(better)
+    return over_images(right[:count].mean(0) - right[count:].mean(0), of_accuracy=count == 1 and len(worse) == 1)
+
+
+def loss(evidence: Evidence, mask: Tensor) -> Estimate:
+    """Minus what the accuracy loses under an (A,) mask, on test images: the effect of claims of shape "at most"."""
+    return gained(evidence, mask[None], torch.zeros_like(mask)[None])
+
+
+def loss_at(evidence: Evidence, order: str, share: float) -> Estimate:
+    """``loss`` without this share of the heads, in an order that validation images choose."""
+    return loss(evidence, at_share(evidence.path(order), share)[0])
+
+
+def without_thirds(evidence: Evidence) -> Tensor:
+    """(3, A) masks that close all heads of the early, the middle, the late blocks. UserError for fewer than three."""
+    third = third_of(evidence.layout)
+    return torch.stack([third == number for number in range(3)])
