@@ -62,6 +62,11 @@ def test_every_claim_has_a_law_to_be_tried_on():
     assert len(known()) >= 50
 
 
+def test_contributing_says_what_a_new_claim_touches():
+    (row,) = re.findall(r"^\| claim \|.*$", (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert "1: `claims/`" in row and "`tests/claims/laws.py`" in row and "`docs/claims.md`" in row
+
+
 def test_an_unknown_claim_is_answered_with_the_nearest_name():
     with pytest.raises(UserError, match=r"most_heads_go.*did you mean most_heads_can_go.*There are a_fifth"):
         chosen(["most_heads_go"])

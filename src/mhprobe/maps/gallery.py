@@ -119,8 +119,8 @@ def gallery(
     pictures, batch = stored.images.float() / 255, data.transform(stored, train=False)
     batch = batch.to(next(model.parameters()).device)
     features, labels = puts_out_features(model.eval()), None if own else batch.labels
-    find = functools.partial(_kept, keep, model, batch.images, labels, features=features, **options)
-    every = {name: find(kind) for name, kind in kinds.items()}
+    scoring = {"features": features, **options}
+    every = {name: _kept(keep, model, batch.images, labels, kind, **scoring) for name, kind in kinds.items()}
 
     names = [*data.class_names, UNKNOWN]  # -1 is the last
     taken = [()] * len(chosen) if features else _taken_for(model, batch.images, names)
