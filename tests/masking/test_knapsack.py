@@ -12,6 +12,7 @@ import mhprobe
 from layouts import layout_of as heads_layout
 from mhprobe.backbones import layout_of
 from mhprobe.heads import KINDS, HeadLayout
+from mhprobe.masking import base
 from mhprobe.masking.base import Evaluate, Units
 from mhprobe.masking.fisher import Fisher as FisherOrder
 from mhprobe.masking.keep_best import KeepBest
@@ -20,6 +21,8 @@ from mhprobe.masking.parts.budget import STEPS, savings
 from mhprobe.masking.parts.limits import Limits, Target
 from mhprobe.masking.parts.units import make_units
 from mhprobe.masking.random import Random
+from mhprobe.masking.search.exact import Exact
+from mhprobe.masking.turns import Turns
 from mhprobe.measures import Entropy, Fisher
 from mhprobe.surgery.costs import costs, count_flops, count_parameters, head_flops, head_parameters, head_shares
 from mhprobe.surgery.on_path import OnPath
@@ -130,6 +133,43 @@ def test_fisher_exchanges_neurons_until_no_exchange_helps_and_keeps_every_width(
         for goes, stays in itertools.product(set(range(len(block))) - set(off), off):
             other = [goes, *(unit for unit in off if unit != stays)]
             assert float(block[other][:, other].sum()) >= cost - 1e-9
+
+
+class Additive(Evaluate):
+    """A loss to which every unit adds its own: trying and Fisher information know the same."""
+
+    images = 40
+
+    def __init__(self, cost_A):
+        self.cost_A = cost_A
+
+    def __call__(self, masks, images=None):
+        count = self.images if images is None else len(images)
+        loss_M = masks.double() @ self.cost_A
+        right = torch.arange(count) >= loss_M[:, None] / self.cost_A.sum() * count
+        return base.Scores(right, loss_M[:, None].expand(-1, count))
+
+    def slopes(self, mask):
+        return self.cost_A, self.cost_A
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_turns_heads_and_neurons_meet_the_budget_for_little_more_than_the_best_set(seed):
+    """Against every set of 6 heads and 8 neurons: what is lost beyond the best is a last head at the most."""
+    layout = mixed(4, 4)
+    units, cost_A = limited(layout, 0.5, floor=1)
+    loss_A = torch.rand(14, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * cost_A
+    (path,) = Turns(turns=6, tie_break="loss", search=Exact()).paths(units, layout, Additive(loss_A))
+    mask = path.masks()[-1]
+    every = torch.tensor(list(itertools.product([False, True], repeat=14)))
+    fits = (1 - every.double() @ cost_A / cost_A.sum() <= 0.5 + 1e-9) & units.limits.permits(every[0], every)
+    losses = every[fits].double() @ loss_A
+    lost = float(mask.double() @ loss_A)
+    assert units.limits.target.left(mask) <= 0.5 + 1e-9 and units.limits.permits(every[0], mask[None])
+    assert losses.min() <= lost + 1e-12 and lost - losses.min() <= loss_A.max()
+    assert lost < 0.6 * losses.max()  # a set of the budget would not do
+    with pytest.raises(mhprobe.UserError, match="masking order turns: of heads and neurons it needs a target"):
+        Turns().paths(dataclasses.replace(units, limits=None), layout, Additive(loss_A))
 
 
 def test_chance_takes_the_same_share_of_heads_and_of_neurons():

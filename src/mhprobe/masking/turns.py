@@ -1,0 +1,89 @@
+"""Greedy in turns: heads by replay, neurons by Fisher information, whichever saves its share for less.
+
+The way to a budget has equal parts. In each, two sets that save it are found on top of what is gone: heads one by one,
+each the one whose masking hurts least on the images (Michel et al. 2019, arXiv 1905.10650, tried one head at a time),
+and neurons, too many to be tried, by Fisher information per cost with what is gone masked (Kwon et al. 2022,
+arXiv 2204.09656). Both are tried, and the one goes whose loss rises less for what it saves.
+
+Shapes: A units of all sites.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mhprobe.errors import UserError
+from mhprobe.heads import HeadLayout
+from mhprobe.masking.base import Evaluate, Path, Units
+from mhprobe.masking.keep_best import KeepBest
+from mhprobe.masking.parts.budget import savings
+from mhprobe.masking.parts.limits import ROUNDING, Limits
+from mhprobe.masking.search.base import Step
+
+
+@dataclass(frozen=True)
+class Turns(KeepBest):
+    """Heads and neurons in turns; of heads alone the greedy path.
+
+    turns: into so many parts the way to the target is cut. Others as of ``KeepBest``.
+    """
+
+    turns: int = 10
+    of_neurons: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.turns < 1:
+            raise UserError(f"masking order turns: turns is a number from 1, got {self.turns}.")
+
+    def paths(self, units: Units, layout: HeadLayout, evaluate: Evaluate, steps: int | None = None) -> list[Path]:
+        """The one path, of a step per part. UserError for heads and neurons without a target."""
+        if "neuron" not in layout.kinds:
+            return super().paths(units, layout, evaluate, steps)
+        if (limits := units.limits) is None or (target := limits.target) is None:
+            raise UserError("masking order turns: of heads and neurons it needs a target, as {flops: 0.5}.")
+        free, number = units.masks.any(0), torch.arange(layout.num_heads)
+        heads = free & (number < layout.of("head").num_heads)
+        off, added = torch.zeros_like(free), list[Tensor]()
+        whole = target.left(off)
+        for turn in range(1, self.turns + 1):
+            goal = whole - (whole - target.value) * turn / self.turns + ROUNDING
+            while target.left(off) > goal:
+                on_top = (off, goal, limits, evaluate)
+                tried = self._heads(heads, *on_top), _neurons(free & ~heads, *on_top)
+                if not (ways := [after for after in tried if not after.equal(off)]):
+                    break  # what is left is protected
+                now, *losses = evaluate(torch.stack([off, *ways])).mean_loss.tolist()
+                saved = [target.left(off) - target.left(after) for after in ways]
+                rises = [(loss - now) / max(part, 1e-12) for loss, part in zip(losses, saved, strict=True)]
+                after = ways[rises.index(min(rises))]
+                added.append(after & ~off)
+                off = after
+        names = tuple(f"{int((step & heads).sum())} heads, {int((step & ~heads).sum())} neurons" for step in added)
+        return [Path(None, torch.stack(added) if added else torch.zeros(0, layout.num_heads, dtype=torch.bool), names)]
+
+    def _heads(self, heads: Tensor, off: Tensor, goal: float, limits: Limits, evaluate: Evaluate) -> Tensor:
+        """(A,) ``off`` with more heads, the least missed first, until no more than ``goal`` is left."""
+        while limits.target is not None and limits.target.left(off) > goal:
+            masks = torch.eye(len(off), dtype=torch.bool)[heads & ~off]
+            masks = masks[limits.permits(off, off | masks)]
+            if not len(masks):
+                break
+            step = Step(off, masks, self.prefers, self.tie_break == "loss", int(off.sum()))
+            units = Units(tuple(map(str, range(len(masks)))), masks)
+            off = off | masks[self._search(units).choose(step, evaluate).candidate]
+        return off
+
+
+def _neurons(neurons: Tensor, off: Tensor, goal: float, limits: Limits, evaluate: Evaluate) -> Tensor:
+    """(A,) ``off`` with more neurons, of least Fisher information per cost, until no more than ``goal`` is left."""
+    price_A = evaluate.slopes(off)[1] / savings(limits, limits.layout).clamp(min=1e-12)
+    there = (neurons & ~off).nonzero().flatten()
+    for unit in there[price_A[there].argsort(stable=True)].tolist():
+        if limits.target is None or limits.target.left(off) <= goal:
+            break
+        after = off.index_fill(0, torch.tensor([unit]), True)
+        off = after if limits.permits(off, after[None]) else off
+    return off
