@@ -25,15 +25,11 @@ class BlockCCA(LayerSimilarity):
     """Mean canonical correlation (SVCCA) between the residual streams behind two blocks.
 
     Compared are the blocks of each stage, and the last blocks of all stages.
-    variance: share of a stream's variance that the kept directions explain. null_draws, seed, folds: of the chance
-        level, and interval, as in LayerSimilarity.
+    variance: share of a stream's variance that the kept directions explain. Other options as in LayerSimilarity.
 
-    Columns: value (S, S) over sites in [0, 1], larger is more alike, 1 for a block with itself, NaN for pairs that are
-    not compared; low, high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two
-    blocks on each other's images; rows (S,), of the comparisons inside the stage; images (). For the figure, (S, S, R):
-    rho, the correlations in falling order, and null_rho; NaN behind the last.
-
-    UserError with fewer rows than a stream has channels; FewImages warns with fewer images than that.
+    Columns as there, over sites: value (S, S) in [0, 1], larger is more alike, NaN for pairs that are not compared;
+    low, high, null (S, S); rows (S,), of the comparisons inside the stage; images (). For the figure, (S, S, R): rho,
+    the correlations in falling order, and null_rho; NaN behind the last.
     """
 
     fooled_by = (

@@ -26,11 +26,8 @@ class CCA(SVCCA):
 
     Invariant to any invertible linear map of a head; directions with hardly any variance count as much as the others.
 
-    pairs: which heads are compared, see PairMeasure.
     mean: over "all" correlations, or over the "leading" ones, whose sum first reaches 98 % of the total (google/svcca).
-        The latter hides how many correlations are small: value and null both come out larger.
-    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
-    UserError for options that are none of these.
+        The latter hides how many correlations are small: value and null both come out larger. UserError for others.
 
     Columns as SVCCA's: value and null (A, A) in [0, 1], dims (A,), rho and null_rho (A, A, R), and the rest.
     """

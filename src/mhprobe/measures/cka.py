@@ -35,14 +35,12 @@ _CHUNK = 4096  # rows cast to float64 at a time
 class CKA(PairMeasure):
     """Linear centred kernel alignment between heads.
 
-    pairs: which heads are compared, see PairMeasure.
-    debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows.
-    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure. Here null=rows is exact: the mean
-        over permutations of one head's rows, tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased.
+    debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows; it needs 4.
 
-    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A): the same two heads on each
-    other's images, debiased by what independent rows would give. The rest, UserError and warnings as in PairMeasure;
-    the debiased estimate needs 4 rows.
+    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A), debiased by what independent
+    rows would give. With null=rows it is exact: the mean over permutations of one head's rows,
+    tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased. Other options and columns, UserError and
+    warnings as in PairMeasure.
     """
 
     fooled_by = (
@@ -58,18 +56,15 @@ class CKA(PairMeasure):
             return
         self.within = REAL
         for number, sites in enumerate(self.groups):
-            channels = sum(layout.sites[s].channels for s in sites)
-            heads = sum(layout.sites[s].num_heads for s in sites)
+            heads, width = len(self.members(number)), layout.sites[sites[0]].head_dim
             zeros = functools.partial(torch.zeros, self.jackknife, dtype=torch.float64)
-            self.add_state(f"cubic_{number}", zeros(channels, heads))  # sum x |y|^2
+            self.add_state(f"cubic_{number}", zeros(heads * width, heads))  # sum x |y|^2
             self.add_state(f"quartic_{number}", zeros(heads, heads))  # sum |x|^2 |y|^2
 
     def add(self, batch: HeadBatch) -> None:
         super().add(batch)
-        if not self.debiased:
-            return
         fold_V = fold_of(batch, self.folds) % self.jackknife
-        for number, sites in enumerate(self.groups):
+        for number, sites in enumerate(self.groups if self.debiased else ()):
             width = self.layout.sites[sites[0]].head_dim
             x_VTC = side_by_side(batch, sites, self.skipped[number])[batch.valid]
             for fold in range(self.jackknife):

@@ -1,9 +1,9 @@
 """Do two layers compute the same thing? CKA or SVCCA between whole layers instead of heads.
 
 Kornblith, Norouzi, Lee & Hinton, 2019, arXiv 1905.00414, and Raghu et al., 2021, arXiv 2108.08810, who see ViT's
-uniform structure this way. Rows are the tokens of all images, as between heads; both papers take images as rows (the
-second with CKA's estimate per batch, which depends on the batch size). So layers are compared token by token, and only
-where they have equally many: in Swin within a stage.
+uniform structure this way. Both papers take images as rows (the second with CKA's estimate per batch, which depends on
+the batch size). Here rows are the tokens of all images, as between heads, so that layers are compared only where they
+have equally many: in Swin within a stage.
 
 Shapes: B images, T tokens, C channels of a layer, S sites, G sites of a group.
 """
@@ -33,17 +33,12 @@ class LayerSimilarity(Similarity):
         stream behind the site's block.
     method: "cka" (rotations and one scale do not matter, large directions count most) or "svcca" (linear maps do not
         matter, all directions that make up ``variance`` count alike).
-    null, null_draws, seed, folds: of the chance level, as between heads (see Similarity). A fold takes tokens x
-        channels of all layers, 13 MB of them in ViT-B.
-    interval: as between heads: low and high. A fold takes the square of the channels of all layers, 680 MB of them in
+    null, null_draws, seed, folds, interval: as between heads (see Similarity). A fold of the null takes tokens x
+        channels of all layers, 13 MB in ViT-B; one of the interval the square of the channels of all layers, 680 MB in
         ViT-B, which therefore has no interval unless it is asked for.
 
-    Columns: value (S, S) in [0, 1], larger is more alike, 1 for a layer with itself, 0 for one that does not vary; low,
-    high (S, S): 95 % interval of what as many images give on average; null (S, S): the same two layers on each other's
-    images; images (), rows (S,), how many. NaN where the numbers of tokens differ; null also where all images are in
-    one fold.
-
-    UserError when svcca has fewer rows than a layer has channels; FewImages warns with fewer images than that.
+    Columns, of Similarity: value (S, S) in [0, 1], larger is more alike; low, high, null (S, S); images (), rows (S,).
+    NaN where the numbers of tokens differ. UserError and FewImages as there, of svcca.
     """
 
     fooled_by = (
@@ -53,7 +48,7 @@ class LayerSimilarity(Similarity):
     kind = "pairwise_layers"
     larger = "the two layers are more alike"
     noun = "layers"
-    given: ClassVar[tuple[str, ...]] = ("value", "low", "high", "null", "rows")  # columns, of all that there could be
+    given: ClassVar[tuple[str, ...]] = ("value", "low", "high", "null", "rows")  # columns, of those of a Similarity
 
     def __init__(
         self,
@@ -85,13 +80,6 @@ class LayerSimilarity(Similarity):
             by_tokens.setdefault(token_count(site), []).append(number)
         return [tuple(sites) for sites in by_tokens.values()]
 
-    @property
-    def names(self) -> list[str]:
-        return [site.name for site in self.layout.sites]
-
-    def members(self, group: int) -> Tensor:
-        return torch.tensor(self.groups[group])
-
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         features = [_features(batch, self.of, self.layout, s) for s in self.groups[group]]
         counts = {each.shape[1] for each in features}
@@ -118,8 +106,7 @@ class LayerSimilarity(Similarity):
         return canonical.null(heads, self.variance, self.null_draws, self.seed)
 
     def finish(self) -> dict[str, Tensor]:
-        columns = super().finish()
-        return {name: columns[name] for name in self.given}
+        return {name: column for name, column in super().finish().items() if name in self.given}
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:

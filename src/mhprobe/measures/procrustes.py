@@ -22,13 +22,10 @@ class Procrustes(PairMeasure):
     Invariant to rotations, offsets and one scale per head; between CKA, which stresses large directions more, and CCA,
     which ignores their size.
 
-    pairs: which heads are compared, see PairMeasure.
-    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
-
-    Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; null (A, A): the same two heads on each
-    other's images, or, with null=rows, independent heads that keep their spectra: whitened cross-covariances drawn from
-    their law (see canonical.py), scaled by both spectra; distance (A, A) = sqrt(2 - 2 value), smaller is more alike.
-    The rest, UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1], 1 for equal up to rotation and scale; distance (A, A) = sqrt(2 - 2 value), smaller
+    is more alike; null (A, A): with null=rows that of independent heads that keep their spectra: whitened
+    cross-covariances drawn from their law (see canonical.py), scaled by both spectra. Options, the other columns,
+    UserError and warnings as in PairMeasure.
     """
 
     fooled_by = "by definition: a large direction in common hides many small ones that are not, less than in cka"

@@ -22,13 +22,10 @@ from mhprobe.measures.parts.pairs import PairMeasure
 class PWCCA(PairMeasure):
     """Projection-weighted canonical correlation: how much of head a's output is, linearly, in head b's.
 
-    pairs: which heads are compared, see PairMeasure.
-    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
-
     Columns: value (A, A) in [0, 1]: [a, b] weighs by the channels of a, so it is not symmetric; reverse (A, A): [a, b]
-    weighs by those of b (a table lists each pair once); null (A, A): value on each other's images. With null=rows it is
-    the mean correlation, as for CCA: unrelated heads correlate along random directions, whose weights are alike on
-    average. dims (A,) as in CCA; the rest, UserError and warnings as in PairMeasure.
+    weighs by those of b (a table lists each pair once); null (A, A): with null=rows the mean correlation, as for CCA:
+    unrelated heads correlate along random directions, whose weights are alike on average. dims (A,) as in CCA; options,
+    the other columns, UserError and warnings as in PairMeasure.
     """
 
     fooled_by = (

@@ -22,16 +22,11 @@ from mhprobe.measures.parts.pairs import PairMeasure, Pairs
 class SVCCA(PairMeasure):
     """Mean canonical correlation between heads, with the level that chance alone would reach.
 
-    pairs: which heads are compared, see PairMeasure.
     variance: share of each head's variance that the used directions explain.
-    tokens, null, null_draws, seed, folds: rows and chance level, see PairMeasure.
 
-    Columns: value (A, A) in [0, 1]: sum(rho) / min(used dims), 1 for a head with itself, 0 for a dead head; read it
-    against null (A, A): the same two heads on each other's images; dims (A,) used directions; rho (A, A, R) the
-    correlations in falling order, and null_rho, what chance makes of them; the rest as in PairMeasure. NaN outside the
-    groups, and behind the last rho.
-
-    UserError and warnings as in PairMeasure.
+    Columns: value (A, A) in [0, 1]: sum(rho) / min(used dims); dims (A,) used directions; rho (A, A, R) the
+    correlations in falling order, NaN behind the last, and null_rho, what chance makes of them. Other options and
+    columns (null, low, high, ...), UserError and warnings as in PairMeasure.
     """
 
     fooled_by = (

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from mhprobe.errors import UserError
 from mhprobe.heads import HeadBatch, HeadSite
 from mhprobe.measures.parts.jackknife import fold_of
 from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
@@ -200,22 +199,13 @@ Sums = TypeVar("Sums", Moments, Folds)
 
 
 def declare(measure: Metric, group: int, zeros: Moments | Folds) -> None:
-    """Sums of one group as states of a measure; ``declared`` gives them back."""
+    """Sums of one group as states of a measure; get them back by ``declared``."""
     for name, zero in zip(_STATES[type(zeros)], vars(zeros).values(), strict=True):
         measure.add_state(f"{name}_{group}", zero)
 
 
 def declared(measure: Metric, group: int, kind: type[Sums]) -> Sums:
     return kind(*(getattr(measure, f"{name}_{group}") for name in _STATES[kind]))
-
-
-def check_rolled(name: str, site: HeadSite, null: Null) -> None:
-    """UserError where a grid is to be rolled that nobody knows."""
-    if null == "rolled" and site.grid is None:
-        raise UserError(
-            f"{name}: null=rolled rolls the grid of {site.name}, which is not fixed: the model takes images of any "
-            f"size. Use null=images."
-        )
 
 
 def _rolled(site: HeadSite, generator: torch.Generator) -> Tensor:

@@ -1,8 +1,8 @@
 """Similarities between heads, layers or blocks: the pairs, their second moments, and warnings of doubtful numbers.
 
 Rows are the tokens of all images, channels e.g. a head's output before its gate. Mean and covariance of a group's
-channels are enough for CCA, SVCCA, PWCCA, linear CKA and Procrustes, so those of a batch are computed once for all of
-them. So are the sums per fold of images that the null needs (folds.py).
+channels, and sums per fold of images for the null (folds.py), are all that a similarity needs. Those of a batch are
+computed once for all similarities.
 
 Shapes: B images, T tokens, C channels of a group, H parts of a group (heads, layers or blocks), D their width, A parts
 of all groups, R the largest width, N draws of the null.
@@ -23,7 +23,7 @@ from mhprobe import ranks
 from mhprobe.errors import UserError, one_of
 from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
 from mhprobe.measures.base import Measure, MeasureWarning
-from mhprobe.measures.parts.folds import Folds, Null, Rows, check_rolled, declare, declared, sums_of
+from mhprobe.measures.parts.folds import Folds, Null, Rows, declare, declared, sums_of
 from mhprobe.measures.parts.jackknife import affordable, jackknife
 from mhprobe.measures.parts.moments import Moments, Parts, Seen
 from mhprobe.stats.intervals import SHARE
@@ -57,21 +57,20 @@ class Similarity(Measure):
     folds: images are dealt into so many parts, whose sums are permuted (see folds.py). Memory grows with it.
     interval: keep the sums by eight folds of images, for low and high (see jackknife.py): eight times the memory. None
         for where that takes at most two gigabytes; NoInterval warns where it takes more.
-
     groups: site numbers that are compared with each other, row by row.
 
     Columns of all of them: value (A, A), larger is more alike, 1 for a part with itself, 0 for a dead one; low, high
     (A, A): 95 % interval of what as many images give on average, NaN with images in fewer than five folds; read value
-    against null (A, A), the mean over the draws; null_sd (A, A), how far the draws spread; null_draws (A, A, N) all of
-    them (not for null=rows); images (), rows (A,) of the part's group. NaN outside the groups. null is NaN where all
-    images are in one fold, e.g. for a single image.
+    against null (A, A), the mean over the draws, NaN where all images are in one fold; null_sd (A, A), how far the
+    draws spread; null_draws (A, A, N) all of them (not for null=rows); images (), rows (A,) of the part's group. NaN
+    outside the groups.
 
     UserError with fewer rows than channels of a part; FewImages warns with fewer images than that, DeadHead names parts
     that do not vary.
     """
 
     within = SHARE
-    noun: ClassVar[str] = "heads"
+    noun: ClassVar[str] = "heads"  # of the parts, for messages
 
     def __init__(
         self,
@@ -91,24 +90,26 @@ class Similarity(Measure):
                 raise UserError(f"{self.name}: {option} is at least {least}, got {got}.")
         if null != "images":
             self.label = f"{self.label}; null={null}"
-        self.null = null
-        self.null_draws = null_draws
-        self.seed = seed
-        self.folds = folds
-        self.interval = interval
+        self.null, self.null_draws, self.seed, self.folds, self.interval = null, null_draws, seed, folds, interval
         self.groups = groups
+        self.skipped = [0] * len(groups)  # tokens in front that are left out, by group
         self.shapes: list[tuple[int | None, int]] = []  # tokens of an image, None where unknown, and D, by group
-        for sites in groups:
-            check_rolled(self.name, layout.sites[sites[0]], null)
+        for site in (layout.sites[sites[0]] for sites in groups):
+            if null == "rolled" and site.grid is None:
+                raise UserError(
+                    f"{self.name}: null=rolled rolls the grid of {site.name}, which is not fixed: the model takes "
+                    f"images of any size. Use null=images."
+                )
 
     @property
-    @abstractmethod
     def names(self) -> list[str]:
         """(A,) names of the parts."""
+        return head_names(self.layout) if self.kind == "pairwise" else [site.name for site in self.layout.sites]
 
-    @abstractmethod
     def members(self, group: int) -> Tensor:
         """(H,) numbers of a group's parts among all."""
+        sites = self.groups[group]
+        return flat_heads(self.layout, sites) if self.kind == "pairwise" else torch.tensor(sites)
 
     @abstractmethod
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
@@ -200,22 +201,20 @@ class Similarity(Measure):
     def finish(self) -> dict[str, Tensor]:
         self.check_rows()
         columns: dict[str, Tensor] = {}
-        alive = torch.ones(len(self.names), dtype=torch.bool, device=self.device)
+        dead = torch.zeros(len(self.names), dtype=torch.bool)
         found = ranks.in_turn(self._of_group, len(self.groups))
         for group in reversed(range(len(found))):  # where groups overlap the first counts
-            index = self.members(group).to(self.device)
-            alive[index] &= found[group].pop("alive").to(self.device)
+            index = self.members(group)
+            dead[index] |= ~found[group].pop("alive")
             for name, part in found[group].items():
                 if name not in columns:
                     columns[name] = self._empty(name, part)
                 place = (index[:, None], index, slice(part.shape[-1]))[: part.dim()] if part.dim() > 1 else (index,)
-                columns[name][place] = part.to(self.device)
-        dead = [self.names[number] for number in (~alive).nonzero().flatten().tolist()]
-        if dead:
-            rank_zero_warn(
-                f"{self.name}: similarity 0 for {self.noun} whose output does not vary: {', '.join(dead)}.", DeadHead
-            )
-        return columns
+                columns[name][place] = part
+        if dead.any():
+            names = ", ".join(itertools.compress(self.names, dead.tolist()))
+            rank_zero_warn(f"{self.name}: similarity 0 for {self.noun} whose output does not vary: {names}.", DeadHead)
+        return {name: column.to(self.device) for name, column in columns.items()}
 
     def _of_group(self, group: int) -> dict[str, Tensor]:
         """The columns of one group, and which of its parts are alive; on the CPU, for other ranks."""
@@ -243,29 +242,24 @@ class Similarity(Measure):
         folds = declared(self, group, Folds)
         if not folds.deranged:
             return {name: part * torch.nan for name, part in _as_null(self.permuted(heads, heads)).items()}
-        rolled = self.rolled_site(group) if self.null == "rolled" else None
-        drawn = [self.permuted(heads, each) for each in folds.swapped(heads, self.null_draws, self.seed, rolled)]
+        site = self.layout.sites[self.groups[group][0]]
+        rolled = dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
+        swapped = folds.swapped(heads, self.null_draws, self.seed, rolled if self.null == "rolled" else None)
+        drawn = [self.permuted(heads, each) for each in swapped]
         value_HHN = torch.stack([each["value"] for each in drawn], -1)
         means = {name: torch.stack([each[name] for each in drawn]).mean(0) for name in drawn[0]}
         spread = value_HHN.std(-1, correction=min(1, self.null_draws - 1))
         return {**_as_null(means), "null_sd": spread, "null_draws": value_HHN}
 
-    def rolled_site(self, group: int) -> HeadSite:
-        """The site whose grid null=rolled rolls."""
-        return self.layout.sites[self.groups[group][0]]
-
     def _empty(self, name: str, part: Tensor) -> Tensor:
         """Room for all parts of what ``part`` says about a group; NaN where no group says anything."""
         count, width = len(self.names), max(width for _, width in self.shapes)
         shape = (count, count, self.null_draws if name == "null_draws" else width)[: part.dim()]
-        part = part.to(self.device)
         return part.new_full(shape, torch.nan) if part.is_floating_point() else part.new_zeros(shape)
 
 
 class PairMeasure(Similarity):
     """Base of the similarities between heads. A subclass writes ``compare`` and ``rows_null`` for one group's heads.
-
-    Options of the chance level and columns as of Similarity.
 
     pairs: which heads are compared: those of one "layer", of one "stage", or "all". Rows are compared token by token,
         so the sites of a group need the same number of tokens.
@@ -283,19 +277,12 @@ class PairMeasure(Similarity):
         super().__init__(layout, groups(self.name, layout, pairs), **kwargs)
         one_of(self.name, "tokens", tokens, Tokens)
         self.pairs = pairs
-        # of each group, how many tokens in front are left out
-        self.skipped = [layout.sites[sites[0]].prefix_tokens if tokens == "patches" else 0 for sites in self.groups]
+        if tokens == "patches":
+            self.skipped = [layout.sites[sites[0]].prefix_tokens for sites in self.groups]
         # as far as the layout tells, refuse now and not after an epoch
         counts = [self._aligned(sites, [token_count(layout.sites[s]) for s in sites]) for sites in self.groups]
         left = [None if count is None else count - skip for count, skip in zip(counts, self.skipped, strict=True)]
         self.declare([(n, layout.sites[sites[0]].head_dim) for n, sites in zip(left, self.groups, strict=True)])
-
-    @property
-    def names(self) -> list[str]:
-        return [head_name(site, head) for _, head, site in self.layout]
-
-    def members(self, group: int) -> Tensor:
-        return flat_heads(self.layout, self.groups[group])
 
     def shape(self, group: int, batch: HeadBatch) -> tuple[int, int]:
         sites = self.groups[group]
@@ -305,10 +292,6 @@ class PairMeasure(Similarity):
 
     def rows_of(self, group: int) -> Rows:
         return side_by_side, self.groups[group], self.skipped[group]
-
-    def rolled_site(self, group: int) -> HeadSite:
-        site = super().rolled_site(group)
-        return dataclasses.replace(site, prefix_tokens=site.prefix_tokens - self.skipped[group])
 
     def finish(self) -> dict[str, Tensor]:
         columns = super().finish()
@@ -332,11 +315,7 @@ class PairMeasure(Similarity):
 def groups(name: str, layout: HeadLayout, pairs: Pairs) -> tuple[tuple[int, ...], ...]:
     """Site numbers, grouped by what is compared with what. UserError for pairs that are none of the choices."""
     one_of(name, "pairs", pairs, Pairs)
-    key = {
-        "layer": lambda s: s,
-        "stage": lambda s: layout.sites[s].stage,
-        "all": lambda s: 0,
-    }[pairs]
+    key = {"layer": lambda s: s, "stage": lambda s: layout.sites[s].stage, "all": lambda s: 0}[pairs]
     return tuple(tuple(sites) for _, sites in itertools.groupby(range(len(layout.sites)), key))
 
 
@@ -357,15 +336,14 @@ def _as_null(columns: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def warn_duplicates(name: str, layout: HeadLayout, value_AA: Tensor, null_AA: Tensor, up_to: str) -> None:
     """Name the pairs of heads that are equal ``up_to`` something; not where so few rows would make any pair equal."""
-    same = ((value_AA > _DUPLICATE) & (null_AA < 0.9)).triu(1).nonzero().tolist()
-    names = [head_name(site, head) for _, head, site in layout]
-    if same:
+    if same := ((value_AA > _DUPLICATE) & (null_AA < 0.9)).triu(1).nonzero().tolist():
+        names = head_names(layout)
         pairs = ", ".join(f"{names[a]} and {names[b]}" for a, b in same)
         rank_zero_warn(f"{name}: above {_DUPLICATE}, so equal up to {up_to}: {pairs}.", DuplicateHead)
 
 
-def head_name(site: HeadSite, head: int) -> str:
-    return f"{site.name} head {head}"
+def head_names(layout: HeadLayout) -> list[str]:
+    return [f"{site.name} head {head}" for _, head, site in layout]
 
 
 def flat_heads(layout: HeadLayout, sites: Sequence[int]) -> Tensor:
