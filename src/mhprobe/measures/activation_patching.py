@@ -111,8 +111,7 @@ class ActivationPatching(Measure):
         if not len(self.pool):
             return
         number, images, labels = self.pool.held
-        donors = Donors(images, labels, number)
-        self.needs = frozenset({Patching(**self.options, donors=donors)})
+        self.needs = frozenset({Patching(**self.options, donors=Donors(images, labels, number))})
 
     def reset(self) -> None:
         super().reset()
@@ -159,10 +158,8 @@ class ActivationPatching(Measure):
         clean, corrupted = self.ends / self.pairs
         self._warn(clean - corrupted)
         main = self.estimates[0]
-        value, error = self._share(main), self._error()
-        mean = self.effects[0, 0] / self.pairs
-        freedom = self._freedom
-        reach = t_quantile(freedom) * error
+        value, mean, freedom = self._share(main), self.effects[0, 0] / self.pairs, self._freedom
+        reach = t_quantile(freedom) * self._error()
         return {
             "value": value,
             "low": value - reach,
@@ -175,7 +172,6 @@ class ActivationPatching(Measure):
             "corrupted": corrupted,
             "pairs": self.pairs.clone(),
             "donors": self._clusters.clone(),
-            "images": self.images.clone(),
         }
 
     def _estimated(self, value: Tensor) -> dict[str, Tensor]:
@@ -184,25 +180,18 @@ class ActivationPatching(Measure):
         size = self._size(self.estimates[0])
         if "atp" in self.estimates[1:]:
             atp, atp_size = self._share("atp"), self._size("atp")
-            found |= {
-                "atp": atp,
-                "atp_size": atp_size,
-                "difference": atp - value,
-                "places": _place(atp) - _place(value),
-            }
+            places = _place(atp) - _place(value)
+            found = {"atp": atp, "atp_size": atp_size, "difference": atp - value, "places": places}
             found |= _agreement("atp", atp, value) | _agreement("size", atp_size, size)
         if "graddrop" in self.estimates:
             found |= {"graddrop": self._size("graddrop")} | _agreement("graddrop", self._size("graddrop"), size)
         return found
 
-    def _sums(self, estimate: str) -> Tensor:
-        return self.effects[self.estimates.index(estimate)]
-
     def _share(self, estimate: str) -> Tensor:
-        return self._sums(estimate)[0] / (self.ends[0] - self.ends[1])
+        return self.effects[self.estimates.index(estimate), 0] / (self.ends[0] - self.ends[1])
 
     def _size(self, estimate: str) -> Tensor:
-        return self._sums(estimate)[1] / (self.ends[0] - self.ends[1]).abs()
+        return self.effects[self.estimates.index(estimate), 1] / (self.ends[0] - self.ends[1]).abs()
 
     @property
     def _clusters(self) -> Tensor:

@@ -4,8 +4,6 @@ Dosovitskiy et al., 2021, arXiv 2010.11929, appendix D.7; Raghu, Unterthiner, Ko
 arXiv 2108.08810, section 4. Distances are Euclidean, between the centres of patches. Prefix tokens have no place in the
 image: their rows and columns are dropped. Raghu et al. leave the rest of a row as it is ("raw" here), so that looking
 at the class token counts as looking near; here the rest is renormalised.
-
-Shapes: A heads of all sites; the others as in places.py.
 """
 
 from typing import Any
@@ -28,17 +26,6 @@ class AttentionDistance(OfAttention, MeanOverImages):
     Columns, (A,) in input pixels, larger looks further: value, with low and high; renormalised, raw: both variants;
     uniform: the value if attention were spread evenly over the same keys; whole: over the whole grid, whatever windows
     allow. A row that gives patches no weight at all counts as 0.
-
-    >>> import torch
-    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
-    >>> even, own = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
-    >>> attn = torch.tensor([[[even, own]]])  # (1 image, 1 window, 2 heads, queries, keys)
-    >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
-    >>> measure = AttentionDistance(layout)
-    >>> measure.update(batch)
-    >>> measure.compute().tolist()  # half of the weight is one patch of 16 pixels away
-    [8.0, 0.0]
     """
 
     fooled_by = (

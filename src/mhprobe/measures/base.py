@@ -197,7 +197,9 @@ class Measure(Metric):
             raise TypeError(f"{self.name}.{name}: sums are float64 or int64, got {default.dtype}.")
         # a tensor made in inference mode could never be updated outside it; Lightning evaluates inside
         with torch.inference_mode(False):
-            super().add_state(name, default.clone(), "sum", persistent)
+            super().add_state(name, torch.zeros((), dtype=default.dtype), "sum", persistent)
+            setattr(self, name, torch.zeros_like(default))
+            self._defaults[name] = default.new_zeros(()).expand(default.shape)  # not as large as the sum itself
 
     def reset(self) -> None:
         """Put every sum back to zero."""

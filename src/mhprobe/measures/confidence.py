@@ -4,8 +4,6 @@ Voita, Talbot, Moiseev, Sennrich & Titov, 2019, arXiv 1905.09418, section 4. The
 the maximum; in vision models class, distillation and register tokens take its place. The rows are not renormalised
 without them: a head that looks at nothing but the class token is not confident. Of texts the mean is over all words;
 nothing tells their special tokens, so none is left out but the padding.
-
-Shapes: A heads of all sites; the others as in places.py.
 """
 
 from typing import Any
@@ -28,17 +26,6 @@ class Confidence(OfAttention, MeanOverImages):
     Columns, (A,) in [0, 1], larger is more certain: value, with low and high; without_prefix, with_prefix: both
     variants; class_query: the value of the class token's own row, NaN without one; uniform: the value if attention were
     spread evenly over all keys.
-
-    >>> import torch
-    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1, grid=(1, 2), pixels=(16.0, 16.0)),))
-    >>> even, own = [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]  # two tokens look at both, or at themselves
-    >>> attn = torch.tensor([[[even, own]]])  # (1 image, 1 window, 2 heads, queries, keys)
-    >>> batch = HeadBatch(z=(), attn=(attn,), logits=torch.zeros(1, 2), valid=torch.tensor([True]))
-    >>> measure = Confidence(layout)
-    >>> measure.update(batch)
-    >>> measure.compute().tolist()
-    [0.5, 1.0]
     """
 
     fooled_by = "seen: a sink at the class token: special keys are left out, and the head looks spread out"

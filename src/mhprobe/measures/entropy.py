@@ -3,8 +3,6 @@
 Clark, Khandelwal, Levy & Manning, 2019, arXiv 1906.04341, section 3.3. Rows are distributions over all keys a query
 may attend to, prefix tokens included. Swin's rows are renormalised over their shift region: padding takes no share. Of
 texts the mean is over all words, and the padding is neither query nor key.
-
-Shapes: A heads of all sites; the others as in places.py.
 """
 
 import torch

@@ -15,17 +15,6 @@ class Fisher(GateImportance):
     """Mean over images of (d loss / d gate) ** 2, for all heads in one backward pass.
 
     normalize and the columns as in GateImportance, in squared nats per squared unit of gate; larger is more important.
-
-    >>> import torch
-    >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
-    >>> layout = HeadLayout((HeadSite("attn", 0, 0, num_heads=2, head_dim=1),))
-    >>> z = torch.tensor([[1.0, 4.0], [3.0, 0.0]]).view(2, 1, 2, 1)  # (2 images, 1 token, 2 heads, width 1)
-    >>> grad = torch.tensor([[0.5, 1.0], [-0.5, 1.0]]).view(2, 1, 2, 1)
-    >>> batch = HeadBatch(z=(z,), grad=(grad,), logits=torch.zeros(2, 2), valid=torch.tensor([True, True]))
-    >>> measure = Fisher(layout)
-    >>> measure.update(batch)
-    >>> measure.compute().tolist()
-    [1.25, 8.0]
     """
 
     fooled_by = (

@@ -1,10 +1,9 @@
 """Gate importance: the change of an image's loss when a head is switched off, to first order.
 
 Michel, Levy & Neubig, 2019, arXiv 1905.10650. The slope of an image's loss along a head's gate xi_h at the present
-gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns). Here the
-absolute value is taken per image; a windowed site's windows belong to one image and are summed first.
+gates is dL/dxi_h = sum over tokens and width of z * dL/dz (= sum of W_O * dL/dW_O over the head's columns).
 
-Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites.
+Shapes: B images, A heads of all sites.
 """
 
 from typing import Any, Literal
@@ -41,8 +40,7 @@ class GateImportance(Measure):
 
     Columns, (A,) in nats of loss per unit of gate (a ratio when normalised), larger is more important:
         value; signed: the mean slope, negative where opening the gate lowers the loss; standard_error of value over
-        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % interval; images: () how many
-        there were.
+        what abs_at names (tokens: over images), NaN with a single one; low, high: 95 % interval.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
@@ -108,23 +106,13 @@ class GateImportance(Measure):
         value = self.total / self.images
         error = standard_error(self.total, self.square, self.units) * self.units / self.images
         low, high = interval(value, error, int(self.units) - 1, self.within)
-        scale = self._scale(value)
-        return {
-            "value": value * scale,
-            "signed": self.slope / self.images * scale,
-            "standard_error": error * scale,
-            "low": low * scale,
-            "high": high * scale,
-        }
+        columns = {"value": value, "signed": self.slope / self.images, "standard_error": error, "low": low, "high": high}
+        return {name: column * self._scale(value) for name, column in columns.items()}
 
     def _scale(self, value_A: Tensor) -> Tensor:
         """(A,) the factor that ``normalize`` asks for, the same for all heads of a layer."""
         if self.normalize == "none":
             return torch.ones_like(value_A)
-        root = self.normalize == "layer_l2_sqrtH"
-        return torch.cat(
-            [
-                (layer_H.new_tensor(len(layer_H) if root else 1).sqrt() / (layer_H.norm() + _TINY)).expand(len(layer_H))
-                for layer_H in self.layout.split(value_A)
-            ]
-        )
+        power = 0.5 if self.normalize == "layer_l2_sqrtH" else 0.0
+        layers = self.layout.split(value_A)
+        return torch.cat([(len(layer) ** power / (layer.norm() + _TINY)).expand(len(layer)) for layer in layers])

@@ -39,7 +39,7 @@ class Interaction(Measure):
     Columns, (A, A) and NaN outside the pairs looked at, in nats:
         value, larger: masking both hurts more than the sum of each; standard_error; low, high: Student's 95 % interval
         over images; p_holm: two-sided, Holm over the pairs; both: rise of the loss when both are masked;
-        alone (A,): rise when the head alone is masked; images: ().
+        alone (A,): rise when the head alone is masked.
     """
 
     fooled_by = "by definition: a pair that was not looked at; and a loss that saturates makes unrelated heads interact"
@@ -110,15 +110,9 @@ class Interaction(Measure):
         low, high = interval(mean, error, int(self.images) - 1)
         alone = self.total.new_full((self.layout.num_heads,), torch.nan)
         alone[list(self.heads)] = self.alone / self.images
-        return {
-            "value": self._matrix(mean),
-            "standard_error": self._matrix(error),
-            "low": self._matrix(low),
-            "high": self._matrix(high),
-            "p_holm": self._matrix(holm(two_sided(mean, error, self.images - 1))),
-            "both": self._matrix(self.both / self.images),
-            "alone": alone,
-        }
+        of_pairs = {"value": mean, "standard_error": error, "low": low, "high": high}
+        of_pairs |= {"p_holm": holm(two_sided(mean, error, self.images - 1)), "both": self.both / self.images}
+        return {**{name: self._matrix(values_P) for name, values_P in of_pairs.items()}, "alone": alone}
 
     def _look_at(self, pairs: list[tuple[int, int]]) -> None:
         self.pairs = tuple(pairs)

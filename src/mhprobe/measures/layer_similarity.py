@@ -106,7 +106,8 @@ class LayerSimilarity(Similarity):
         return canonical.null(heads, self.variance, self.null_draws, self.seed)
 
     def finish(self) -> dict[str, Tensor]:
-        return {name: column for name, column in super().finish().items() if name in self.given}
+        columns = super().finish()
+        return {name: columns[name] for name in self.given}
 
 
 def _features(batch: HeadBatch, of: str, layout: HeadLayout, number: int) -> Tensor:

@@ -30,7 +30,7 @@ class OneHead(Paired):
         test_best: 1 for the best of its layer on the test images, which flatters;
         drop: whole - accuracy; drop_low, drop_high: its paired 95 % interval; p: exact McNemar of the head alone
         against the whole layer (not corrected: one head per layer is chosen before the test);
-        whole: () accuracy of the whole model; images: ().
+        whole: () accuracy of the whole model.
     """
 
     fooled_by = "by definition: a layer that can do without any head: all of its heads suffice"
@@ -46,11 +46,8 @@ class OneHead(Paired):
 
     def __init__(self, layout: HeadLayout, **kwargs: Any) -> None:
         super().__init__(layout, **kwargs)
-        masks = []
-        for site in range(len(layout.sites)):
-            layer = range(layout.num_heads)[layout.span(site)]
-            masks += [tuple(other for other in layer if other != head) for head in layer]
-        self.ablation = Ablation(tuple(masks))
+        layers = [range(layout.num_heads)[layout.span(site)] for site in range(len(layout.sites))]
+        self.ablation = Ablation(tuple(tuple(h for h in layer if h != head) for layer in layers for head in layer))
         self.needs = self.select_needs = frozenset({self.ablation})
 
     def select(self, batch: HeadBatch) -> None:

@@ -4,8 +4,6 @@ Rarest means: of lowest density, the density of a patch being the share of patch
 the same k-means code (codes.py). Many patches of an image share a code, so ties are the rule: all patches of the lowest
 density count as rarest, and chance is the share of them among the keys. In Swin the query sees its shift region only:
 the rarest patch is that of the region.
-
-Shapes: A heads of all sites; the others as in places.py.
 """
 
 from typing import Any

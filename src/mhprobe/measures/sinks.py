@@ -7,8 +7,6 @@ tokens (a broadcast). Attention alone does not tell the two apart: what is writt
 
 In Swin every window has its own sink. In a shifted window the largest region counts if it is more than half of it. A
 text has one; its padding neither looks nor is written to.
-
-Shapes: A heads of all sites; the others as in places.py.
 """
 
 from typing import Any

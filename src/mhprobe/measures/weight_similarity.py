@@ -108,7 +108,7 @@ class WeightSimilarity(OfWeights):
                         f"{tuple(other.shape[1:])}, expected equal (head width, channels). Compare fewer heads: "
                         f"pairs=stage or pairs=layer."
                     )
-        return tuple(torch.cat([weights[s][k] for s in sites]).double() for k in range(len(HeadWeights._fields)))
+        return tuple(torch.cat(each).double() for each in zip(*(weights[s] for s in sites), strict=True))
 
 
 def compare(weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
