@@ -95,18 +95,14 @@ def _limited(added: Tensor, limits: Limits | None) -> Tensor:
     """(S, A) -> (S', A): without the heads that the limits protect, up to the step that reaches the target."""
     if limits is None:
         return added
-    off, steps = torch.zeros(added.shape[1], dtype=torch.bool), []
+    off, steps = added.new_zeros(added.shape[1]), []
     for step in added:
-        if limits.reached(off):
+        before = off
+        for head in step.nonzero().flatten():
+            after = off.index_fill(0, head, True)
+            off = after if limits.permits(off, after[None]) else off
+        if limits.reached(before) or off.equal(before):  # only protected heads are left
             break
-        before = off.clone()
-        for head in torch.nonzero(step).flatten().tolist():
-            after = off.clone()
-            after[head] = True
-            if limits.permits(off, after[None]):
-                off = after
-        if off.equal(before):
-            break  # only protected heads are left
         steps.append(off & ~before)
     return torch.stack(steps) if steps else added[:0]
 

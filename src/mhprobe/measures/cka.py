@@ -37,8 +37,8 @@ class CKA(PairMeasure):
 
     debiased: use the unbiased estimate: independent heads then score 0 on average, at any number of rows; it needs 4.
 
-    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A), debiased by what independent
-    rows would give. With null=rows it is exact: the mean over permutations of one head's rows,
+    Columns: value (A, A) in [0, 1], debiased also a little below 0 or above 1; null (A, A), debiased by what
+    independent rows would give. With null=rows it is exact: the mean over permutations of one head's rows,
     tr(C_aa) tr(C_bb) / ((n - 1) ||C_aa||_F ||C_bb||_F); 0 when debiased. Other options and columns, UserError and
     warnings as in PairMeasure.
     """

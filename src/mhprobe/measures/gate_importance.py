@@ -106,7 +106,8 @@ class GateImportance(Measure):
         value = self.total / self.images
         error = standard_error(self.total, self.square, self.units) * self.units / self.images
         low, high = interval(value, error, int(self.units) - 1, self.within)
-        columns = {"value": value, "signed": self.slope / self.images, "standard_error": error, "low": low, "high": high}
+        signed = self.slope / self.images
+        columns = {"value": value, "signed": signed, "standard_error": error, "low": low, "high": high}
         return {name: column * self._scale(value) for name, column in columns.items()}
 
     def _scale(self, value_A: Tensor) -> Tensor:

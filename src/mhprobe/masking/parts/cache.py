@@ -69,12 +69,10 @@ class MaskCache:
             place, columns = self.known.get(_name(mask, images)), None
             if place is None and images is not None:  # what is known on all images is known on some
                 place, columns = self.known.get(_name(mask, None)), images
-            if place is None:
-                continue
-            row_right, row_losses = _unpack(self._read(place))
-            known[number] = True
-            right[number] = row_right if columns is None else row_right[columns]
-            losses[number] = row_losses if columns is None else row_losses[columns]
+            if place is not None:
+                rows = _unpack(self._read(place))
+                known[number] = True
+                right[number], losses[number] = rows if columns is None else (row[columns] for row in rows)
         return known, right, losses
 
     def save(self, masks: Tensor, images: Tensor | None, scores: Scores) -> None:

@@ -108,11 +108,9 @@ def masking_curve(
     units = spec.limited_units(layout, costs or {})
     length = spec.order.length(units, layout)
     length = length if steps is None else min(steps, length)
-    if step is not None:
-        if step > length:
-            return []
-        length = step
-
+    if step is not None and step > length:
+        return []
+    length = length if step is None else step
     paths = spec.order.paths(units, layout, evaluate_select, length)
     if units.limits is not None and steps is None and step is None:
         for path in paths:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,24 +218,15 @@ def totals(curves: Sequence[Curve]) -> list[Totals]:
 def summary(found: Sequence[Totals]) -> dict[str, float]:
     """The numbers by name, ``<curve>/<split>/<number>``."""
     names = ("area_shared", "shared_heads", "heads_within_1_point", "heads_before_worse")
-    return {
-        f"{row.curve}/{row.split}/{name}": getattr(row, name)
-        for row in found
-        for name in names
-        if getattr(row, name) is not None
-    }
+    numbers = {f"{row.curve}/{row.split}/{name}": getattr(row, name) for row in found for name in names}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def area(points: Points, until: float) -> float:
     """Mean accuracy from no head masked to ``until`` (trapezoids, straight lines between points)."""
-    heads, accuracy = points.heads, points.accuracy
-    inside = heads < until
-    k = int(inside.sum())  # the first point at or behind the end
-    share = (until - heads[k - 1]) / (heads[k] - heads[k - 1])
-    end = accuracy[k - 1] + share * (accuracy[k] - accuracy[k - 1])
-    x = torch.cat([heads[:k], heads.new_tensor([until])])
-    y = torch.cat([accuracy[:k], end[None]])
-    return (torch.trapezoid(y, x) / until).item()
+    heads, accuracy = points.heads.numpy(), points.accuracy.numpy()
+    x = np.append(heads[heads < until], until)
+    return float(np.trapezoid(np.interp(x, heads, accuracy), x)) / until
 
 
 def _before(points: Points, dropped: Tensor) -> float:

@@ -30,24 +30,18 @@ def index(layout: HeadLayout, layers: Sequence[int]) -> Units:
 
     Layers of one stage that have fewer heads (after pruning) are simply not in the units of the later indices.
     """
-    most = {layout.sites[i].stage: 0 for i in layers}
+    most: dict[int, int] = {}
     for i in layers:
         site = layout.sites[i]
-        most[site.stage] = max(most[site.stage], site.num_heads)
-    if len(set(most.values())) == 1:
-        heads = {
-            f"index {h}": [layout.flat(i, h) for i in layers if h < layout.sites[i].num_heads]
-            for h in range(max(most.values()))
-        }
-        return _units(layout, heads)
-    heads = {
-        f"stage {stage} index {h}": [
-            layout.flat(i, h) for i in layers if layout.sites[i].stage == stage and h < layout.sites[i].num_heads
-        ]
-        for stage, count in most.items()
-        for h in range(count)
-    }
-    return _units(layout, heads, per_stage=True)
+        most[site.stage] = max(most.get(site.stage, 0), site.num_heads)
+    per_stage = len(set(most.values())) > 1
+    heads: dict[str, list[int]] = {}
+    for stage, h in ((stage, h) for stage, count in most.items() for h in range(count)):
+        there = [i for i in layers if layout.sites[i].stage == stage and h < layout.sites[i].num_heads]
+        heads.setdefault(f"stage {stage} index {h}" if per_stage else f"index {h}", []).extend(
+            layout.flat(i, h) for i in there
+        )
+    return _units(layout, heads, per_stage)
 
 
 def layer(layout: HeadLayout, layers: Sequence[int]) -> Units:
@@ -57,14 +51,8 @@ def layer(layout: HeadLayout, layers: Sequence[int]) -> Units:
 
 def head(layout: HeadLayout, layers: Sequence[int]) -> Units:
     """One head."""
-    return _units(
-        layout,
-        {
-            f"{layout.sites[i].name} head {h}": [layout.flat(i, h)]
-            for i in layers
-            for h in range(layout.sites[i].num_heads)
-        },
-    )
+    sites = [(i, layout.sites[i]) for i in layers]
+    return _units(layout, {f"{s.name} head {h}": [layout.flat(i, h)] for i, s in sites for h in range(s.num_heads)})
 
 
 def stage(layout: HeadLayout, layers: Sequence[int]) -> Units:
