@@ -50,14 +50,13 @@ class JSDistance(MeanOverImages):
     UserError for counts that are too small, and for heads that do not attend among the same tokens.
 
     Columns: value (A, A), larger is more different: in [0, 1], 0 equal, 1 no key in common; NaN outside the groups.
-    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on each other's images; below it
-    heads are more alike than that. null_draws (A, A, N): one per null image, around null; they spread so that a value
-    without more in common than that is one more of them. All of them are null with two images. NaN with fewer than two
-    images; absent with clark. cluster (A,), by Ward's linkage, numbered within a group. embedding (A, 2): points of
-    each group whose distances resemble value; stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor.
-    ratio (): mean distance within layers over that between layers, below 1 where heads of a layer are alike; p ():
-    share of random assignments of heads to layers with as small a ratio; both NaN where layers were not compared with
-    each other (pairs=layer).
+    low, high (A, A): its 95 % interval over images. null (A, A): the same two heads on each other's images; heads below
+    it are more alike. null_draws (A, A, N): one per null image, around null (all equal to it with two images), spread
+    so that a value without more in common is one more of them. NaN with one image; absent with clark. cluster (A,), by
+    Ward's linkage, numbered within a group. embedding (A, 2): points of each group whose distances resemble value;
+    stress (A,): of the group's embedding, 0 is perfect, above 0.2 poor. ratio (): mean distance within layers over that
+    between layers, below 1 where heads of a layer are alike; p (): share of random assignments of heads to layers with
+    as small a ratio; both NaN where layers were not compared with each other (pairs=layer).
     """
 
     fooled_by = "by definition: two heads that look alike and write different things"
@@ -86,11 +85,8 @@ class JSDistance(MeanOverImages):
                 raise UserError(f"js_distance: {option} is at least 1, got {got}.")
         if null_images < 0 or null_images == 1:
             raise UserError(f"js_distance: null_images is 0, or at least 2, got {null_images}.")
-        self.clark = clark
         self.within = SIZE if clark else SHARE
-        self.clusters = clusters
-        self.permutations = permutations
-        self.seed = seed
+        self.clark, self.clusters, self.permutations, self.seed = clark, clusters, permutations, seed
         self.label = "JS divergence (nats, summed)" if clark else "JS divergence / ln 2"
         self.unit = "nats" if clark else ""
         self.axes = {"embedding": ["x", "y"]}

@@ -188,11 +188,9 @@ def _even(layout: HeadLayout, moments: list[_Moments]) -> Fill:
 
 def _spread(layout: HeadLayout, moments: list[_Moments]) -> list[float]:
     """Per site the deviation of its heads' outputs, over images, positions and channels."""
-    found = []
-    for site, each in zip(layout.sites, moments, strict=True):
-        mean_C, square_C = (in_raster_order(site, part, 1).mean(1).flatten() for part in each)
-        found.append(float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()))
-    return found
+    pairs = zip(layout.sites, moments, strict=True)
+    means = ((in_raster_order(site, part, 1).mean(1).flatten() for part in each) for site, each in pairs)
+    return [float((square_C - mean_C.square()).clamp(min=0).mean().sqrt()) for mean_C, square_C in means]
 
 
 def _some(batches: Walk, count: int) -> _Some:

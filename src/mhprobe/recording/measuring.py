@@ -132,11 +132,8 @@ def fills_of(measures: Iterable[Measure]) -> list[FillName]:
 
 def label_of(measured: Measure, of: Of) -> str:
     """Return the label of a measure's axis where gradients are of something else than the loss."""
-    return (
-        f"{measured.label.replace(' (nats)', '')}, of the {of}"
-        if of != "loss" and "grad" in measured.needs
-        else measured.label
-    )
+    plain = of == "loss" or "grad" not in measured.needs
+    return measured.label if plain else f"{measured.label.replace(' (nats)', '')}, of the {of}"
 
 
 def score_heads(model: nn.Module, scores_by: Measure, batches: Walk, column: str = "value", of: Of = "loss") -> Tensor:

@@ -17,17 +17,7 @@ from mhprobe.backbones import family_of
 from mhprobe.errors import UserError, quoted
 from mhprobe.gates import gates_of
 from mhprobe.gates.fill import Fill
-from mhprobe.heads import (
-    Ablation,
-    FillName,
-    HeadBatch,
-    HeadLayout,
-    HeadSite,
-    HeadWeights,
-    Need,
-    Patching,
-    Relevance,
-)
+from mhprobe.heads import Ablation, FillName, HeadBatch, HeadLayout, HeadSite, Need, Patching, Relevance
 from mhprobe.recording.checks import check_batch, check_labels, check_model, sized
 from mhprobe.recording.direct import direct_logits
 from mhprobe.recording.lrp import relevances
@@ -67,7 +57,9 @@ def record(
     Raises UserError for a need that does not exist, slopes without labels, labels outside the classes, a model without
     gates, and a head's output that is not finite: the message names the site and the image.
     """
-    slopes = (named := {need for need in _listed(needs) if isinstance(need, str)}) & {"grad", "attn_grad"}
+    if not isinstance(needs, Collection):
+        raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
+    slopes = (named := {need for need in needs if isinstance(need, str)}) & {"grad", "attn_grad"}
     _check(model, named, labels is not None or of in UNLABELLED, of)
     layout, grad, attn_grad = gates_of(model).layout, None, None
     check_batch(model, images, labels, any(site.line for site in layout.sites))
@@ -79,15 +71,15 @@ def record(
         if slopes:
             refuse_features(model, of)
             grad, attn_grad = taps.slopes(objective(logits, labels, of).sum())
-    count, z = len(images), _per_head(layout, taps.heads, len(images))
+    count, z, family = len(images), _per_head(layout, taps.heads, len(images)), family_of(taps.backbone)
     clean = Run(images, taps.heads, logits.detach())
     return HeadBatch(
         z=z,
         grad=None if grad is None else _per_head(layout, grad, count),
-        attn=_per_window(taps.attn, count) if taps.attn else None,
-        attn_grad=_per_window(attn_grad, count) if attn_grad else None,
+        attn=_per_window(taps.attn, count),
+        attn_grad=_per_window(attn_grad, count),
         stream=taps.stream,
-        weights=_weights(taps.backbone, layout) if "weights" in named else None,
+        weights=tuple(family.head_weights(taps.backbone, s) for s in layout.sites) if "weights" in named else None,
         direct=direct_logits(model, z, taps.stream or (), logits.detach()) if "direct" in named else None,
         ablated=_ablated(model, layout, images, needs, {"zero": None, **fills}),
         patched={need: patched(model, clean, labels, objects, need) for need in needs if isinstance(need, Patching)},
@@ -98,11 +90,6 @@ def record(
         images=images,
         objects=objects,
     )
-
-
-def _weights(backbone: nn.Module, layout: HeadLayout) -> tuple[HeadWeights, ...]:
-    family = family_of(backbone)
-    return tuple(family.head_weights(backbone, site) for site in layout.sites)
 
 
 def _relevances(
@@ -129,13 +116,6 @@ def _check(model: nn.Module, named: set[str], sloped: bool, of: str) -> None:
         raise UserError(
             "record: gradient checkpointing runs every block twice; call model.set_grad_checkpointing(False) first."
         )
-
-
-def _listed(needs: object) -> Collection[Need]:
-    """The needs themselves; UserError for what is no collection."""
-    if not isinstance(needs, Collection):
-        raise UserError(f"record: needs: expected a set of what to record, got {quoted(needs)}.")
-    return needs
 
 
 def _ablated(
@@ -183,9 +163,9 @@ def _check_finite(
     )
 
 
-def _per_window(attn: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
-    """Per site (B * windows, ...) -> (B, windows, ...)."""
-    return tuple(a.detach().unflatten(0, (batch, -1)) for a in attn)
+def _per_window(attn: Sequence[Tensor] | None, batch: int) -> tuple[Tensor, ...] | None:
+    """Per site (B * windows, ...) -> (B, windows, ...); None where none was recorded."""
+    return tuple(a.detach().unflatten(0, (batch, -1)) for a in attn) if attn else None
 
 
 def _per_head(layout: HeadLayout, rows: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
