@@ -50,14 +50,10 @@ class TokenKinds(OfKinds):
         if value not in COLUMNS:
             raise UserError(f"token_kinds: value is one of {', '.join(COLUMNS)}, got {quoted(value)}.")
         site = layout.sites[0]
-        if value.startswith("cls") and not site.class_token:
+        if not _has(value, site):
+            needed = "registers" if value == "registers" else "a class token"
             raise UserError(
-                f"token_kinds: value={value} needs a class token, but the model of {site.name} has none. "
-                f"Choose another kind, e.g. value=neighbours."
-            )
-        if value == "registers" and site.prefix_tokens - site.class_token < 1:
-            raise UserError(
-                f"token_kinds: value=registers needs registers, but the model of {site.name} has none. "
+                f"token_kinds: value={value} needs {needed}, but the model of {site.name} has none. "
                 f"Choose another kind, e.g. value=neighbours."
             )
         self.main = value

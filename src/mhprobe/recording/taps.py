@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from mhprobe.backbones import backbone_of, family_of
 from mhprobe.errors import UserError
@@ -74,20 +73,18 @@ class Taps(contextlib.ExitStack):
         family = family_of(self.backbone)
         for number, site in enumerate(self.layout.sites):
             seam, bind = family.seam(self.backbone, site), functools.partial
-            self._until_exit(seam.point.register_forward_pre_hook(bind(self._before_gate, number), prepend=True))
-            self._until_exit(seam.point.register_forward_pre_hook(bind(self._after_gate, number)))
+            before, after = bind(self._before_gate, number), bind(self._after_gate, number)
+            self.callback(seam.point.register_forward_pre_hook(before, prepend=True).remove)
+            self.callback(seam.point.register_forward_pre_hook(after).remove)
             if self.attn and site.kind == "head":
                 self.enter_context(seam.watched(bind(self._weights, number)))
 
     def _tap_blocks(self) -> None:
         for block, places in zip(self.layout.blocks, self._stream, strict=False):
             module, middle = self.backbone.get_submodule(block.name), self.backbone.get_submodule(block.middle)
-            self._until_exit(module.register_forward_pre_hook(functools.partial(_enters, places, "before")))
-            self._until_exit(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")))
-            self._until_exit(module.register_forward_hook(functools.partial(_leaves, places)))
-
-    def _until_exit(self, handle: RemovableHandle) -> None:
-        self.callback(handle.remove)
+            self.callback(module.register_forward_pre_hook(functools.partial(_enters, places, "before")).remove)
+            self.callback(middle.register_forward_pre_hook(functools.partial(_enters, places, "middle")).remove)
+            self.callback(module.register_forward_hook(functools.partial(_leaves, places)).remove)
 
     def _before_gate(self, number: int, _module: nn.Module, args: Args) -> None:
         self.heads[number] = args[0].detach()

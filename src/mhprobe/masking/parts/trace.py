@@ -195,24 +195,22 @@ class Totals(NamedTuple):
 def totals(curves: Sequence[Curve]) -> list[Totals]:
     """Totals of the curves that have more than one step."""
     whole = [curve for curve in curves if curve.step[0] == 0 and len(curve.step) > 1]
-    found = []
-    for curve in whole:
-        points = curve.points
-        shared = min(float(other.points.heads[-1]) for other in whole if other.split == curve.split)
-        found.append(
-            Totals(
-                curve=curve.name,
-                split=curve.split,
-                search=curve.search,
-                unmasked=float(points.accuracy[0]),
-                area_shared=area(points, shared),
-                shared_heads=shared,
-                heads_within_1_point=_before(points, curve.falls),
-                heads_before_worse=None if curve.worse is None else _before(points, curve.worse),
-                of=curve.scored.right,
-            )
+    last = [(curve.split, float(curve.points.heads[-1])) for curve in whole]
+    shared = {split: min(heads for at, heads in last if at == split) for split, _ in last}
+    return [
+        Totals(
+            curve=curve.name,
+            split=curve.split,
+            search=curve.search,
+            unmasked=float(curve.points.accuracy[0]),
+            area_shared=area(curve.points, shared[curve.split]),
+            shared_heads=shared[curve.split],
+            heads_within_1_point=_before(curve.points, curve.falls),
+            heads_before_worse=None if curve.worse is None else _before(curve.points, curve.worse),
+            of=curve.scored.right,
         )
-    return found
+        for curve in whole
+    ]
 
 
 def summary(found: Sequence[Totals]) -> dict[str, float]:
