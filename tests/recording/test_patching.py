@@ -12,10 +12,9 @@ import mhprobe
 from mhprobe.errors import UserError
 from mhprobe.heads import Donors, Patching
 from mhprobe.measures.parts.hashing import image_numbers
-from mhprobe.recording.patching import _Past
+from mhprobe.recording.patching import _Past, twins
 from mhprobe.recording.replay import patched_logits
 from mhprobe.recording.taps import Taps
-from mhprobe.recording.twins import twins
 from models import BUILDERS, images_for, labels_for, make_loud
 
 COUNT = 6

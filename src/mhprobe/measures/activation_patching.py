@@ -2,8 +2,8 @@
 
 Every image (clean) has a corrupted twin. In the run on the twin one head's output is replaced by that of the clean run,
 and the metric moves some of the way back (Heimersheim & Nanda, 2024, arXiv 2404.15255): 0 it stays where the corrupted
-run is, 1 it is where the clean run is. How twins are made: recording/twins.py; how heads are patched and what the
-estimates are: recording/patching.py.
+run is, 1 it is where the clean run is. How twins are made, how heads are patched and what the estimates are:
+recording/patching.py.
 
 The effect is one ratio over all pairs, mean effect over mean (clean - corrupted). The mean of a ratio per pair would be
 ruled by pairs that hardly differ.

@@ -1,9 +1,10 @@
 """Activation patching: what each head alone brings from one run into another, exactly and from slopes.
 
-Two runs of the same model: on an image (clean), and on a corrupted twin of it (recording/twins.py). In the *base* run
-one head's output is replaced by what it was in the other run, the *source*; the effect is how far the metric moves from
-the base's towards the source's (Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising takes the corrupted run for the
-base, noising the clean one.
+Two runs of the same model: on an image (clean), and on a corrupted twin of it. In the *base* run one head's output is
+replaced by what it was in the other run, the *source*; the effect is how far the metric moves from the base's towards
+the source's (Heimersheim & Nanda, 2024, arXiv 2404.15255). Denoising takes the corrupted run for the base, noising the
+clean one. Who gets which donor, and which noise, depends on the image alone (and a seed), not on its batch, the order
+or the rank.
 
 exact: one patched run per head. Heads share all blocks before their own, and their own block's attention (replay.py).
 atp: attribution patching, the first-order term: slope in the base run times what would change (Nanda, 2023).
@@ -14,7 +15,7 @@ graddrop: of AtP* (Kramar, Lieberum, Shah & Nanda, 2024, arXiv 2403.00745). A he
 AtP*'s other part corrects for the softmax behind queries and keys. A head's output stands behind that softmax: patching
 it leaves its own attention weights out, and there is nothing to correct.
 
-Shapes: B images, T tokens, H heads of one site, D head width, A heads of all sites, L blocks.
+Shapes: B images, N donors, T tokens, H heads of one site, D head width, A heads of all sites, L blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError, one_of
 from mhprobe.gates import HeadGates, gates_of
-from mhprobe.heads import HeadLayout, Patched, Patching, wide
+from mhprobe.heads import Donors, HeadLayout, Patched, Patching, wide
+from mhprobe.measures.parts.hashing import image_numbers, mixed
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.replay import patched_logits
 from mhprobe.recording.state import inspecting
 from mhprobe.recording.taps import Taps
-from mhprobe.recording.twins import Twins, twins
 
+Corrupt = Literal["class", "noise", "object"]
 Direction = Literal["denoising", "noising"]
 Metric = Literal["logit_difference", "log_likelihood"]
 Estimate = Literal["exact", "atp", "graddrop"]
@@ -185,3 +187,66 @@ class _Past(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Any) -> Any:
         dropped = ctx.drop.block == ctx.number
         return (slopes[0], None, None, None) if dropped else (None, slopes[0], None, None)
+
+
+class Twins(NamedTuple):
+    """Corrupted twins of a batch.
+
+    images: (B, ...) like the clean ones. label: (B,) of the donors, None where there are none. paired: (B,) bool.
+    donor: (B,) place of each image's donor among all of them, None where there are none.
+    """
+
+    images: Tensor
+    label: Tensor | None
+    paired: Tensor
+    donor: Tensor | None = None
+
+
+def twins(images: Tensor, labels: Tensor, objects: Tensor | None, need: Patching) -> Twins:
+    """Of images (B, 3, height, width) and their labels (B,). objects: (B, height, width), 0 is ground.
+
+    UserError for a corruption that does not exist, needs masks that are not there, or cannot be done to text.
+    """
+    one_of("patching", "corrupt", need.corrupt, Corrupt)
+    if need.corrupt == "class":
+        return _of_another_class(images, labels, need)
+    if not images.is_floating_point():
+        raise UserError(f"patching: corrupt={need.corrupt} is for images, not for tokens. Use corrupt=class.")
+    if need.corrupt == "noise":
+        return Twins(images + _noise(images, need), None, torch.ones(len(images), dtype=torch.bool).to(images.device))
+    if objects is None:
+        raise UserError(
+            "patching: corrupt=object needs object masks beside the images. Use data=scenes, data=pets, or "
+            "corrupt=class."
+        )
+    return _without_objects(images, objects.to(images.device) > 0)
+
+
+def _of_another_class(images: Tensor, labels: Tensor, need: Patching) -> Twins:
+    number_B = image_numbers(images)
+    donors = need.donors or Donors(images, labels, number_B)
+    number_N, label_N = donors.number.to(images.device), donors.labels.to(images.device)
+    drawn_BN = mixed(number_B[:, None] ^ mixed(number_N + need.seed))
+    other_BN = label_N != labels[:, None]
+    chosen_B = drawn_BN.masked_fill(~other_BN, torch.iinfo(torch.int64).max).argmin(1)
+    paired = other_BN.any(1)
+    theirs = donors.images.to(images)[chosen_B]
+    return Twins(
+        torch.where(paired.view(-1, *[1] * (images.dim() - 1)), theirs, images), label_N[chosen_B], paired, chosen_B
+    )
+
+
+def _noise(images: Tensor, need: Patching) -> Tensor:
+    drawn = []
+    for image, number in zip(images, mixed(image_numbers(images) + need.seed).tolist(), strict=True):
+        generator = torch.Generator().manual_seed(number)
+        drawn.append(torch.randn(image.shape, generator=generator).to(image) * image.std() * need.noise)
+    return torch.stack(drawn) if drawn else torch.zeros_like(images)
+
+
+def _without_objects(images: Tensor, shown_BYX: Tensor) -> Twins:
+    """Every object in the mean colour of the ground around it."""
+    ground = ~shown_BYX[:, None]
+    mean = (images * ground).sum((2, 3), keepdim=True) / ground.sum((2, 3), keepdim=True).clamp(min=1)
+    seen = shown_BYX.flatten(1)
+    return Twins(torch.where(ground, images, mean), None, seen.any(1) & ~seen.all(1))
