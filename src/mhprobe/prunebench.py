@@ -16,22 +16,10 @@ if TYPE_CHECKING:
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself; ``cfg`` is composed and checked."""
-    from mhprobe.report.html import finish_report
-    from mhprobe.report.runs.facts import command
-    from mhprobe.report.summary import show
-    from mhprobe.run import builders, pruning
-    from mhprobe.run.cells import Cells, refuse, results
+    from mhprobe.run.cells import questions
+    from mhprobe.run.questions import answer
 
-    refuse(cfg)
-    data = builders.data(cfg)
-    model = builders.classifier(cfg, data)
-    report = builders.report(cfg, folder, model.gates.layout)
-    cells = Cells(cfg, data, model, pruning.one_process(builders.trainer(cfg, [], report)))
-    cells.run()
-    report.add_all(results(command(cfg.command, folder), cells.there()))
-    finish_report(folder, cfg.command, model.gates.layout.of("head"), model.description)
-    report.close()
-    show(folder)
+    answer(cfg, folder, questions(cfg, folder), tested=False)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mhprobe.questions.material import Material
     from mhprobe.questions.plan import Question
+    from mhprobe.report.report import Report
     from mhprobe.run.schema import Config
 
 
@@ -22,7 +23,7 @@ def run(cfg: Config, folder: Path) -> None:
     about, made = cfg.paper.model_dump(), panels(cfg.paper)
     wanted = paper.chosen(about, cfg.figures, options("paper"))
 
-    def questions(material: Material) -> list[Question]:
+    def questions(material: Material, _: Report) -> list[Question]:
         return [quoted(question, about["name"]) for question in paper.questions(about, wanted, made, material)]
 
     answers = answer(cfg, folder, questions, estimate=True)

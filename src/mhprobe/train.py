@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 def run(cfg: Config, folder: Path) -> None:
     """The task itself, in one process or in every rank; ``cfg`` is composed and checked."""
-    from mhprobe.callbacks.asking import Asking
     from mhprobe.run import batch_size, builders, questions
     from mhprobe.run.resume import resume
 
@@ -21,7 +20,7 @@ def run(cfg: Config, folder: Path) -> None:
     cfg = batch_size.settled(cfg, model, data, report)
     answers = questions.of_run(cfg, model, data, report)
     callbacks = builders.callbacks(cfg, model, data, report)
-    trainer = builders.trainer(cfg, [*callbacks, Asking(answers)], report)
+    trainer = builders.trainer(cfg, [*callbacks, answers], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))
 
     builders.best(model, folder / "checkpoints")

@@ -26,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf
 import mhprobe
 import runs
 from mhprobe.backbones import build
-from mhprobe.callbacks.asking import Asking
 from mhprobe.errors import UserError
 from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_column, read_kept
@@ -224,7 +223,7 @@ def everything_but_the_work(command: str, cfg: DictConfig, folder: Path) -> None
     data = builders.data(checked)
     model = builders.classifier(checked, data)
     report = builders.report(checked, folder, model.gates.layout)
-    asking = Asking(of_run(checked, model, data, report))
+    asking = of_run(checked, model, data, report)
     builders.trainer(checked, [*builders.callbacks(checked, model, data, report), asking], report)
 
 

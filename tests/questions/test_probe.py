@@ -13,7 +13,6 @@ import torch
 import mhprobe
 import mhprobe.probe
 import runs
-from mhprobe.callbacks.asking import Asking
 from mhprobe.callbacks.history import History
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
@@ -44,7 +43,7 @@ def fitted(cfg: dict, folder: Path, *more: L.Callback):
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    asking = Asking(of_run(cfg, model, data, report))
+    asking = of_run(cfg, model, data, report)
     callbacks = [*builders.callbacks(cfg, model, data, report), asking, *more]
     trainer = builders.trainer(cfg, callbacks, report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import runs
-from mhprobe.callbacks.asking import Asking
 from mhprobe.errors import UserError
 from mhprobe.io.options import refuse_misfits
 from mhprobe.run import builders, cli, launch
@@ -64,7 +63,7 @@ def built(cfg, folder):
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
-    asking = Asking(of_run(cfg, model, data, report))
+    asking = of_run(cfg, model, data, report)
     return builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), asking], report), model, data
 
 

@@ -19,14 +19,13 @@ from mhprobe.masking.fisher import Fisher
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.replay import masked_logits
 from mhprobe.report import tables
-from mhprobe.report.report import Report
-from mhprobe.run.pruning import MINE, lines, run_pruning, source_of
+from mhprobe.run.pruning import MINE, Pruning, lines
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.given import Given
 from mhprobe.surgery.on_path import OnPath
 from mhprobe.surgery.pruning import Images, prune
 from models import TWINS, images_for, labels_for
-from pruned import description, logits, network, time_once
+from pruned import description, logits, network
 
 SIZES = {"train": 30, "val": 14, "test": 23}
 
@@ -206,27 +205,15 @@ def test_a_block_whose_neurons_all_go_becomes_its_bias_and_is_named(tmp_path, ca
     model = network("vit")
     layout = mhprobe.attach(model, units={"head", "neuron"}).layout
     emptied = layout.span(layout.sites.index(layout.of("neuron").sites[0]))
-    settings = runs.config(
-        "prune", tmp_path, "prune=given", f"prune.heads={[*range(emptied.start, emptied.stop)]}"
-    ).prune
-    report, source = Report(tmp_path, layout), source_of(settings, None)
-    found = run_pruning(settings, model, images_of(model), report, source, description("vit"))
+    heads = f"prune.heads={[*range(emptied.start, emptied.stop)]}"
+    pruning = Pruning(runs.config("prune", tmp_path, "weights=random", "prune=given", heads), tmp_path)
+    data = Data(model)
+    data.fingerprint = "random images"
+    whole = SimpleNamespace(backbone=model, description=description("vit"), device=torch.device("cpu"))
+    material = SimpleNamespace(model=whole, data=data, layout=layout, identity={})
+    found, _ = pruning._pruned(material, None, Given([*range(emptied.start, emptied.stop)]))
     assert "blocks.0.mlp: no neuron is left, so a bias alone\n" in capsys.readouterr().out
     assert found.model.blocks[0].mlp.fc2.in_features == 0 and found.difference < 1e-5
-
-
-def test_the_command_is_a_function_of_a_model_images_and_a_report(model, tmp_path, capsys, monkeypatch):
-    time_once(monkeypatch)
-    settings = runs.config("prune", tmp_path, "prune=given", "prune.heads=[0,4]", "prune.speed=true").prune
-    report = Report(tmp_path, layout_of(model))
-    found = run_pruning(settings, model, images_of(model), report, source_of(settings, None), description("vit"))
-    loaded = mhprobe.load_pruned(tmp_path / "pruned.safetensors")
-    assert torch.equal(logits(loaded, images_for(model, 2)), logits(found.model, images_for(model, 2)))
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "saved: pruned.safetensors, pruned.json"
-    assert said[-2].startswith("dense 6 heads ") and "-> pruned 4 heads" in said[-2] and "23 test images" in said[-2]
-    assert [line.split(":")[0] for line in said[-6:-2]] == [f"speed-up at batch {batch}" for batch in (1, 4, 16, 64)]
-    assert report.metrics["prune/heads"] == 4 and (tmp_path / "tables" / "pruning.csv").is_file()
 
 
 def test_a_network_that_cannot_lose_heads_is_refused_before_it_is_scored():

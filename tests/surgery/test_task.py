@@ -85,7 +85,12 @@ def test_rounds_of_pruning_repair_and_tuning_end_in_a_network_that_loads(trained
     checkpoint = mhprobe.load(folder / "checkpoints" / "round_2" / "best.ckpt")  # loads as well
     images = images_for(model, 2)
     assert torch.equal(logits(checkpoint, images), logits(model, images))
-    assert "differ by at most" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert any("differ by at most" in line for line in said)
+    last = said.index("saved: pruned.safetensors, pruned.json, pruned.pt2")
+    assert said[last - 1].startswith("dense 6 heads ") and "-> tuned 3 heads" in said[last - 1]
+    timed = [line.split(":")[0] for line in said[last - 5 : last - 1]]
+    assert timed == [f"speed-up at batch {batch}" for batch in (1, 4, 16, 64)]
 
 
 @pytest.mark.slow

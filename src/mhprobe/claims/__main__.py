@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mhprobe.questions.material import Material
+    from mhprobe.report.report import Report
     from mhprobe.run.schema import Config
 
 
@@ -25,7 +26,7 @@ def run(cfg: Config, folder: Path) -> None:
     names = tuple(dict.fromkeys(name for claim in claims.values() for name in claim.measures))
     maps = {name: construct(part, f"evidence.maps.{name}") for name, part in parts.maps.items()}
 
-    def questions(material: Material) -> list[Question]:
+    def questions(material: Material, _: Report) -> list[Question]:
         ask = functools.partial(
             judged,
             claims=claims,

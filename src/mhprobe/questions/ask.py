@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import lightning as L
+
 from mhprobe import ranks
 from mhprobe.errors import UserError
 from mhprobe.io.files import write
@@ -21,8 +23,8 @@ log = logging.getLogger(__name__)
 FINISHED = "finished.json"  # question -> what it was made from, and its files
 
 
-class Answers:
-    """The questions of a run, and what became of them.
+class Answers(L.Callback):
+    """The questions of a run, and what became of them. The one callback of ours that works at the end of a test.
 
     estimate: whether a plan with times is shown first. refused: by question, why it has no answer; no question holds up
     the others.
@@ -33,6 +35,9 @@ class Answers:
     ) -> None:
         self.questions, self.material, self.report, self.estimate = list(questions), material, report, estimate
         self.refused: dict[str, UserError] = {}
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.find()  # while the model is on its device: Lightning takes it to the CPU behind the test
 
     def find(self) -> None:
         """Answer all questions; the model is where it is to be measured. A collective.

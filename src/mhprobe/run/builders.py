@@ -44,6 +44,7 @@ from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.schema import Config, Optim, refuse_without_classifier
 from mhprobe.run.sections import network
+from mhprobe.scoring.base import Score, score_for
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign
@@ -88,6 +89,8 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     features = gives_features(backbone)
     if features:
         refuse_without_classifier(cfg.command)
+    if cfg.score:  # said before anything is done
+        score_for(score(cfg), "score", not data.unlabelled, features)
     if data.unlabelled and not features:
         _label(cfg, data, backbone, description["class_names"])
     description = {**description, "input": {key: list(value) for key, value in spec.items()}}
@@ -113,6 +116,11 @@ def classifier(cfg: Config, data: ImageData) -> GatedClassifier:
     if cfg.compile:
         backbone.compile()
     return made
+
+
+def score(cfg: Config) -> type[Score] | None:
+    """Return the score of an image; None for the one that the data and the model allow."""
+    return construct(cfg.score, "score").func if cfg.score else None
 
 
 def _label(cfg: Config, data: ImageData, backbone: nn.Module, class_names: Sequence[str]) -> None:
@@ -216,6 +224,16 @@ def trainer(cfg: Config, callbacks: list[L.Callback], report: Report) -> L.Train
         use_distributed_sampler=False,  # ours pads with flagged images
         num_sanity_val_steps=0,
     )
+
+
+def one_process(trainer: L.Trainer) -> torch.device:
+    """Return the device to prune on; UserError for several processes."""
+    if trainer.world_size > 1:
+        raise UserError(
+            f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
+            f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
+        )
+    return trainer.strategy.root_device
 
 
 def _lightning(cfg: Config, **more: Any) -> L.Trainer:

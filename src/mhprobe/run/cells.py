@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mhprobe.classifier import GatedClassifier
-from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.io.code import our_digest, stands_on
 from mhprobe.io.files import write
 from mhprobe.io.tensors import packed, unpacked
+from mhprobe.questions.material import Material
+from mhprobe.questions.plan import Question
 from mhprobe.report.figures.pruned import pareto
-from mhprobe.report.report import Result
+from mhprobe.report.result import Result
+from mhprobe.report.runs.facts import command
 from mhprobe.report.tables import Table
 from mhprobe.run import builders, pruning
 from mhprobe.run.construct import construct
 from mhprobe.run.fingerprint import facts
-from mhprobe.run.questions import score
+from mhprobe.run.questions import Asks
 from mhprobe.run.schema import Config, Prune
 from mhprobe.surgery.bench import Cell, ranking, run_cell
-from mhprobe.surgery.pruning import Images
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +52,33 @@ def refuse(cfg: Config) -> None:
     for key, usual in ONE_WAY.items():
         if (given := getattr(cfg.prune, key)) != usual:
             raise UserError(f"prune.{key}: all cells have {str(usual).lower()}, got {given}; use mhprobe.prune.")
+    if cfg.prune and cfg.prune.onnx and not cfg.prune.speed:
+        raise UserError("prune.onnx: cells are timed with ONNX Runtime, expected prune.speed=true beside it.")
+
+
+def questions(cfg: Config, folder: Path) -> Asks:
+    """Return the one question of mhprobe.prunebench. UserError for settings that it cannot follow."""
+    refuse(cfg)
+
+    def ask(material: Material) -> dict[str, Result]:
+        cells = Cells(cfg, material)
+        cells.run()
+        return results(command(cfg.command, folder), cells.there())
+
+    return lambda material, report: [Question("prunebench", ask)]
 
 
 class Cells:
     """All methods at all budgets with all seeds of a configuration."""
 
-    def __init__(self, cfg: Config, data: ImageData, model: GatedClassifier, device: torch.device) -> None:
-        self.cfg, self.data, self.description, self.device = cfg, data, model.description, device
-        self.dense, self.layout = model.to(device).backbone.eval(), model.gates.layout
+    def __init__(self, cfg: Config, material: Material) -> None:
+        model: Any = material.model
+        self.cfg, self.material, self.description = cfg, material, model.description
+        self.dense, self.layout = model.backbone.eval(), material.layout
         self.whole: Any = None  # of the dense network, once for all
         assert cfg.prune is not None, "a section of mhprobe.prunebench"
         self.settings: Prune = cfg.prune
-        shared = facts(cfg.plain(), self.description, data.fingerprint)
+        shared = facts(cfg.plain(), self.description, material.data.fingerprint)
         told = {"images", "select_on", "repair", "tune_epochs", "speed", "speed_rounds", "onnx"}
         shared |= {**cfg.prune.model_dump(include=told), "score": cfg.score, "source": our_digest()}
         self.made_from: dict[Cell, str] = {}
@@ -95,17 +110,16 @@ class Cells:
     def _made(self, cell: Cell) -> tuple[dict[str, Any], dict[str, Tensor]]:
         cfg, settings = self.cfg.model_copy(update={"seed": cell.seed}), self.settings
         method = construct(cfg.method[cell.method], f"method.{cell.method}")
-        images = Images(self.data, self.device, settings.select_on, settings.images, cell.seed, score(cfg))
         train = None
         if settings.tune_epochs:
             report = builders.report(cfg, self._file(cell).with_suffix(""), self.layout)
-            train = pruning.retraining(cfg, self.dense, self.description, self.data, report)
+            train = pruning.retraining(cfg, settings, self.dense, self.description, self.material.data, report)
         row, right, self.whole = run_cell(
             cell,
             method,
             self.dense,
-            images,
-            mend=None if settings.repair.per == "none" else settings.repair.model_dump(),
+            pruning.images(cfg, settings, self.material),
+            mend=pruning.repair(settings),
             train=train,
             rounds=settings.speed_rounds if settings.speed else 0,
             onnx=settings.onnx,

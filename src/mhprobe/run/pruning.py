@@ -1,27 +1,29 @@
-"""The prune command as a function of a model, images and a report: surgery.pruning, files, tables and figures."""
+"""The pruning of a run as a question of it: surgery.pruning, files, tables and figures."""
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mhprobe.backbones import gives_features, layout_of
+from mhprobe.backbones import attach, gives_features, layout_of
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
+from mhprobe.heads import HeadLayout
 from mhprobe.io.code import our_digest
 from mhprobe.io.files import write_all
 from mhprobe.io.progress import progress
 from mhprobe.io.tensors import digest
-from mhprobe.masking.base import Order
+from mhprobe.masking.base import LABELS, Order
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions import stored
-from mhprobe.questions.subject import identity_of
+from mhprobe.questions.material import Material
+from mhprobe.questions.plan import Question
 from mhprobe.report import tables
 from mhprobe.report.figures import masking as curves_figure
 from mhprobe.report.figures.heads import per_head
@@ -30,9 +32,9 @@ from mhprobe.report.report import Report, Result, Sample
 from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
+from mhprobe.run.construct import construct, keyed
 from mhprobe.run.fingerprint import facts
-from mhprobe.run.questions import score
-from mhprobe.run.schema import Config, PromiseAsked, Prune, comes_with_weights
+from mhprobe.run.schema import Config, Prune, comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import elastic, export
 from mhprobe.surgery.given import Given
@@ -41,16 +43,140 @@ from mhprobe.surgery.promised import Promise, Promised, check_images, check_unse
 from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
-from mhprobe.weights.checkpoint import weights_files
+from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
 
 LIMITS = ("remove", "exclude_layers", "min_heads_per_layer", "rescale")  # of paths
 MINE = "this mask"  # in the table of speeds: the heads that were removed, beside the evenly spread ones
 
 
-def refuse(cfg: Config) -> None:
+class Pruning:
+    """The question of mhprobe.prune: the network without some heads. UserError for settings that do not go together.
+
+    folder: of the run. promise: what is promised of the network, once the question was asked.
+    """
+
+    def __init__(self, cfg: Config, folder: Path) -> None:
+        assert cfg.prune is not None, "a section of mhprobe.prune"
+        refuse(cfg, cfg.prune)
+        self.cfg, self.settings, self.folder = cfg, cfg.prune, folder
+        self.promise: Promise | None = None
+
+    def questions(self, material: Material, report: Report) -> list[Question]:
+        """Return the one question of the command."""
+        return [Question("pruning", functools.partial(self.ask, report=report))]
+
+    def ask(self, material: Material, report: Report) -> dict[str, Result]:
+        """Save the network without these heads, and put it in the place of the whole one.
+
+        Where nothing can be promised there are the tables alone. report: whose loggers are told of the tuning.
+        """
+        model: Any = material.model
+        order = construct(self.settings.order, "prune.order")
+        with keyed(self.settings.model_dump(), "prune"):
+            found, results = self._pruned(material, report, source_of(self.settings, order, self.cfg.seed))
+        self.promise, model.backbone = found.promise, found.model
+        if found.scored == LABELS and not found.optimistic:  # two runs are compared on images that neither looked at
+            builders.keep_outcomes(self.folder, found.right[-1], material.data)
+        attach(found.model, units={"head"})  # what looks at heads finds them by their gates
+        return results
+
+    def _pruned(self, material: Material, report: Report, source: Source) -> tuple[Pruned, dict[str, Result]]:
+        cfg, settings, model = self.cfg, self.settings, material.model
+        dense, description = model.backbone.eval(), model.description
+        weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else {}
+        if settings.onnx:
+            export.needs_onnx()
+        # what masks score is kept for a run that goes on
+        kept = {"cache": Path(cfg.cache_dir).expanduser() / "orders", "facts": material.identity}
+        look = images(cfg, settings, material, **kept)
+        made = made_from(cfg, settings, material.data, weights)
+        looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
+        found = prune(
+            dense,
+            look,
+            source,
+            kept=gates_kept(weights) if weights else None,
+            mend=repair(settings),
+            train=retraining(cfg, settings, dense, description, material.data, report),
+            chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
+            **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
+        )
+        results = of_pruned(found, material.layout)
+        if found.promise is None or found.promise.steps:
+            saved = write_all(self._files(found, dense, source, look, {**description, "made": made}))
+            speeds = _speeds(dense, found, settings.speed_rounds) if settings.speed else []
+            results |= _of_speeds(speeds)
+            gone = kept_heads(layout_of(dense), found.gone)
+            emptied = [site.name for site in layout_of(dense).of("neuron").sites if not gone[site.name]]
+            print(*lines(found, speeds), *(f"{name}: no neuron is left, so a bias alone" for name in emptied), sep="\n")
+            print(f"saved: {', '.join(path.name for path in saved)}")
+        return found, results
+
+    def _files(
+        self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
+    ) -> dict[Path, bytes]:
+        """``pruned.safetensors`` and its JSON, and what was asked for besides."""
+        settings, folder, gone = self.settings, self.folder, kept_heads(layout_of(dense), found.gone)
+        made = {
+            **description["made"],
+            "rescaled": found.rescaled,
+            "fold": settings.fold,
+            f"test/{found.scored.metric}": found.stages[-1].accuracy,
+            **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
+        }
+        about = {
+            **pruned_description(description, gone, settings.proj_bias, folded_gates(dense)),
+            "chosen_by": list(dict.fromkeys(found.chosen_by)),
+            "made": made,
+        }
+        files = weights_files(found.model, folder / "pruned.safetensors", about)
+        example = next(look.test(8)).images.cpu()
+        example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
+        if settings.onnx:
+            files[folder / "pruned.onnx"] = export.onnx_bytes(found.model, example)
+        if settings.torch_export:
+            files[folder / "pruned.pt2"] = export.torch_export_bytes(found.model, example)
+        if settings.elastic:
+            files |= self._elastic(found, dense, source, look, description)
+        return files
+
+    def _elastic(
+        self, found: Pruned, dense: nn.Module, source: Source, look: Images, description: dict[str, Any]
+    ) -> dict[Path, bytes]:
+        """``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
+        target = self.settings.target
+        assert isinstance(source, OnPath) and found.scores is not None and target is not None
+        layout, chosen_by = layout_of(dense), found.chosen_by
+        budgets = elastic.described(source, found.scores, layout)
+        if promise := promise_asked(self.settings):
+            calibrate = look.calibrate(dense, False)
+            budgets["promise"] = elastic.promise_budgets(dense, budgets, target, calibrate, promise, look.seed)
+            chosen_by = (*chosen_by, f"calibration:{look.data.set_aside}")
+            (unit, least), kept = next(iter(target.items())), budgets["promise"]["kept"]
+            held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
+            here = "" if least in kept else ", so not here"
+            print(f"promised to lose at most {promise.points:g} points: {held}{here}")
+        about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
+        about["made"] = {**about["made"], "elastic": budgets}
+        if (folded := folded_gates(dense)) is not None:
+            about["gates_folded"] = folded
+        whole = prune_heads(dense, torch.zeros(layout.num_heads, dtype=torch.bool))  # its gates multiplied in
+        return weights_files(whole, self.folder / "elastic.safetensors", about)
+
+    def complain(self) -> None:
+        """UserError where no step can be promised."""
+        if (promise := self.promise) is None or promise.steps:
+            return
+        which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
+        raise UserError(
+            f"prune.guarantee: {which} be promised to lose at most {promise.guarantee.points:g} points on "
+            f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
+        )
+
+
+def refuse(cfg: Config, settings: Prune) -> None:
     """UserError for what can be seen before anything is loaded."""
-    settings = _settings(cfg)
     if cfg.weights is None and not comes_with_weights(cfg.backbone):
         raise UserError("prune: which trained network? Give weights=<.safetensors or .ckpt>.")
     if settings.heads is None and settings.order is None:
@@ -65,18 +191,14 @@ def refuse(cfg: Config) -> None:
         )
     if settings.elastic:
         _refuse_with_elastic(settings)
-    if asked_promise(settings):
+    if promise_asked(settings):
         _refuse_with_promise(settings, cfg.data)
 
 
-def _settings(cfg: Config) -> Prune:
-    assert cfg.prune is not None, "a section of mhprobe.prune"
-    return cfg.prune
-
-
-def asked_promise(settings: Prune) -> PromiseAsked | None:
+def promise_asked(settings: Prune) -> Guarantee | None:
     """Return the promise that was asked for."""
-    return settings.guarantee if settings.guarantee and settings.guarantee.points is not None else None
+    asked = settings.guarantee
+    return None if asked is None or asked.points is None else Guarantee(**asked.model_dump())
 
 
 def _refuse_with_elastic(settings: Prune) -> None:
@@ -117,18 +239,17 @@ def _refuse_with_promise(settings: Prune, data: dict[str, Any]) -> None:
         )
 
 
-def made_from(cfg: Config, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
+def made_from(cfg: Config, settings: Prune, data: ImageData, weights: dict[str, Any]) -> dict[str, Any]:
     """Return the origin for the JSON of a pruned file. weights: the description of the loaded weights.
 
     UserError for too few images to promise on; a line where the training may have looked at them.
     """
     made = {"by": "mhprobe.prune", "from": cfg.weights, "data": data.fingerprint, "seed": cfg.seed}
-    assert cfg.prune is not None
-    if (promise := asked_promise(cfg.prune)) is None:
+    if (promise := promise_asked(settings)) is None:
         return made
-    check_images(Guarantee(**promise.model_dump()), data.sizes["calibration"])
-    if cfg.prune.elastic:
-        split = {"validation": "val"}.get(cfg.prune.select_on, cfg.prune.select_on)
+    check_images(promise, data.sizes["calibration"])
+    if settings.elastic:
+        split = {"validation": "val"}.get(settings.select_on, settings.select_on)
         check_unseen((*weights.get("chosen_by", ()), f"{split}:{data.images_of(split)}"), data)
     set_aside = weights.get("made", {}).get("set_aside") == data.set_aside
     if not set_aside:
@@ -139,26 +260,18 @@ def made_from(cfg: Config, data: ImageData, weights: dict[str, Any]) -> dict[str
     return {**made, "set_aside_in_training": set_aside}
 
 
-def one_process(trainer: L.Trainer) -> torch.device:
-    """Return the device to prune on; UserError for several processes."""
-    if trainer.world_size > 1:
-        raise UserError(
-            f"prune: runs in one process, got {trainer.world_size}. To tune on several devices, prune with "
-            f"tune_epochs=0 and then train with weights=<pruned.safetensors>."
-        )
-    return trainer.strategy.root_device
+def images(cfg: Config, settings: Prune, material: Material, **kept: Any) -> Images:
+    """The images of a pruning. kept: where what masks score on them is kept, and what decides it."""
+    told = (settings.select_on, settings.images, cfg.seed, builders.score(cfg))
+    return Images(material.data, material.model.device, *told, **kept)
 
 
-def images(cfg: Config, model: GatedClassifier, data: ImageData, device: torch.device) -> Images:
-    """The images of a pruning; what masks score on them is kept for a run that goes on."""
-    chosen, cache = _settings(cfg), Path(cfg.cache_dir).expanduser() / "orders"
-    told = (chosen.select_on, chosen.images, cfg.seed, score(cfg))
-    return Images(data, device, *told, cache=cache, facts=identity_of(model, data))
-
-
-def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report) -> Train:
+def retraining(
+    cfg: Config, settings: Prune, dense: nn.Module, description: dict[str, Any], data: ImageData, report: Report
+) -> Train | None:
     """Recovery: ``prune.tune_epochs`` of training with ``optim`` and ``trainer``, of which the best epoch is taken."""
-    settings = _settings(cfg)
+    if not settings.tune_epochs:
+        return None
     data.refuse_unlabelled("prune.tune_epochs")
     if gives_features(dense):
         raise UserError(
@@ -189,8 +302,7 @@ def retraining(cfg: Config, dense: nn.Module, description: dict[str, Any], data:
 
 def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> Source:
     """Return the choice of heads in the section ``prune`` of the configuration. order: of prune=order."""
-    promise = asked_promise(settings)
-    guarantee = Guarantee(**promise.model_dump()) if promise else None
+    guarantee = promise_asked(settings)
     if order is None:
         named = settings.model_dump(include={"heads", "curve", "step", "remove", "threshold"})
         return Given(**named, guarantee=guarantee, seed=seed)
@@ -208,66 +320,9 @@ def source_of(settings: Prune, order: Order | Chooses | None, seed: int = 0) -> 
     return OnPath(order, **settings.model_dump(include={*LIMITS, "units", "target", "latency_table"}))
 
 
-def run_pruning(
-    settings: Prune,
-    model: nn.Module,
-    images: Images,
-    report: Report,
-    source: Source,
-    description: dict[str, Any],
-    *,
-    train: Train | None = None,
-    kept: Tensor | None = None,
-    made: dict[str, Any] | None = None,
-) -> Pruned:
-    """Prune ``model``, save what is left beside the tables of ``report``, and say what it costs.
-
-    model: carries gates. description: of its weights file. train: recovery after each round, None for none. kept: what
-    learned gates decided. made: more for the file's JSON. Where nothing can be promised there are the tables alone.
-    """
-    if settings.onnx:
-        export.needs_onnx()
-    mend = None if settings.repair.per == "none" else settings.repair.model_dump()
-    looked_up = measured_on(getattr(source, "order", None))  # no images of ours: "test", whichever they were
-    found = prune(
-        model,
-        images,
-        source,
-        kept=kept,
-        mend=mend,
-        train=train,
-        chosen_by=[*description.get("chosen_by", ()), *([f"{looked_up}:"] if looked_up else ())],
-        **settings.model_dump(include={"rounds", "proj_bias", "fold"}),
-    )
-    if found.promise is not None:
-        _report_promise(report, found.promise)
-        if not found.promise.steps:
-            _report(report, found)
-            return found
-    gone = kept_heads(layout_of(model), found.gone)
-    about = {
-        **pruned_description(description, gone, settings.proj_bias, folded_gates(model)),
-        "chosen_by": list(dict.fromkeys(found.chosen_by)),
-        "made": {
-            **(made or {}),
-            "rescaled": found.rescaled,
-            "fold": settings.fold,
-            f"test/{found.scored.metric}": found.stages[-1].accuracy,
-            **({} if found.promise is None else {"guarantee": _promised(found.promise)}),
-        },
-    }
-    files = _files(settings, found.model, images, report.folder, about)
-    if settings.elastic:
-        files |= _elastic(settings, model, source, found, images, report.folder, {**description, "made": made or {}})
-    saved = write_all(files)
-    _report(report, found)
-    speeds = _speed(report, model, found, settings.speed_rounds) if settings.speed else []
-    for line in lines(found, speeds):
-        print(line)
-    if emptied := [site.name for site in layout_of(model).of("neuron").sites if not gone[site.name]]:
-        print(f"{', '.join(emptied)}: no neuron is left, so a bias alone")
-    print(f"saved: {', '.join(path.name for path in saved)}")
-    return found
+def repair(settings: Prune) -> dict[str, Any] | None:
+    """Options of least-squares repair; None for none."""
+    return None if settings.repair.per == "none" else settings.repair.model_dump()
 
 
 def folded_gates(model: nn.Module) -> list[float] | None:
@@ -314,42 +369,6 @@ def _between(row: Row) -> str:
     return f"{low:.2f} - {high:.2f}" if math.isfinite(low) else "no interval from fewer than 6 prune.speed_rounds"
 
 
-def _files(settings: Prune, model: nn.Module, images: Images, folder: Path, about: dict[str, Any]) -> dict[Path, bytes]:
-    """``pruned.safetensors`` and its JSON, and what was asked for besides."""
-    files = weights_files(model, folder / "pruned.safetensors", about)
-    example = next(images.test(8)).images.cpu()
-    example = example.repeat(2, 1, 1, 1) if len(example) == 1 else example
-    if settings.onnx:
-        files[folder / "pruned.onnx"] = export.onnx_bytes(model, example)
-    if settings.torch_export:
-        files[folder / "pruned.pt2"] = export.torch_export_bytes(model, example)
-    return files
-
-
-def _elastic(
-    settings: Prune, model: nn.Module, source: Source, found: Pruned, images: Images, folder: Path,
-    description: dict[str, Any],
-) -> dict[Path, bytes]:  # fmt: skip
-    """``elastic.safetensors`` and its JSON: the loaded network, and how to prune it to any budget."""
-    assert isinstance(source, OnPath) and found.scores is not None and settings.target is not None
-    layout, chosen_by = layout_of(model), found.chosen_by
-    budgets = elastic.described(source, found.scores, layout)
-    if promise := asked_promise(settings):
-        told = Guarantee(**promise.model_dump()), images.seed
-        calibrate = images.calibrate(model, False)
-        budgets["promise"] = elastic.promise_budgets(model, budgets, settings.target, calibrate, *told)
-        chosen_by = (*chosen_by, f"calibration:{images.data.set_aside}")
-        (unit, least), kept = next(iter(settings.target.items())), budgets["promise"]["kept"]
-        held = f"at {unit} {', '.join(f'{budget:g}' for budget in kept)}" if kept else "at no budget"
-        print(f"promised to lose at most {promise.points:g} points: {held}{'' if least in kept else ', so not here'}")
-    about = {**description, "chosen_by": list(dict.fromkeys(chosen_by))}
-    about["made"] = {**about["made"], "elastic": budgets}
-    if (folded := folded_gates(model)) is not None:
-        about["gates_folded"] = folded
-    whole = prune_heads(model, torch.zeros(layout.num_heads, dtype=torch.bool))  # its gates multiplied in
-    return weights_files(whole, folder / "elastic.safetensors", about)
-
-
 def _promised(promise: Promise) -> dict[str, Any]:
     """The promise in plain values."""
     return {
@@ -361,54 +380,45 @@ def _promised(promise: Promise) -> dict[str, Any]:
     }
 
 
-def _report_promise(report: Report, promise: Promise) -> None:
-    """The path's curve on the images that were set aside, and how far the promise holds."""
-    curves = [promise.curve]
-    figure = curves_figure.curves(curves, report.layout.num_heads)
-    metrics = {f"prune/promise/{name}": value for name, value in _promised(promise).items()}
-    right = promise.curve.scored.right
-    report.add("masking_curves", Result(tables.curves(curves), figure, metrics, curves, right, drawn="curves"))
-
-
-def nothing_promised(promise: Promise) -> UserError:
-    """Return the error of a command where no step can be promised."""
-    which = "without these heads it cannot" if promise.curve.name == "given" else "at no step of the path it can"
-    return UserError(
-        f"prune.guarantee: {which} be promised to lose at most {promise.guarantee.points:g} points on "
-        f"new images ({promise.images} calibration images): nothing was removed. More images, or more points."
-    )
-
-
-def _report(report: Report, found: Pruned) -> None:
-    names = list(Stage._fields) if "neuron" in found.kinds else list(Stage._fields)[:-1]
+def of_pruned(found: Pruned, layout: HeadLayout) -> dict[str, Result]:
+    """The tables of stages and of heads that are left, and where one was asked for, the promise."""
+    results = {}
+    if (
+        promise := found.promise
+    ) is not None:  # the path's curve on the images that were set aside, and how far it holds
+        curves, numbers = [promise.curve], {f"prune/promise/{name}": n for name, n in _promised(promise).items()}
+        figure, right = curves_figure.curves(curves, layout.num_heads), promise.curve.scored.right
+        results["masking_curves"] = Result(tables.curves(curves), figure, numbers, curves, right, drawn="curves")
+    last, names = found.stages[-1], list(Stage._fields) if "neuron" in found.kinds else list(Stage._fields)[:-1]
     stages = Table(names, [list(row[: len(names)]) for row in found.stages], "stages")
     seen = "Test images chose the heads: these numbers are too good." if found.optimistic else ""
-    report.add("pruning", Result(stages, label=found.scored.right, about=seen))
-    columns, label = dict.fromkeys(("value", "kept"), (~found.gone).long()), "kept (1), removed (0)"
-    heads = report.layout.of("head")
-    of_heads = {name: values[: heads.num_heads] for name, values in columns.items()}
-    kept, figure = tables.per_head(report.layout, columns), per_head(heads, of_heads, label)
+    metrics = {
+        **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
+        **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
+        "prune/largest_difference": found.difference,
+        f"test/{found.scored.metric}": last.accuracy,
+        "test/loss": last.loss,
+        "test/images": last.images,
+    }
+    results["pruning"] = Result(stages, metrics=metrics, label=found.scored.right, about=seen)
+    heads, left, label = layout.of("head"), (~found.gone).long(), "kept (1), removed (0)"
+    figure = per_head(heads, dict.fromkeys(("value", "kept"), left[: heads.num_heads]), label)
+    kept = tables.per_head(layout, dict.fromkeys(("value", "kept"), left))
     kept.columns.append("chosen_by")
     kept = kept._replace(rows=[[*row, " ".join(found.chosen_by)] for row in kept.rows])
-    report.add("kept_heads", Result(kept, figure, label=label, decides="removed", drawn="per_head"))
-    last = found.stages[-1]
-    report.add_metrics(
-        {
-            **{f"prune/{row.stage}/accuracy": row.accuracy for row in found.stages},  # of the last round
-            **{f"prune/{name}": getattr(last, name) for name in ("heads", "parameters", "flops")},
-            "prune/largest_difference": found.difference,
-            f"test/{found.scored.metric}": last.accuracy,
-            "test/loss": last.loss,
-            "test/images": last.images,
-        }
-    )
+    results["kept_heads"] = Result(kept, figure, label=label, decides="removed", drawn="per_head")
+    return results
 
 
-def _speed(report: Report, dense: nn.Module, found: Pruned, rounds: int) -> list[Row]:
+def _speeds(dense: nn.Module, found: Pruned, rounds: int) -> list[Row]:
     masks = {MINE: found.gone}
     masks |= {f"{100 * share:.0f} % removed": evenly(layout_of(dense), share) for share in SHARES}
     with progress("timing", len(BATCHES), "batch sizes") as done:
-        rows = speed_table(dense, masks, rounds=rounds, show=done)
+        return speed_table(dense, masks, rounds=rounds, show=done)
+
+
+def _of_speeds(rows: list[Row]) -> dict[str, Result]:
+    if not rows:
+        return {}
     timed = tables.from_rows(rows, "speed")
-    report.add("speed", Result(timed, speed_figure(rows), label="times as fast", of=Sample(), drawn="speed"))
-    return rows
+    return {"speed": Result(timed, speed_figure(rows), label="times as fast", of=Sample(), drawn="speed")}

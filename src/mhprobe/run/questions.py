@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from mhprobe.callbacks.asking import Asking
+from mhprobe.callbacks.screen import ShowsTraining
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
@@ -27,25 +27,32 @@ from mhprobe.run import builders
 from mhprobe.run.construct import construct, explained
 from mhprobe.run.schema import Config, Curve, Paper
 from mhprobe.run.schema import Masking as Curves
-from mhprobe.scoring.base import Score
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)
 
-Asks = Callable[[Material], Sequence[Question]]
+Asks = Callable[[Material, Report], Sequence[Question]]
 
 
-def answer(cfg: Config, folder: Path, more: Asks = lambda material: (), estimate: bool = False) -> Answers:
+def answer(
+    cfg: Config, folder: Path, more: Asks = lambda material, report: (), estimate: bool = False, tested: bool = True
+) -> Answers:
     """Test the weights as they are and answer the questions of the configuration.
 
-    more: further questions. estimate: whether a plan with times is shown first.
+    more: further questions. estimate: whether a plan with times is shown first. tested: False for questions that test
+    the network themselves, in one process; one that has no answer then ends the run.
     """
     data = builders.data(cfg)
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     answers = of_run(cfg, model, data, report, more, estimate)
-    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), Asking(answers)], report)
-    builders.test(trainer, model, data, report)
+    trainer = builders.trainer(cfg, [ShowsTraining(), answers], report)
+    if tested:
+        builders.test(trainer, model, data, report)
+    else:
+        model.to(builders.one_process(trainer))
+        answers.find()
+        answers.complain()
     builders.finish(cfg, trainer, model, data, report)
     return answers
 
@@ -55,12 +62,12 @@ def of_run(
     model: GatedClassifier,
     data: ImageData,
     report: Report,
-    more: Asks = lambda material: (),
+    more: Asks = lambda material, report: (),
     estimate: bool = False,
 ) -> Answers:
     """Return the questions that the configuration has sections for, and further ones, to be answered."""
     made = material(cfg, model, data)
-    return Answers([*_usual(cfg, made), *more(made)], made, report, estimate)
+    return Answers([*_usual(cfg, made), *more(made, report)], made, report, estimate)
 
 
 def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
@@ -92,7 +99,7 @@ def material(cfg: Config, model: GatedClassifier, data: ImageData) -> Material:
 
 def _usual(cfg: Config, material: Material) -> list[Question]:
     """The questions of probe, mask and train: each measure, what measures say together, a user's, gates, curves."""
-    if cfg.paper or cfg.evidence:
+    if cfg.paper or cfg.evidence or cfg.prune:
         return []
     names, asked = tuple(material.measures), []
     if names and cfg.probe:
@@ -132,11 +139,6 @@ def _control(model: GatedClassifier, seed: int, wanted: bool) -> RandomTwin | No
         return None
 
 
-def score(cfg: Config) -> type[Score] | None:
-    """Return the score of an image; None for the one that the data and the model allow."""
-    return construct(cfg.score, "score").func if cfg.score else None
-
-
 def panels(about: Paper) -> dict[str, Callable[..., Any]]:
     """By figure of a paper what draws it, for figures that name it."""
     named = {f"paper.figures.{key}.panel": (key, part.panel) for key, part in about.figures.items() if part.panel}
@@ -161,8 +163,8 @@ def _masking(cfg: Config, settings: Curves, model: GatedClassifier) -> Masking:
     if settings.step is not None and settings.step > longest:
         raise UserError(f"masking.step: the longest of the curves has {longest} steps, got {settings.step}.")
     options = settings.model_dump(include={"select_on", "steps", "step"})
-    join = construct(settings.join, "masking.join") if settings.join else None
-    return Masking(specs, Path(cfg.cache_dir) / "orders", join=join, score=score(cfg), key="masking.curves", **options)
+    options |= {"join": settings.join and construct(settings.join, "masking.join"), "score": builders.score(cfg)}
+    return Masking(specs, Path(cfg.cache_dir) / "orders", key="masking.curves", **options)
 
 
 def _curve(name: str, part: Curve, fill: FillName) -> CurveSpec:

@@ -19,7 +19,7 @@ def run(cfg: Config, folder: Path) -> None:
 
     assert cfg.causal is not None
     roles = Question("causal", explained(functools.partial(causal_roles, **cfg.causal.model_dump()), "causal"))
-    answer(cfg, folder, lambda material: [roles]).complain()
+    answer(cfg, folder, lambda *_: [roles]).complain()
 
 
 if __name__ == "__main__":

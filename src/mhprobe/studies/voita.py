@@ -115,7 +115,6 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     A study that was stopped goes on from the checkpoints of its parts (``ckpt_path=last``); a part that has none yet
     begins.
     """
-    from mhprobe.callbacks.asking import Asking
     from mhprobe.run import builders, questions
     from mhprobe.run.resume import begun, resume
     from mhprobe.scoring.parts.tally import tally
@@ -124,7 +123,7 @@ def fit(cfg: Config, folder: Path) -> Fitted:
     model = builders.classifier(cfg, data)
     report = builders.report(cfg, folder, model.gates.layout)
     answers = questions.of_run(cfg, model, data, report)
-    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), Asking(answers)], report)
+    trainer = builders.trainer(cfg, [*builders.callbacks(cfg, model, data, report), answers], report)
     trainer.fit(model, datamodule=data, ckpt_path=resume(cfg, folder, trainer) if begun(cfg, folder) else None)
     builders.test(trainer, model, data, report)
     builders.save(cfg, trainer, model, data, folder)
