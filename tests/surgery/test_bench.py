@@ -79,6 +79,7 @@ def test_a_bench_goes_on_where_it_stopped_and_says_what_is_missing(trained, tmp_
         ("budgets=[1.5]", "budgets: expected shares"),
         ("methods=[best]", "methods: expected some"),
         ("methods=[]", "methods: expected one at the least"),
+        ("prune.onnx=true", "prune.onnx: cells are timed with ONNX Runtime, expected prune.speed=true"),
         ("seeds=[]", "seeds: expected one at the least"),
         ("prune.rounds=3", r"prune\.rounds: all cells have 1, got 3"),
         ("prune.elastic=true", r"prune\.elastic: all cells have false, got True"),

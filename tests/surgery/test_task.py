@@ -295,3 +295,15 @@ def test_curves_of_images_that_nobody_has_labelled(trained, tmp_path):
     assert {row["accuracy"] for row in curves if row["split"] == "test" and row["step"] == "0"} == {"1.0"}
     assert json.loads((tmp_path / "mask" / "metrics.json").read_text())["test/agreement"] == 1
     assert "Test accuracy is" not in (tmp_path / "mask" / "report.html").read_text()  # nobody knows it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["mask", "prune"])
+def test_neighbours_of_images_without_labels_are_refused_before_anything_is_done(trained, command, tmp_path, capsys):
+    weights = f"weights={trained.folder / 'model.safetensors'}"
+    photos = write_zip(tmp_path / "photos.zip", flat(24, width=8, height=8))
+    about = (weights, "data=photos", f"data.root={photos}", "data.source.stored_size=8", "score=knn")
+    cfg = runs.config(command, tmp_path, *about, *(("prune=given", "prune.heads=[0]") if command == "prune" else ()))
+    with pytest.raises(mhprobe.UserError, match=r"^score=knn: needs labels, and the images have none"):
+        (mhprobe.prune if command == "prune" else mhprobe.mask).run(cfg, tmp_path / "run")
+    assert not (tmp_path / "run").exists() and "has no labels" not in capsys.readouterr().out

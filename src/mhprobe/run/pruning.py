@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -82,7 +82,7 @@ class Pruning:
         return results
 
     def _pruned(self, material: Material, report: Report, source: Source) -> tuple[Pruned, dict[str, Result]]:
-        cfg, settings, model = self.cfg, self.settings, material.model
+        cfg, settings, model = self.cfg, self.settings, cast(GatedClassifier, material.model)
         dense, description = model.backbone.eval(), model.description
         weights = load_weights(file)[1] if (file := builders.weights_file(cfg)) else {}
         if settings.onnx:

@@ -120,7 +120,7 @@ def _check_installed(cfg: DictConfig) -> None:
 def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> None:
     for override in overrides:
         section = _key(override).split(".")[0]
-        if section in own or section in ("experiment", "callback", "hydra"):
+        if section in own or section in ("experiment", "hydra"):
             continue
         homes = [other for other in commands() if section in sections(other)]
         if homes:
