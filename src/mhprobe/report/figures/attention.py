@@ -176,10 +176,14 @@ def kind_ratios(layout: HeadLayout, columns: Mapping[str, Tensor], label: str, n
         bar.ax.set_title("(and more)" if (finite > limit).any() else "", fontsize=6, pad=3)
         # a control may take other limits
         bar.locator = FixedLocator([*(-power for power in reversed(_ENDS)), 0, *_ENDS])
-        bar.formatter = FuncFormatter(lambda power, _: f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}")
+        bar.formatter = FuncFormatter(_multiple)
         grey = "\n(grey: no such key)" if ratio.isnan().any() else ""
         bar.set_label("attention as a multiple\nof even attention" + grey)
     return figure
+
+
+def _multiple(power: float, _: int | None = None) -> str:  # a lambda could not be pickled with its figure
+    return f"{2**power:.0f}" if power >= 0 else f"1/{2**-power:.0f}"
 
 
 @captioned(
