@@ -90,15 +90,15 @@ def carry(canvas: Canvas, site: int, head: int) -> None:
     canvas.scale_write(site, head, canvas.uniform(0.05, 0.15))
 
 
-def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor, size: float = 0.02) -> Tensor:
+def moved_by(model: Opened, site: int, head: int, before: Tensor, directions: Tensor) -> Tensor:
     """(T, T) how much the head's write at each token moves when noise is added to each token in front of the block.
 
-    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from. size: of it, over the length
-    of a token. Rows sum to 1. Nothing of attention weights is looked at.
+    before: (B, T, C) the stream there. directions: (N, C) that the noise is drawn from. Rows sum to 1. Nothing of
+    attention weights is looked at.
     """
     tokens, generator = before.shape[1], torch.Generator().manual_seed(5)
     nudge = torch.randn(len(before), len(directions), generator=generator) @ directions
-    nudge = size * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
+    nudge = 0.02 * before.norm(dim=-1).mean() * torch.nn.functional.normalize(nudge, dim=-1)
     still = model.write_of(site, head, before)
     # all tokens' nudges side by side, as so many images: (T, B, T, C)
     nudged = before + torch.eye(tokens)[:, None, :, None] * nudge[:, None]

@@ -23,6 +23,7 @@ from mhprobe.report.result import Result
 from mhprobe.report.tables import from_rows
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import lowest
+from mhprobe.stats.intervals import percentiles
 from mhprobe.stats.significance import holm, mcnemar, wilson
 
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -116,7 +117,7 @@ def likeness(
             continue
         above = above_P[here].mean()
         drawn_D = (above_P * (kind_DP == a * len(groups) + b)).sum(1) / here.sum()  # as many pairs in every draw
-        low, high = torch.quantile(drawn_D, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        low, high = (end.item() for end in percentiles(drawn_D))
         rows.append(
             {
                 **{"group_a": name_a, "group_b": name_b, "pairs": int(here.sum()), "mean": value_P[here].mean().item()},

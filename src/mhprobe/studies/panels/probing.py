@@ -26,7 +26,7 @@ from mhprobe.recording.measuring import recorded
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import RELATIONS, colours, palette, right_keys, summary
+from mhprobe.studies.panels.relations import RELATIONS, colours, palette, patch_pixels, right_keys, summary
 
 
 class Queries(NamedTuple):
@@ -61,8 +61,8 @@ def probing(
     )
     rows: list[dict[str, Any]] = []
     for r, relation in enumerate(RELATIONS):
-        asked = [each.right[..., r].any(1) for each in (fit, test)]
-        if not all(each.any() for each in asked):
+        asked = test.right[..., r].any(1)
+        if not fit.right[..., r].any() or not asked.any():
             continue
         scores = {
             "attention and embedding": probe(fit, test, r, steps, embedded=True),
@@ -74,7 +74,7 @@ def probing(
         for way, score in scores.items():
             rows.append({"relation": relation, "way": way, "who": "", **_judge(score, test, r)})
         even = test.right[..., r].double().sum(1) / (~test.itself).sum(1)
-        rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked[1], test.image)})
+        rows.append({"relation": relation, "way": "even draw", "who": "", **_mean(even, asked, test.image)})
     return {"probes": Result(tables.from_rows(rows), figure.relation_scores(rows), of=material.of(images))}
 
 
@@ -121,18 +121,10 @@ def pair_facts(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     squares = F.adaptive_avg_pool2d(pictures.double() ** 2, grid).flatten(2).transpose(1, 2)
     contrast = (squares - colour**2).mean(-1, keepdim=True).clamp(min=0).sqrt()
     shown = torch.cat([colour, contrast], -1)
-    query, key = (shown[:, :, None], shown[:, None, :])
-    both = torch.broadcast_tensors(query, key)
+    query, key = torch.broadcast_tensors(shown[:, :, None], shown[:, None, :])
     pixels = patch_pixels(pictures.double(), grid)
     apart = torch.cdist(pixels, pixels)[..., None] / pixels.shape[-1] ** 0.5
-    return torch.cat([torch.ones_like(apart), *both, query * key, apart], -1)
-
-
-def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, T, pixels) of each patch; pixels that no whole patch covers are left out."""
-    size = (pictures.shape[-2] // grid[0], pictures.shape[-1] // grid[1])
-    whole = pictures[..., : grid[0] * size[0], : grid[1] * size[1]]
-    return F.unfold(whole, size, stride=size).transpose(1, 2)
+    return torch.cat([torch.ones_like(apart), query, key, query * key, apart], -1)
 
 
 def probe(fit: Queries, test: Queries, relation: int, steps: int, embedded: bool = False) -> Tensor:

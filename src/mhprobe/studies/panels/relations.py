@@ -217,6 +217,13 @@ def colours(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
     return F.adaptive_avg_pool2d(pictures.double(), grid).flatten(2).transpose(1, 2)
 
 
+def patch_pixels(pictures: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(B, T, pixels) of each patch; pixels that no whole patch covers are left out."""
+    size = (pictures.shape[-2] // grid[0], pictures.shape[-1] // grid[1])
+    whole = pictures[..., : grid[0] * size[0], : grid[1] * size[1]]
+    return F.unfold(whole, size, stride=size).transpose(1, 2)
+
+
 def palette(pictures: Iterable[Tensor], grid: tuple[int, int], clusters: int, seed: int) -> Tensor:
     """(clusters, 3) the mean colours of patches, by k-means over all patches of ``pictures``."""
     from sklearn.cluster import KMeans

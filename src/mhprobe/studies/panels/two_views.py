@@ -27,7 +27,7 @@ from mhprobe.questions.material import Material
 from mhprobe.report import tables
 from mhprobe.report.figures import attention as figure
 from mhprobe.report.result import Result
-from mhprobe.studies.panels.relations import Ways, best, scored, summary
+from mhprobe.studies.panels.relations import Ways, best, patch_pixels, scored, summary
 
 RELATION = "the patch in the other view"
 WITHOUT_HEADS = ("same place", "nearest patch", "most similar pixels")
@@ -158,6 +158,5 @@ def without_heads(pictures: Tensor, site: HeadSite, candidates: Tensor) -> Itera
     far = (row[:, None] - row).square() + (column[:, None] - column).square()
     nearest = far.double().masked_fill(~candidates, torch.inf).argmin(1)
     yield from (answer.expand(len(pictures), -1) for answer in (same, nearest))
-    tall, wide = pictures.shape[-2] // height, pictures.shape[-1] // width
-    patches = F.unfold(pictures.double(), (tall, wide), stride=(tall, wide)).mT  # (b, T, pixels)
+    patches = patch_pixels(pictures.double(), site.token_grid)
     yield torch.cdist(patches, patches).masked_fill(~candidates, torch.inf).argmin(-1)
