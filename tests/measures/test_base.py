@@ -39,6 +39,17 @@ def test_name_is_that_of_the_class():
     assert mhprobe.measures.SVCCA(LAYOUT).name == "svcca"
 
 
+def test_the_zeros_that_a_sum_goes_back_to_take_no_room():
+    """A similarity's sums are gigabytes: torchmetrics would keep their zeros beside them."""
+    measure = Energy(LAYOUT)
+    measure.update(batch())
+    measure.reset()
+    assert measure._defaults["total"].untyped_storage().nbytes() == 8 < measure.total.untyped_storage().nbytes()
+    assert torch.equal(measure.total, torch.zeros(2, dtype=torch.float64))
+    measure.total += torch.tensor([1.0, 2.0])  # every entry has a place of its own
+    assert measure.total.tolist() == [1, 2]
+
+
 def test_value_is_the_first_column():
     measure = Energy(LAYOUT)
     measure.update(batch())

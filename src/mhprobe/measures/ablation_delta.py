@@ -32,7 +32,7 @@ class AblationDelta(PerClass, Paired):
         value: mean loss masked - unmasked, in nats, with standard_error, low and high (95 %);
         drop: accuracy unmasked - masked, a share in [-1, 1], with drop_low and drop_high (95 %); lost, won: images that
         only the unmasked, only the masked model gets right; p: exact McNemar of the two; p_holm: over all heads;
-        accuracy: () of the unmasked model; images: ();
+        accuracy: () of the unmasked model;
         by_class (A, C): drop within each class, NaN where a class has no image; class_p_holm (A, C): exact McNemar
         within the class, Holm over all heads and classes; class_accuracy (A, C): of the unmasked model, equal rows.
 

@@ -43,7 +43,6 @@ class LRPRelevance(MeanOverImages):
         attention, residual: mean share of the logit that crossed the layer in its heads, and beside them.
         conservation_error: mean |heads + residual - logit| / |logit|: what biases, softmax remainders and epsilon kept
             between this layer and the logit. mass: mean sum over neurons of |R| / |logit|: 1e3 means explosion.
-        images: () how many.
     """
 
     fooled_by = (
@@ -104,17 +103,13 @@ class LRPRelevance(MeanOverImages):
     def finish(self) -> dict[str, Tensor]:
         columns = self.over_images()
         value = columns.pop("value")
-        of_heads = [site.kind == "head" for _, _, site in self.layout]
-        crossing = torch.where(value.new_tensor(of_heads) > 0, self.crossing / self.images, torch.nan)
-        attention, residual, lost, mass = crossing
+        of_heads = torch.tensor([site.kind == "head" for _, _, site in self.layout], device=value.device)
+        crossing = torch.where(of_heads, self.crossing / self.images, torch.nan)
         return {
             "value": value,
             "signed": self.signed / self.images,
             "voita": self.voita / self.images,
             "null": torch.cat([value.new_full((s.num_heads,), 1 / s.num_heads) for s in self.layout.sites]),
             **columns,
-            "attention": attention,
-            "residual": residual,
-            "conservation_error": lost,
-            "mass": mass,
+            **dict(zip(("attention", "residual", "conservation_error", "mass"), crossing, strict=True)),
         }
