@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 
 import mhprobe
 from mhprobe.callbacks.finite import StopAtNonFinite
+from mhprobe.callbacks.same_run import SeedEachStep
 from mhprobe.callbacks.screen import ShowsTraining
-from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.batch import Batch
 from mhprobe.masking.search.exact import Exact

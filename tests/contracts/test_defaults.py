@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 import runs
-from mhprobe.run import constructors, defaults, schema, sections
+from mhprobe.run import constructors, schema, sections
 from mhprobe.run.members import FOLDERS, members
 from mhprobe.run.sections import CONF
 
@@ -121,7 +121,7 @@ def test_a_part_that_the_command_line_replaces_keeps_only_what_was_typed():
 def test_what_is_not_there_has_no_options_and_is_left_to_whoever_builds_it():
     cfg = OmegaConf.create({"a": {"_target_": "mhprobe.nowhere.X"}, "b": {"_target_": "torch.nn.Linear"}, "c": ["d"]})
     before = OmegaConf.to_container(cfg)
-    defaults.fill(cfg)
+    constructors.fill(cfg)
     assert OmegaConf.to_container(cfg) == before
     assert constructors.options("mhprobe.measures.svcca.Nothing") == {}
 

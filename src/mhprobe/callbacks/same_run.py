@@ -1,13 +1,16 @@
-"""Every checkpoint says which run it belongs to. A setting that was changed before the run goes on takes effect."""
+"""A run that goes on is the same run: its checkpoints say which they are of, and each step draws as it would have."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 
+from mhprobe.data.draws import reseed
+
 
 class SameRun(L.Callback):
-    """Refuse a checkpoint of another run.
+    """Refuse a checkpoint of another run. A setting that was changed before the run goes on takes effect.
 
     facts: of this run besides its trainer, plain values by key (mhprobe.run.fingerprint).
     """
@@ -40,3 +43,19 @@ def set_rates(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.optimizers[0].param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
     ):
         group["lr"] = base * factor(schedule.last_epoch)
+
+
+class SeedEachStep(L.Callback):
+    """Dropout and stochastic depth as a function of (seed, epoch, step, rank), never of the past.
+
+    A resumed run then draws what the uninterrupted one would have drawn, at every step, with nothing to store.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        key = f"{self.seed}/{trainer.current_epoch}/{batch_idx}/{trainer.global_rank}"
+        reseed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7]), pl_module.device)

@@ -14,8 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from mhprobe.errors import UserError
 from mhprobe.run import members
 from mhprobe.run.cli import fail
-from mhprobe.run.constructors import docstrings
-from mhprobe.run.defaults import fill
+from mhprobe.run.constructors import docstrings, fill
 from mhprobe.run.sections import CONF, begins_with, options
 
 

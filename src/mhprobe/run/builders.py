@@ -20,11 +20,9 @@ from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.callbacks.finite import StopAtNonFinite
-from mhprobe.callbacks.gates import GateHistory
-from mhprobe.callbacks.history import History
-from mhprobe.callbacks.same_run import SameRun
+from mhprobe.callbacks.history import GateHistory, History
+from mhprobe.callbacks.same_run import SameRun, SeedEachStep
 from mhprobe.callbacks.screen import ShowsTraining
-from mhprobe.callbacks.seed import SeedEachStep
 from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError, quoted

@@ -1,17 +1,22 @@
 """Options and docstrings of our constructors, read from their files: importing them would take seconds (torch).
 
-A default is a literal, or a name for one. One that is made (``default_factory``) is left to the constructor.
+A default is written once, in the constructor: ``fill`` adds it to what a yaml leaves out, so that ``--cfg job`` shows
+it and an override needs no ``+``. It is a literal, or a name for one. One that is made (``default_factory``) is left to
+the constructor.
 """
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 OURS = "mhprobe."
 PACKAGE = Path(__file__).parents[1]
 Options = dict[str, Any]
+Place = tuple[str | int, ...]  # of keys
 
 
 @functools.cache
@@ -138,3 +143,51 @@ def _meant(module: str, default: ast.expr) -> ast.expr:
     if isinstance(named, tuple):
         return _meant(named[0], ast.Name(named[1]))
     return named if isinstance(named, ast.expr) else default
+
+
+class Filled(NamedTuple):
+    """Defaults that one part was given: its place, its target, its options."""
+
+    path: Place
+    target: str
+    added: Options
+
+
+def fill(cfg: DictConfig) -> list[Filled]:
+    """Add to each part of ``cfg`` with a ``_target_`` of ours the options that it does not state, in place."""
+    found = list(_left_out((), OmegaConf.to_container(cfg, resolve=False)))
+    for path, _, added in found:
+        part = _part(cfg, path)
+        with open_dict(part):
+            part.update(added)
+    return found
+
+
+def take_back(cfg: DictConfig, filled: Iterable[Filled], typed: Iterable[str]) -> None:
+    """Take from each part that has become another one what it was given, but for the keys that somebody ``typed``."""
+    kept = set(typed)
+    for path, target, added in filled:
+        part = _part(cfg, path)
+        if isinstance(part, DictConfig) and part.get("_target_") != target:
+            with open_dict(part):
+                for key in added:
+                    if ".".join(map(str, (*path, key))) not in kept:
+                        part.pop(key, None)
+
+
+def _part(cfg: DictConfig, path: Place) -> Any:
+    """None where it is no more."""
+    part: Any = cfg
+    for key in path:
+        there = range(len(part)) if isinstance(part, ListConfig) else part if isinstance(part, DictConfig) else ()
+        part = part[key] if key in there else None
+    return part
+
+
+def _left_out(path: Place, plain: Any) -> Iterator[Filled]:
+    parts = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    target = str(plain.get("_target_")) if isinstance(plain, dict) else ""
+    if added := {option: default for option, default in options(target).items() if option not in plain}:
+        yield Filled(path, target, added)
+    for key, part in parts:
+        yield from _left_out((*path, key), part)

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from mhprobe.errors import UserError
 from mhprobe.run import members
-from mhprobe.run.defaults import Filled, fill, take_back
+from mhprobe.run.constructors import Filled, fill, take_back
 from mhprobe.run.jobs import claim
 
 PACKAGE = Path(__file__).parents[1]
