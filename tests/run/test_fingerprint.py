@@ -10,7 +10,7 @@ import pytest
 
 from mhprobe.errors import UserError
 from mhprobe.run.constructors import options
-from mhprobe.run.fingerprint import ABSENT, differences, earlier, facts, judge
+from mhprobe.run.resume import ABSENT, differences, earlier, facts, judge
 
 CFG: dict[str, Any] = {
     "seed": 0,

@@ -17,7 +17,7 @@ from mhprobe.data.augment import normalise
 from mhprobe.data.base import InputSpec
 from mhprobe.errors import UserError
 from mhprobe.run import builders
-from mhprobe.run.fingerprint import facts
+from mhprobe.run.resume import facts
 from mhprobe.weights.checkpoint import load_weights, save_weights
 from mhprobe.weights.teacher import Teacher, distillation, renormalised
 

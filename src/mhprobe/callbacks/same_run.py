@@ -12,7 +12,7 @@ from mhprobe.data.draws import reseed
 class SameRun(L.Callback):
     """Refuse a checkpoint of another run. A setting that was changed before the run goes on takes effect.
 
-    facts: of this run besides its trainer, plain values by key (mhprobe.run.fingerprint).
+    facts: of this run besides its trainer, plain values by key (mhprobe.run.resume).
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:

@@ -37,9 +37,9 @@ from mhprobe.report.report import Report, Sample
 from mhprobe.report.runs.facts import origin
 from mhprobe.report.summary import show
 from mhprobe.run.construct import construct, explained, keyed, refuse_plain
-from mhprobe.run.fingerprint import facts
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
+from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Optim, refuse_without_classifier
 from mhprobe.run.sections import network
 from mhprobe.scoring.base import Score, score_for

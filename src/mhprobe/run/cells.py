@@ -22,8 +22,8 @@ from mhprobe.report.runs.facts import command
 from mhprobe.report.tables import Table
 from mhprobe.run import builders, pruning
 from mhprobe.run.construct import construct
-from mhprobe.run.fingerprint import facts
 from mhprobe.run.questions import Asks
+from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Prune
 from mhprobe.surgery.bench import Cell, ranking, run_cell
 

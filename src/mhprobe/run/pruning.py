@@ -33,7 +33,7 @@ from mhprobe.report.runs.run import measured_on
 from mhprobe.report.tables import Table
 from mhprobe.run import builders
 from mhprobe.run.construct import construct, keyed
-from mhprobe.run.fingerprint import facts
+from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Prune, comes_with_weights
 from mhprobe.stats.promise import Guarantee
 from mhprobe.surgery import elastic, export
