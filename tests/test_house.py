@@ -107,7 +107,10 @@ def without_members(room: str, base: type) -> list[str]:
 
 def test_helpers_stand_in_parts_not_among_members():
     assert without_members("measures", Measure) == []
-    assert without_members("masking", Order) == ["redundant_or_inert"]  # a reading of curves, named by a yaml
+    assert without_members("masking", Order) == [
+        "obs",
+        "redundant_or_inert",
+    ]  # named by yamls: a score of units, a reading of curves
     assert without_members("backbones", Family) == []
     assert without_members("scoring", Score) == []
     assert {"hashing", "moments"} <= set(without_members("measures/parts", Measure))

@@ -4,12 +4,13 @@ Shapes: A heads of all sites of the network that was loaded, N test images.
 """
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -239,6 +240,10 @@ class Shown:
 
     method: Chooses
     share: float
+    guarantee: ClassVar[None] = None
+
+    def choose(self, model: nn.Module, images: Images) -> Choice:
+        return Choice(self.method.choose(model, images, self.share))
 
 
 Source = Given | OnPath | Promised | Shown
@@ -263,8 +268,7 @@ def prune(
     kept: what learned gates decided, for ``Given``. rounds: choose anew so many times, with ``OnPath``. Where nothing
     can be promised, nothing is removed. proj_bias: as for ``prune_heads``. fold: what each head leaves behind in its
     projection's bias. mend: options of ``repair``, None for none. train: called after each round. chosen_by: images
-    that chose heads before. whole: the dense network's row and right images, where they are known; the masked one is
-    then not scored either.
+    that chose heads before. whole: the dense network's row and right images, if known: the masked is not scored either.
 
     UserError for a model that cannot lose heads, RuntimeError if masked and pruned logits differ by more than rounding.
     """
@@ -277,27 +281,24 @@ def prune(
     given = source.choose(model, kept) if isinstance(source, Given) else None
     looked_at = _looked_at(source, given, images, chosen_by)
     images.show(model.to(images.device).eval())
+    given = source.choose(model, images) if isinstance(source, Shown) else given
     now, left, nothing = model, 1.0, torch.zeros(layout.num_heads, dtype=torch.bool)
     found = Pruned(model, nothing, scored=images.scores["test"].scored, chosen_by=looked_at, kinds=layout.kinds)
+    found.stages, found.right = ([whole[0]], [whole[1]]) if whole else ([], [])
     score = functools.partial(_score, images, found)
-    if whole:
-        found.stages, found.right = [whole[0]], [whole[1]]
-    else:
+    if not whole:
         score("dense", 0, model)
     for number in range(1, rounds + 1):
         fill, choice = images.stands_in(now, fold), given
         if isinstance(source, OnPath):
             evaluate = images.evaluate(now, source.rescale, fill)
             choice, left = source.choose(now, evaluate, images.first, layout, left, number / rounds)
-        elif isinstance(source, Shown):
-            choice = Choice(source.method.choose(now, images, source.share))
         elif isinstance(source, Promised) or source.guarantee is not None:
             choice, found.promise = _promised(source, given, now, images, fill)
             if not found.promise.steps:
                 return found
         assert choice is not None
-        found.scores = choice.scores
-        found.gone, found.rescaled = removed_after(found.gone, choice.mask), choice.rescale
+        found.gone, found.rescaled, found.scores = removed_after(found.gone, choice.mask), choice.rescale, choice.scores
         smaller = _remove(now, choice, proj_bias, images, found, number, fill, whole is None)
         if mend is not None:
             repair(smaller, now, lambda: (batch.images for batch in images.selection()), **mend, proj_bias=proj_bias)
@@ -307,8 +308,7 @@ def prune(
             score("tuned", number, smaller)
         attach(now := smaller, units=layout.kinds)
     remove_gates(now)
-    found.model = now.eval()
-    return found
+    return dataclasses.replace(found, model=now.eval())
 
 
 def _looked_at(source: Source, given: Choice | None, images: Images, before: Sequence[str]) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ def _looked_at(source: Source, given: Choice | None, images: Images, before: Seq
         chosen_by = (*before, *(given.chosen_by if given else ()))
     else:
         chosen_by = (*before, images.name) if isinstance(source, Shown) or source.order.searches else tuple(before)
-    if isinstance(source, OnPath | Shown) or source.guarantee is None:
+    if isinstance(source, OnPath) or source.guarantee is None:
         return chosen_by
     check_unseen(chosen_by, images.data)
     return (*chosen_by, f"calibration:{images.data.set_aside}")
