@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from PIL import Image
 
 import mhprobe
 import mhprobe.mask
@@ -65,6 +67,18 @@ def test_units_by_index_say_so_where_stages_differ(tmp_path, caplog, heads, said
         mhprobe.mask.run(runs.config("mask", tmp_path, *swin), tmp_path / "run")
     lines = [record for record in caplog.records if "stage by stage" in record.getMessage()]
     assert len(lines) == said  # head_max and head_min
+
+
+def test_images_without_labels_leave_a_model_the_classifier_that_it_has(tmp_path):
+    for number in range(12):
+        tensor = torch.full((8, 8, 3), 20 * number, dtype=torch.uint8)
+        Image.fromarray(tensor.numpy()).save(tmp_path / f"{number}.png")
+    size = ["backbone.depth=1", "backbone.embed_dim=12", "backbone.num_heads=3", "backbone.img_size=8"]
+    cfg = runs.checked(
+        "probe", "weights=random", *size, "backbone.patch_size=4", "data=photos", f"data.root={tmp_path}"
+    )
+    model = builders.classifier(cfg, builders.data(cfg))
+    assert model.backbone.num_classes == 1000
 
 
 def test_a_batch_larger_than_the_set_becomes_the_set_and_one_image_is_enough(tmp_path):

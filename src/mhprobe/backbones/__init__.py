@@ -166,11 +166,12 @@ def slice_sites(model: nn.Module, layout: HeadLayout, kept: Mapping[str, Sequenc
 
 
 def build(
-    name: str, pretrained: bool = False, num_classes: int = 10, fused_attn: bool | None = None, **kwargs: Any
+    name: str, pretrained: bool = False, num_classes: int | None = 10, fused_attn: bool | None = None, **kwargs: Any
 ) -> nn.Module:
     """A new model: ``timm.create_model`` with clear errors, unless a family says that the name is its own.
 
-    name: of timm, or of a family. pretrained: download its weights. num_classes: 0 leaves the classifier out.
+    name: of timm, or of a family. pretrained: download its weights. num_classes: 0 leaves the classifier out;
+        None for as many as the model has by itself.
     fused_attn: None keeps timm's choice; False materialises attention weights (twice as fast for narrow heads in
         bfloat16 on CPU); True asks for scaled_dot_product_attention (a quarter faster than timm's default for Swin).
     kwargs: anything the timm model takes, e.g. img_size, patch_size, embed_dim, depth, num_heads; None leaves the

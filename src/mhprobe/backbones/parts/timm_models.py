@@ -20,7 +20,7 @@ SIZES = {"attn_head_dim", "img_size", "patch_size", "embed_dim", "depth", "num_h
 def build(
     name: str,
     pretrained: bool = False,
-    num_classes: int = 10,
+    num_classes: int | None = 10,
     fused_attn: bool | None = None,
     conv_stem: Sequence[int] | None = None,
     attn_head_dim: int | None = None,
