@@ -16,7 +16,8 @@ from benchmarks.harness.measures import MEASURES, build
 from benchmarks.harness.models import small_vit
 from benchmarks.harness.size import Size
 from benchmarks.harness.timing import Ratio, single
-from mhprobe.claims.parts.claim import Columns, Evidence, known
+from mhprobe.claims.parts.claim import known
+from mhprobe.claims.parts.evidence import Columns, Evidence
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import Ablation, HeadLayout

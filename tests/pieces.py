@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
 import runs
 from mhprobe.claims.parts.evidence import Evidence
+from mhprobe.masking.base import Order
 from mhprobe.run import builders, launch, sections
 from mhprobe.weights.checkpoint import save_weights
 
@@ -42,8 +46,10 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     few = ("weights=weights.safetensors", "prune.images=20")
     yield "prune", ("prune=given", "prune.heads=[0]", "prune.fold=mean", "prune.tune_epochs=1", *few)
     for order in names("prune/order"):
+        ordered = issubclass(get_class(OmegaConf.load(CONF / "prune" / "order" / f"{order}.yaml")._target_), Order)
         table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
-        yield "prune", ("prune=order", f"prune/order={order}", "prune.remove=1", *table, *few)
+        budget = "prune.remove=1" if ordered else "prune.target={flops: .8}"
+        yield "prune", ("prune=order", f"prune/order={order}", budget, *table, *few)
     yield "prunebench", ("budgets=[.8]", "methods=[fisher]", "seeds=[0]", "prune.tune_epochs=1", *few)
     for paper in names("paper"):
         yield "study", (f"+paper={paper}",)

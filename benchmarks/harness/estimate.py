@@ -168,7 +168,7 @@ def curves() -> list[CurveSpec]:
 
 def asked(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tuple[float, float]:
     """Image-forwards that a curve asks for on both splits, and the most (mask, image) scores of one question."""
-    select, report = Counted(), Counted()
+    select, report = Counted(layout), Counted(layout)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         masking_curve(layout, spec, select, report)
@@ -180,8 +180,8 @@ def asked(spec: CurveSpec, layout: HeadLayout, setting: Setting) -> tuple[float,
 class Counted(Evaluate):
     """Answers at random, and counts what it is asked. A measure's column counts as a recorded pass."""
 
-    def __init__(self) -> None:
-        self.images, self.spent, self.most = STAND_IN, 0, 0
+    def __init__(self, layout: HeadLayout) -> None:
+        self.layout, self.images, self.spent, self.most = layout, STAND_IN, 0, 0
         self.random = torch.Generator().manual_seed(0)
 
     def __call__(self, masks: Tensor, images: Tensor | None = None) -> Scores:
@@ -196,10 +196,10 @@ class Counted(Evaluate):
         mean, square = torch.rand(2, len(mask), generator=self.random, dtype=torch.float64)
         return mean, square
 
-    def fisher(self, mask: Tensor) -> Tensor:
+    def fisher(self, mask: Tensor) -> list[Tensor]:
         self.spent += 2 * STAND_IN
-        root = torch.rand(len(mask), len(mask), generator=self.random, dtype=torch.float64)
-        return root @ root.mT
+        roots = [torch.rand(site.num_heads, site.num_heads, generator=self.random).double() for site in self.layout.sites]
+        return [root @ root.mT for root in roots]
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
         self.spent += max(2, len(mask) if "Ablation" in repr(make) else 0) * STAND_IN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -75,21 +74,27 @@ def test_a_greedy_curve_asks_for_every_unit_at_every_step_and_a_random_one_for_i
 
 
 @pytest.mark.parametrize("make", [Entropy, AblationDelta])
-def test_the_time_of_an_image_is_the_time_of_looking_at_it(make):
-    """Against a walk that takes a known time: three images of 0.05 s each, and what the measure adds to it."""
+def test_the_time_of_an_image_is_the_time_of_looking_at_it(make, monkeypatch):
+    """By a clock that only a walk, 0.05 s an image, and the measure, 0.02 s, set forward."""
     model = tiny_vit()
-    layout = mhprobe.attach(model).layout
+    measure = make(mhprobe.attach(model).layout)
     images, labels = images_for(model, 3), labels_for(3)
+    passed = [0.0]
+    monkeypatch.setattr(plan.time, "perf_counter", lambda: passed[0])
 
-    def walk(pause=0.05):
+    def walk():
         for index in range(3):
-            time.sleep(pause)
+            passed[0] += 0.05
             valid = torch.ones(1, dtype=torch.bool)
             yield Batch(images[index : index + 1], labels[index : index + 1], torch.tensor([index]), valid)
 
-    measure = make(layout)
-    slow, quick = (plan.seconds_per_image(model, {"it": measure}, walk_, walk_) for walk_ in (walk, lambda: walk(0)))
-    assert 0.05 <= slow < 0.05 + 3 * quick + 0.1  # the margin is for a busy machine
+    def update(*batch, looked=measure.update):
+        passed[0] += 0.02
+        looked(*batch)
+
+    assert plan.seconds_per_image(model, {"it": measure}, walk, walk) == pytest.approx(0.05)
+    monkeypatch.setattr(measure, "update", update)
+    assert plan.seconds_per_image(model, {"it": measure}, walk, walk) == pytest.approx(0.07)
     assert measure.images == 0 or int(torch.as_tensor(measure.images)) == 0  # it has forgotten them
 
 
