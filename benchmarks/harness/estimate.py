@@ -198,7 +198,8 @@ class Counted(Evaluate):
 
     def fisher(self, mask: Tensor) -> list[Tensor]:
         self.spent += 2 * STAND_IN
-        roots = [torch.rand(site.num_heads, site.num_heads, generator=self.random).double() for site in self.layout.sites]
+        counts = [site.num_heads for site in self.layout.sites]
+        roots = [torch.rand(count, count, generator=self.random, dtype=torch.float64) for count in counts]
         return [root @ root.mT for root in roots]
 
     def measure(self, make: Callable[[HeadLayout], Any], mask: Tensor, column: str = "value") -> Tensor:
