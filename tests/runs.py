@@ -190,9 +190,9 @@ def answers(commands: Sequence[Command], cwd: Path) -> list[Result]:
 
 def obey(task: str, overrides: Sequence[str], number: int, save: int, batch: int, cpu: float, rank: str) -> None:
     """In a fork: the command, with the signal at its moment."""
-    from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
     from mhprobe.data.base import ImageData
     from mhprobe.run import cli
+    from mhprobe.training.checkpoints import AtomicCheckpointIO
 
     signal.alarm(patient(240))  # a mistake that is not seen would train for hours
     _ranks_are_forks()

@@ -118,6 +118,7 @@ def test_commands_that_the_text_names_exist(page):
 def place(command: str) -> Path:
     """The file that ``python -m mhprobe.<command>`` runs."""
     path = ROOT / "src" / "mhprobe" / command.replace(".", "/")
+    path = path if path.parent.name != "mhprobe" or path.is_dir() else path.parent / "commands" / path.name
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 

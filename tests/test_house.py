@@ -1,4 +1,4 @@
-"""How the house is kept: few loose modules, commands of a page, no function that has to be scrolled."""
+"""How the house is kept: few doors, commands of a page, no function that has to be scrolled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.scoring.base import Score
 
 PACKAGE = Path(__file__).parents[1] / "src" / "mhprobe"
+COMMANDS = PACKAGE / "commands"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -37,16 +38,25 @@ def test_no_function_has_to_be_scrolled():
     assert too_long("def f():\n" + "    pass\n" * 60, 60) == ["f"]
 
 
-def test_what_is_loose_is_a_command_or_one_of_few():
-    loose = [path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
-    commands = [path for path in loose if is_command(path)]
-    assert len(loose) - len(commands) <= 5, sorted(path.name for path in set(loose) - set(commands))
-    assert {"train.py", "probe.py", "mask.py", "prune.py"} <= {path.name for path in commands}
+def test_the_package_has_few_doors():
+    doors = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
+    assert len(doors) <= 26 and not [name for name in doors if name.endswith(".py") and is_command(PACKAGE / name)]
+
+
+def test_what_stands_among_the_commands_is_one():
+    names = {path.name for path in COMMANDS.glob("*.py") if is_command(path)}
+    assert names == {path.name for path in COMMANDS.iterdir()} - {"__pycache__"}
+    assert {"__main__.py", "train.py", "probe.py", "mask.py", "prune.py"} <= names
+
+
+def test_a_command_is_a_module_of_the_package():
+    """Its folder is on the package's path, so that ``python -m mhprobe.train`` finds it there."""
+    assert Path(importlib.import_module("mhprobe.train").__file__) == COMMANDS / "train.py"
 
 
 def test_a_command_is_a_page():
     for path in FILES:
-        if is_command(path) and path.parent == PACKAGE:
+        if path.parent == COMMANDS:
             assert len(path.read_text().splitlines()) <= 60, path.name
 
 
@@ -82,7 +92,7 @@ def test_one_callback_of_ours_works_at_the_end_of_a_test():
     """The classifier itself counts what is right; whoever else has work then asks it as a question."""
     named = {path: {f.name for f in functions(ast.parse(path.read_text()))} for path in FILES}
     working = [path for path, names in named.items() if "on_test_epoch_end" in names]
-    assert [str(path.relative_to(PACKAGE)) for path in working] == ["classifier.py", "questions/ask.py"]
+    assert [str(path.relative_to(PACKAGE)) for path in working] == ["questions/ask.py", "training/classifier.py"]
 
 
 def test_tables_have_one_reader():

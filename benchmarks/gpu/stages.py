@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import mhprobe
-from mhprobe.callbacks.finite import StopAtNonFinite
-from mhprobe.callbacks.same_run import SeedEachStep
-from mhprobe.callbacks.screen import ShowsTraining
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.batch import Batch
 from mhprobe.masking.search.exact import Exact
 from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 from mhprobe.surgery.speed import speed_table
+from mhprobe.training.classifier import GatedClassifier
+from mhprobe.training.finite import StopAtNonFinite
+from mhprobe.training.same_run import SeedEachStep
+from mhprobe.training.screen import ShowsTraining
 
 NAMES = {"vit": "vit_base_patch16_224", "swin": "swin_base_patch4_window7_224"}
 TINY = {

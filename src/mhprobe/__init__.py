@@ -4,6 +4,7 @@ The public names are imported on first use, so that ``--help`` and ``import mhpr
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mhprobe.weights.hub import push_to_hub as push_to_hub
 
 __version__ = "0.1.0"
+__path__.append(str(Path(__file__).parent / "commands"))  # python -m mhprobe.train is commands/train.py
 _HOME = {
     "UserError": "errors",
     "attach": "backbones",

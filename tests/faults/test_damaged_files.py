@@ -20,7 +20,6 @@ import torch
 import mhprobe
 from data_sets import Noise, encoded, write_tar, write_zip
 from mhprobe.backbones import build
-from mhprobe.callbacks.checkpoints import AtomicCheckpointIO
 from mhprobe.data.cache import open_cache
 from mhprobe.data.images import ImageFolder
 from mhprobe.errors import UserError
@@ -28,6 +27,7 @@ from mhprobe.heads import HeadLayout
 from mhprobe.io.head_tables import read_kept
 from mhprobe.masking.base import Scores
 from mhprobe.masking.parts.cache import MaskCache
+from mhprobe.training.checkpoints import AtomicCheckpointIO
 from mhprobe.weights.checkpoint import load_checkpoint, load_weights, save_weights
 
 BUDGET = int(os.environ.get("FUZZ", 24))

@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 import mhprobe
 from mhprobe.backbones import layout_of
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.batch import Batch
 from mhprobe.recording.replay import masked_logits
+from mhprobe.training.classifier import GatedClassifier
 from models import BUILDERS, images_for, labels_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -13,7 +13,6 @@ import torch
 import mhprobe
 import mhprobe.probe
 import runs
-from mhprobe.callbacks.history import History
 from mhprobe.data.batch import Batch
 from mhprobe.heads import Ablation
 from mhprobe.measures.gate_importance import GateImportance
@@ -21,6 +20,7 @@ from mhprobe.recording.cost import forward_equivalents
 from mhprobe.run import builders
 from mhprobe.run.questions import of_run
 from mhprobe.run.resume import resume
+from mhprobe.training.history import History
 from mhprobe.weights.checkpoint import load_checkpoint
 from models import BUILDERS, images_for, labels_for
 from runs import rows

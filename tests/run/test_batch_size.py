@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import runs
-from mhprobe.classifier import GatedClassifier
 from mhprobe.errors import UserError
 from mhprobe.run import batch_size, builders
+from mhprobe.training.classifier import GatedClassifier
 
 
 @pytest.fixture(scope="module")

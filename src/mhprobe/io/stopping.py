@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the process says one line, keeps what is finished, and ends within ten seconds.
 
 The handler says the line and raises. Every file is written whole or not at all, so a run may be left at any point. Only
-training waits: it finishes its step and saves it (callbacks.checkpoints).
+training waits: it finishes its step and saves it (training/checkpoints.py).
 """
 
 import os

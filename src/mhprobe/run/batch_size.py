@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.report.report import Report
 from mhprobe.run import builders
 from mhprobe.run.schema import Config
 from mhprobe.run.shortage import no_memory
+from mhprobe.training.classifier import GatedClassifier
 
 AUTO = "auto"
 

@@ -18,12 +18,6 @@ from torch import nn
 
 from mhprobe.backbones import build, gives_features, input_spec
 from mhprobe.backbones.parts.timm_models import registered
-from mhprobe.callbacks.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
-from mhprobe.callbacks.finite import StopAtNonFinite
-from mhprobe.callbacks.history import GateHistory, History
-from mhprobe.callbacks.same_run import SameRun, SeedEachStep
-from mhprobe.callbacks.screen import ShowsTraining
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
@@ -43,6 +37,12 @@ from mhprobe.run.resume import facts
 from mhprobe.run.schema import Config, Optim, refuse_without_classifier
 from mhprobe.run.sections import network
 from mhprobe.scoring.base import Score, score_for
+from mhprobe.training.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
+from mhprobe.training.classifier import GatedClassifier
+from mhprobe.training.finite import StopAtNonFinite
+from mhprobe.training.history import GateHistory, History
+from mhprobe.training.same_run import SameRun, SeedEachStep
+from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.checkpoint import DESCRIBES, load_checkpoint, load_weights, save_weights
 from mhprobe.weights.description import OURS, portable
 from mhprobe.weights.foreign import load_foreign

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from mhprobe.backbones import attach, gives_features, layout_of
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
@@ -43,6 +42,7 @@ from mhprobe.surgery.promised import Promise, Promised, check_images, check_unse
 from mhprobe.surgery.pruning import Chooses, Images, Pruned, Shown, Source, Stage, Train, prune
 from mhprobe.surgery.removal import kept_heads, prune_heads
 from mhprobe.surgery.speed import BATCHES, SHARES, Row, evenly, speed_table
+from mhprobe.training.classifier import GatedClassifier
 from mhprobe.weights.checkpoint import gates_kept, load_weights, weights_files
 from mhprobe.weights.description import pruned_description
 

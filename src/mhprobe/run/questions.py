@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from mhprobe.callbacks.screen import ShowsTraining
-from mhprobe.classifier import GatedClassifier
 from mhprobe.data.base import ImageData
 from mhprobe.errors import UserError
 from mhprobe.heads import FillName
@@ -26,6 +24,8 @@ from mhprobe.run import builders
 from mhprobe.run.construct import construct, explained
 from mhprobe.run.schema import Config, Curve, Paper
 from mhprobe.run.schema import Masking as Curves
+from mhprobe.training.classifier import GatedClassifier
+from mhprobe.training.screen import ShowsTraining
 from mhprobe.weights.twin import RandomTwin
 
 log = logging.getLogger(__name__)

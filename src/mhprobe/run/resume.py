@@ -11,10 +11,10 @@ from typing import Any
 
 import lightning as L
 
-from mhprobe.callbacks.same_run import SameRun
 from mhprobe.errors import UserError
 from mhprobe.run.constructors import options
 from mhprobe.run.schema import Config
+from mhprobe.training.same_run import SameRun
 from mhprobe.weights.checkpoint import load_checkpoint
 
 Facts = Mapping[str, Any]

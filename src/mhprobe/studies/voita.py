@@ -19,10 +19,10 @@ from mhprobe.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mhprobe.classifier import GatedClassifier
     from mhprobe.data.base import ImageData
     from mhprobe.run.schema import Config
     from mhprobe.stats.survival import Survivors
+    from mhprobe.training.classifier import GatedClassifier
 
 
 class Row(NamedTuple):

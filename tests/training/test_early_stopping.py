@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mhprobe.callbacks.early_stopping import EarlyStopping
 from mhprobe.errors import UserError
+from mhprobe.training.early_stopping import EarlyStopping
 
 RISES_UNTIL_THIRD = [0.1, 0.4, 0.5, 0.5, 0.2, 0.5, 0.3, 0.9]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from mhprobe.callbacks.finite import StopAtNonFinite, first_non_finite
 from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
+from mhprobe.training.finite import StopAtNonFinite, first_non_finite
 
 
 class Net(L.LightningModule):

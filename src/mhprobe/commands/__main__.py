@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 DEMO = ("train", "+experiment=demo")
 
 
@@ -20,7 +20,8 @@ def commands() -> dict[str, tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         match = re.match(r'"""(python -m mhprobe\.|mhprobe )([\w.]+)[^:\n]*: (.*?)\.?(?:"""|\n)', text)
-        here = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__main__")
+        here = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        here = here.removeprefix("commands.").removesuffix(".__main__")
         if match and (match[2] == here or match[1] == "mhprobe "):
             found[match[2]] = f"mhprobe.{here}", match[3]
     return found

@@ -1,1 +1,0 @@
-"""Lightning callbacks: what watches and steers a run without the classifier knowing."""
