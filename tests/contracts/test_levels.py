@@ -81,8 +81,9 @@ def test_an_interval_that_is_too_narrow_is_seen():
         value = torch.randn(5, generator=torch.Generator().manual_seed(seed))
         return {"low": levels.Interval(value, value - 1.6, value + 1.6)}
 
-    (row,) = levels.shares(levels.Simulation(draw, {"low": "interval"}), 150)
-    assert row.share == pytest.approx(0.89, abs=0.02) and not row.kept
+    for kind in ("interval", "at least"):
+        (row,) = levels.shares(levels.Simulation(draw, {"low": kind}), 150)
+        assert row.share == pytest.approx(0.89, abs=0.02) and not row.kept
 
 
 def test_every_law_of_a_p_or_an_interval_is_simulated():

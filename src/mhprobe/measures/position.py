@@ -31,12 +31,12 @@ class Position(OfAttention):
         this share of queries. UserError for shares that are none.
 
     Columns, (A,): value in [0, 1], larger is more positional; low, high: its 95 % interval over images, at this offset
-    (the largest of many counts flatters a head without a favourite); dy, dx the offset in tokens, key minus query (dx =
-    -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0; reaching: the share among the
-    queries for which the key exists; reach: how many queries these are, the most that value can be; chance: value if
-    the largest weight were at a random key. counts (A, Y, X): queries of an image at each offset, on average, the
-    middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among equals the shortest offset
-    wins, then the upper, then the left one.
+    (of a head without a favourite, whom the largest of many counts flatters, it is too wide); dy, dx the offset in
+    tokens, key minus query (dx = -1: the left neighbour; 0, 0: itself); positional 1 where value >= threshold, else 0;
+    reaching: the share among the queries for which the key exists; reach: how many queries these are, the most that
+    value can be; chance: value if the largest weight were at a random key. counts (A, Y, X): queries of an image at
+    each offset, on average, the middle one being 0, 0; exists (A, Y, X): queries from which it can be reached. Among
+    equals the shortest offset wins, then the upper, then the left one.
 
     >>> import torch
     >>> from mhprobe.heads import HeadBatch, HeadLayout, HeadSite
