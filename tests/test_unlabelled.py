@@ -192,7 +192,7 @@ def test_under_gates_that_are_not_one_the_model_as_it_is_is_what_masks_are_held_
     [
         ({"score": "labels"}, "score=labels: needs labels.* there is top1"),
         ({"score": "knn"}, "score=knn: needs labels"),
-        ({"score": "mood"}, r"score: expected one of cosine, kl, knn, labels, top1, got 'mood'"),
+        ({"score": "mood"}, r"score: expected one of cosine, kl, knn, knn_train, labels, top1, got 'mood'"),
         ({"score": int}, r"score: expected one of cosine, kl, .*, got <class 'int'>"),
     ],
 )
@@ -207,6 +207,13 @@ def test_neighbours_of_too_few_images_are_refused_with_what_to_do():
     loader = [(pictures(features)[:5], labels_for(5))]
     with pytest.raises(mhprobe.UserError, match=r"more than 5 images .* got 5\. Give more .* or take cosine"):
         mhprobe.masking_curve(features, loader, units="layer", score="knn")
+
+
+def test_neighbours_among_training_images_are_refused_where_there_are_none():
+    features = loud(num_classes=0)
+    loader = [(pictures(features), labels_for(COUNT))]
+    with pytest.raises(mhprobe.UserError, match=r"^score=knn_train: compares with training images, .* expected knn\.$"):
+        mhprobe.masking_curve(features, loader, units="layer", score="knn_train")
 
 
 def test_features_are_not_judged_as_logits_where_there_are_labels():

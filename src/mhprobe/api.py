@@ -279,7 +279,8 @@ def _walked(model: nn.Module, loader: Iterable[Any], asked: str | type[Score] | 
     features = puts_out_features(model)
     compared = features or asked not in (None, "labels")
     labels, outputs, marks = _first_walk(model, loader, device, split, compared)
-    score = score_for(asked, "masking_curve: score", labels is not None, features)(outputs, labels)
+    kind = score_for(asked, "masking_curve: score", labels is not None, features)
+    score = kind() if kind.banked else kind(outputs, labels)
     changed = (
         "masking_curve: the loader gave other images or labels than before, or in another order, expected the same in "
         "every walk; give one with shuffle=False and without random augmentation."

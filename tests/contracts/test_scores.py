@@ -105,9 +105,10 @@ def test_a_curve_from_the_command_line_is_in_the_score_that_it_names(name, featu
     assert ("test/accuracy" in metrics) != features  # labels say nothing about features
 
 
-@pytest.mark.parametrize(("name", "features"), [("kl", False), ("knn", True)])
+@pytest.mark.parametrize(("name", "features"), [("kl", False), ("knn", True), ("knn_train", True)])
 def test_heads_go_by_the_score_and_the_file_gives_what_it_said(name, features, weights, tmp_path):
     overrides = [weights, f"score={name}", *([FEATURES] if features else []), "data.limit_test=40", "prune.images=30"]
+    overrides += ["data.limit_train=40"] if known_scores()[name].banked else []
     chosen = ["prune=order", "prune/order=keep_best", "prune.remove=2"]
     mhprobe.prune.run(runs.config("prune", tmp_path, *overrides, *chosen), tmp_path / "run")
     dense, *_, pruned = runs.rows(tmp_path / "run" / "tables" / "pruning.csv")

@@ -118,6 +118,7 @@ class Masking:
         beside: dict[str, Any] = {} if fill is None else {"fill": spec.fill, "fill_from": self.select_on}
         if type(score) is not Labels:  # a user's may judge by the labels, too, and give other numbers
             beside["score"] = [score.scored.name, describe(type(score))]
+            beside |= {"bank": subject.data.images_of("train")} if score.banked else {}
         name, batches = SPLITS[split], _walk(subject, split)
         return Evaluator(
             model,
@@ -138,7 +139,8 @@ class Masking:
         if split not in self._scores:
             model, data = cast(Any, subject.model), subject.data
             kind = score_for(self.score, "score", not data.unlabelled, bool(model.features_only))
-            self._scores[split] = looked(kind, model, _walk(subject, split), data.sizes[SPLITS[split]])
+            bank = _walk(subject, "train"), data.sizes["train"]
+            self._scores[split] = looked(kind, model, _walk(subject, split), data.sizes[SPLITS[split]], bank)
         return self._scores[split]
 
     def _fill(self, subject: Subject, name: Any) -> Fill | None:
@@ -164,4 +166,4 @@ class Masking:
 
 
 def _walk(subject: Subject, split: str) -> Callable[..., Iterator[Batch]]:
-    return functools.partial(subject.data.batches, SPLITS[split], subject.model.device)
+    return functools.partial(subject.data.batches, SPLITS.get(split, split), subject.model.device)

@@ -23,6 +23,8 @@ from mhprobe.masking.base import Scored
 from mhprobe.recording.outputs import broken, logits_of, refuse_broken
 from mhprobe.recording.state import inspecting
 
+Walk = Callable[[], Iterable[Batch]]
+
 
 class Score(abc.ABC):
     """Judges outputs, of masks or of a smaller model. Its class is the score; an instance knows a split's images.
@@ -30,13 +32,16 @@ class Score(abc.ABC):
     outputs: (N, C) of the unmasked model, in the order of the split. labels: (N,), for scores that need them.
     UserError for outputs that are NaN or infinite.
     scored: what its numbers are called. unmasked: whether it compares with the unmasked model. labelled: whether it
-    needs labels. of_features: whether it makes sense of features, which are no logits.
+    needs labels. of_features: whether it makes sense of features, which are no logits. banked: whether it compares with
+    training images as the very model that is judged sees them; then ``beside`` looks at these.
     """
 
     scored: ClassVar[Scored]
     unmasked: ClassVar[bool] = True
     labelled: ClassVar[bool] = False
     of_features: ClassVar[bool] = False
+    banked: ClassVar[bool] = False
+    bank: "tuple[Walk, int] | None" = None
 
     def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
         self.labels = labels
@@ -48,6 +53,10 @@ class Score(abc.ABC):
     @abc.abstractmethod
     def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(M, B, C) outputs, (B,) positions in the split, (B,) labels -> right (M, B) bool, loss (M, B) float64."""
+
+    def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> "Score":
+        """The score of one model: ``outputs_of`` gives its (1, B, C) outputs of images. A collective."""
+        return self
 
     def sloped(self, batch: Batch) -> Batch:
         """The batch with the labels whose loss orders take slopes of: the classes of the unmasked model."""
@@ -84,17 +93,32 @@ def score_for(asked: str | type[Score] | None, where: str, labelled: bool, featu
     return score
 
 
-def looked(score: type[Score], model: nn.Module, batches: Callable[[], Iterable[Batch]], images: int) -> Score:
-    """The score of a split of so many images, which ``model``, as it is, has looked at. A collective."""
+def looked(
+    score: type[Score], model: nn.Module, batches: Walk, images: int, bank: tuple[Walk, int] | None = None
+) -> Score:
+    """The score of a split of so many images, which ``model``, as it is, has looked at. A collective.
+
+    bank: a walk over the training images, and how many there are; for scores that are ``banked``.
+    """
+    if score.banked:
+        judge = score()
+        judge.bank = bank
+        return judge
     if not score.unmasked:
         return score()
-    outputs = None
     with inspecting(model, gradients=False):  # which leaves inference mode: tensors are made inside
-        labels = torch.zeros(images, dtype=torch.long, device=next(model.parameters()).device)
-        for batch in batches():
-            found = logits_of(model(batch.images))
-            outputs = found.new_zeros(images, found.shape[1]) if outputs is None else outputs
-            outputs[batch.index[batch.valid]] = found[batch.valid]
-            labels[batch.index[batch.valid]] = batch.labels[batch.valid]
-    assert outputs is not None  # every rank has a batch, if only of padding
-    return score(ranks.total(outputs), ranks.total(labels) if score.labelled else None)
+        outputs, labels = outputs_of_split(lambda shown: logits_of(model(shown)), batches, images)
+    return score(outputs, labels if score.labelled else None)
+
+
+def outputs_of_split(outputs_of: Callable[[Tensor], Tensor], batches: Walk, images: int) -> tuple[Tensor, Tensor]:
+    """(N, C) outputs and (N,) labels of all images of a split, which ranks walk together. A collective."""
+    outputs, labels = torch.zeros(0), torch.zeros(0)
+    for batch in batches():
+        found = outputs_of(batch.images)
+        if not len(outputs):
+            outputs, labels = found.new_zeros(images, found.shape[1]), batch.labels.new_zeros(images)
+        outputs[batch.index[batch.valid]] = found[batch.valid]
+        labels[batch.index[batch.valid]] = batch.labels[batch.valid]
+    assert len(outputs)  # every rank has a batch, if only of padding
+    return ranks.total(outputs), ranks.total(labels)

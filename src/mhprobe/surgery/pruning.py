@@ -182,12 +182,11 @@ class Images:
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
         sizes = self.data.sizes
-        self.scores = {
-            "chosen": looked(kind, dense, self.selection, len(self.chosen)),
-            "test": looked(kind, dense, self.test, sizes["test"]),
-        }
+        walks = {"chosen": (self.selection, len(self.chosen)), "test": (self.test, sizes["test"])}
         if "calibration" in sizes:
-            self.scores["calibration"] = looked(kind, dense, self._calibration, sizes["calibration"])
+            walks["calibration"] = self._calibration, sizes["calibration"]
+        bank = (lambda: self.data.batches("train", self.device)), sizes["train"]
+        self.scores = {name: looked(kind, dense, *walk, bank) for name, walk in walks.items()}
 
     def stands_in(self, model: nn.Module, fold: Fold) -> Fill | None:
         """Find the fill for the heads that go, on the images that choose."""
@@ -214,6 +213,7 @@ class Images:
             images = chosen if shown == "chosen" else [shown, self.data.set_aside]
             fill_from = None if fill is None else chosen
             how = {"images": images, "rescale": rescale, "fill_from": fill_from, "score": describe(type(score))}
+            how |= {"bank": self.data.images_of("train")} if score is not None and score.banked else {}
             cache = MaskCache(self.cache, cache_key(dense=self.facts, pruned=weights, **how))
         return {"rescale": rescale, "fill": fill, "score": score, "of": self.of, "cache": cache}
 

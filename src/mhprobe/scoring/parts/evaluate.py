@@ -84,6 +84,9 @@ class Evaluator(Evaluate):
         return Scores(right, losses)
 
     def _score(self, masks: Tensor, images: Tensor | None) -> Scores:
+        if self.score.banked and len(masks) > 1:  # one by one: training images are looked at under each
+            each = [self._score(mask[None], images) for mask in masks]
+            return Scores(torch.cat([scores.right for scores in each]), torch.cat([scores.losses for scores in each]))
         chosen = torch.arange(self.images) if images is None else images
         device = self.gates.values.device
         right_Mn = torch.zeros(len(masks), len(chosen), dtype=torch.uint8, device=device)
@@ -96,13 +99,14 @@ class Evaluator(Evaluate):
         replay = Replay(self.model, masks, self.rescale, smaller=True, fill=self.fill)
         show = contextlib.nullcontext() if self.advance else self.watched(len(masks) * len(chosen))
         with torch.inference_mode(), show:
+            score = self.score.beside(replay)
             for batch in self._walk(images):
                 wanted = batch.valid & (place[batch.index] >= 0)
                 if not wanted.any():
                     continue
                 at, labels = place[batch.index[wanted]], batch.labels[wanted]
                 outputs = replay(batch.images[wanted])
-                right_MB, losses_Mn[:, at] = self.score(outputs, batch.index[wanted], labels)
+                right_MB, losses_Mn[:, at] = score(outputs, batch.index[wanted], labels)
                 broken_n[at] = broken(outputs).long()
                 right_Mn[:, at] = right_MB.to(torch.uint8)
                 seen_n.index_add_(0, at, torch.ones_like(at))

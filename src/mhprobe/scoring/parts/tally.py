@@ -90,8 +90,9 @@ def tally(
     score: as for ``Tally``. A collective.
     """
     device = next(model.parameters()).device
-    counted = Tally(num_images, score=score).to(device)
     with torch.autocast(device.type, enabled=False):
+        score = (score or Labels()).beside(lambda images: logits_of(model(images))[None])
+        counted = Tally(num_images, score=score).to(device)
         for batch in batches:
             counted.update(batch, logits_of(model(batch.images)))
             done(batch)

@@ -1,0 +1,62 @@
+"""Nearest training images: the usual test of features (k-NN evaluation), of masked and of pruned networks.
+
+Wu et al. 2018, "Unsupervised feature learning via non-parametric instance discrimination", section 3.4; with the 20
+neighbours of DINO (Caron et al. 2021).
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mhprobe.errors import UserError
+from mhprobe.masking.base import Scored
+from mhprobe.scoring.base import Score, outputs_of_split
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07
+
+
+class KNNTrain(Score):
+    """Right: the 20 training images of nearest outputs, by cosine, vote for its label with weights exp(cosine / .07).
+
+    Outputs of training images are those of the same masked or pruned model: a mask costs a walk over all of them.
+    Of equal votes the smaller label. Loss: the share of the votes for other labels.
+
+    outputs: (T, C) of the training images. labels: (T,) theirs. None for both until ``beside`` looks at them.
+    """
+
+    scored = Scored(
+        "knn_train", "knn_train_accuracy", "20-nearest-neighbour accuracy", "share of votes for other labels"
+    )
+    unmasked: ClassVar[bool] = False
+    labelled: ClassVar[bool] = True
+    of_features: ClassVar[bool] = True
+    banked: ClassVar[bool] = True
+
+    def __init__(self, outputs: Tensor | None = None, labels: Tensor | None = None) -> None:
+        super().__init__(outputs, labels)
+        if outputs is not None:
+            if len(outputs) < NEIGHBOURS:
+                raise UserError(f"score=knn_train: needs {NEIGHBOURS} training images at least, got {len(outputs)}.")
+            self.units = F.normalize(outputs.float(), dim=1)
+
+    def beside(self, outputs_of: Callable[[Tensor], Tensor]) -> Score:
+        if self.labels is not None:
+            return self
+        if self.bank is None:
+            raise UserError("score=knn_train: compares with training images, and there are none here; expected knn.")
+        return KNNTrain(*outputs_of_split(lambda images: outputs_of(images)[0], *self.bank))
+
+    def __call__(self, outputs: Tensor, index: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        judged = [self._judge(each, labels) for each in outputs]
+        return torch.stack([right for right, _ in judged]), torch.stack([loss for _, loss in judged])
+
+    def _judge(self, outputs_BC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.labels is not None  # ``beside`` has looked
+        near_BK, place_BK = (F.normalize(outputs_BC.float(), dim=1) @ self.units.mT).topk(NEIGHBOURS)
+        weight_BK = (near_BK.double() / TEMPERATURE).softmax(1)
+        classes = int(torch.maximum(self.labels.max(), labels.max())) + 1
+        votes = weight_BK.new_zeros(len(labels), classes).scatter_add_(1, self.labels[place_BK], weight_BK)
+        return votes.argmax(1) == labels, 1 - votes.gather(1, labels[:, None]).squeeze(1)

@@ -1,0 +1,97 @@
+"""Nearest training images: those of the masked model vote, as scikit-learn lets them vote."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+import mhprobe
+from mhprobe.data.batch import Batch
+from mhprobe.errors import UserError
+from mhprobe.scoring.base import looked
+from mhprobe.scoring.knn_train import KNNTrain
+from mhprobe.scoring.parts.evaluate import Evaluator
+from mhprobe.scoring.parts.tally import tally
+from models import images_for, labels_for, make_loud, tiny_vit
+
+TRAIN, TEST = 60, 33
+MASKS = torch.cat([torch.zeros(1, 6, dtype=torch.bool), torch.eye(6, dtype=torch.bool)])
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = tiny_vit(num_classes=0)
+    make_loud(model, 0.2)
+    mhprobe.attach(model)
+    return model
+
+
+def split(model, count, seed):
+    return images_for(model, count, seed), labels_for(count, seed)
+
+
+def walk(images, labels, size=7):
+    """Batches, each with one image that does not count."""
+    for index in torch.arange(len(images)).split(size):
+        index = torch.cat([index, index[:1]])
+        yield Batch(images[index], labels[index], index, torch.arange(len(index)) < len(index) - 1)
+
+
+def expected(model, mask, train, test, of=None):
+    """scikit-learn's answers: right (n,) and the share of votes for other labels. of: the mask over training images."""
+    gates, features = mhprobe.attach(model), []
+    with torch.no_grad():
+        for (images, _), off in ((train, mask if of is None else of), (test, mask)):
+            before = gates.values.clone()
+            gates.values[off] = 0
+            features.append(torch.stack([model(image[None])[0] for image in images]).double().numpy())
+            gates.values.copy_(before)
+
+    def weigh(distance):
+        return np.exp((1 - distance) / 0.07)
+
+    judge = KNeighborsClassifier(20, weights=weigh, metric="cosine", algorithm="brute").fit(
+        features[0], train[1].numpy()
+    )
+    shares = judge.predict_proba(features[1])
+    label = test[1].numpy()
+    share = [
+        row[list(judge.classes_).index(true)] if true in judge.classes_ else 0.0
+        for row, true in zip(shares, label, strict=True)
+    ]
+    return torch.from_numpy(judge.predict(features[1]) == label), 1 - torch.tensor(share, dtype=torch.float64)
+
+
+def test_training_images_of_the_masked_model_vote(model):
+    train, test = split(model, TRAIN, 1), split(model, TEST, 2)
+    score = looked(KNNTrain, model, lambda: walk(*test), TEST, (lambda: walk(*train), TRAIN))
+    scores = Evaluator(model, lambda: walk(*test), TEST, score=score)(MASKS)
+    wanted = [expected(model, mask, train, test) for mask in MASKS]
+    assert torch.equal(scores.right, torch.stack([right for right, _ in wanted]))
+    losses = torch.stack([loss for _, loss in wanted])
+    torch.testing.assert_close(scores.losses, losses, rtol=1e-4, atol=1e-5)  # float32 cosines, divided by .07
+    # negative control: training images of the unmasked model would vote otherwise
+    other = torch.stack([expected(model, mask, train, test, of=MASKS[0])[1] for mask in MASKS[1:]])
+    assert (other - losses[1:]).abs().max() > 1e-2
+
+
+def test_a_smaller_model_is_judged_among_its_own_training_images(model):
+    train, test = split(model, TRAIN, 1), split(model, TEST, 2)
+    score = looked(KNNTrain, model, lambda: walk(*test), TEST, (lambda: walk(*train), TRAIN))
+    small = mhprobe.prune_heads(copy.deepcopy(model), MASKS[2])
+    mhprobe.attach(small)
+    result = tally(small.eval(), walk(*test), TEST, score=score)
+    right, loss = expected(model, MASKS[2], train, test)
+    assert torch.equal(result["right"], right)
+    assert float(result["loss"]) == pytest.approx(float(loss.mean()), abs=1e-4)
+
+
+def test_a_bank_that_is_too_small_is_refused(model):
+    train, test = split(model, 19, 1), split(model, TEST, 2)
+    score = looked(KNNTrain, model, lambda: walk(*test), TEST, (lambda: walk(*train), 19))
+    with pytest.raises(UserError, match=r"^score=knn_train: needs 20 training images at least, got 19\.$"):
+        tally(model, walk(*test), TEST, score=score)
