@@ -32,7 +32,7 @@ from mhprobe.recording.fills import find_fill
 from mhprobe.recording.outputs import Of
 from mhprobe.recording.replay import gate_values
 from mhprobe.recording.state import moved
-from mhprobe.scoring.base import Score, looked, score_for
+from mhprobe.scoring.base import Score, Walk, looked, score_for
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.scoring.parts.tally import tally
 from mhprobe.stats.significance import paired, wilson
@@ -182,7 +182,10 @@ class Images:
         kind = score_for(self.score, "score", not self.data.unlabelled, features)
         self.of = "norm" if features else "loss"
         sizes = self.data.sizes
-        walks = {"chosen": (self.selection, len(self.chosen)), "test": (self.test, sizes["test"])}
+        walks: dict[str, tuple[Walk, int]] = {
+            "chosen": (self.selection, len(self.chosen)),
+            "test": (self.test, sizes["test"]),
+        }
         if "calibration" in sizes:
             walks["calibration"] = self._calibration, sizes["calibration"]
         bank = (lambda: self.data.batches("train", self.device)), sizes["train"]
