@@ -48,6 +48,7 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     for order in names("prune/order"):
         ordered = issubclass(get_class(OmegaConf.load(CONF / "prune" / "order" / f"{order}.yaml")._target_), Order)
         table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
+        table += ("prune.order.generations=1",) if order == "snapvit" else ()
         budget = "prune.remove=1" if ordered else "prune.target={flops: .8}"
         yield "prune", ("prune=order", f"prune/order={order}", budget, *table, *few)
     yield "prunebench", ("budgets=[.8]", "methods=[fisher]", "seeds=[0]", "prune.tune_epochs=1", *few)

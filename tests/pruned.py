@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import mhprobe
 from mhprobe.backbones import build, layout_of
+from mhprobe.data.batch import Batch
+from mhprobe.surgery.pruning import Images
 from mhprobe.surgery.removal import kept_heads
 from mhprobe.surgery.speed import speed_table
 from mhprobe.weights.checkpoint import save_weights
 from mhprobe.weights.description import pruned_description
+from models import images_for, make_loud, tiny_vit
 
 BACKBONES = {
     "vit": {
@@ -26,6 +31,7 @@ BACKBONES = {
 }
 REMOVED = {"vit": [1, 3, 4], "swin": [0, 3, 8, 9]}
 EMPTIED = {"vit": [0, 1, 2, 4], "swin": [0, 1, 2, 7, 8, 9]}
+COUNT = 48  # of the images that ``shown`` gives
 
 
 def description(kind):
@@ -58,3 +64,32 @@ def logits(model, images):
 def time_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass a timing, where nothing is said of how fast a network is: six seconds less."""
     monkeypatch.setattr("mhprobe.run.pruning.speed_table", functools.partial(speed_table, seconds=0.0))
+
+
+class Data:
+    """Images whose labels are what the network says, as if it had been trained on them."""
+
+    unlabelled, batch_size = False, 20
+
+    def __init__(self, model):
+        self.sizes = {"train": COUNT, "test": COUNT}
+        self.images = images_for(model, COUNT, dtype=next(model.parameters()).dtype)
+        self.labels = logits(model, self.images).argmax(1)
+        self.splits = dict.fromkeys(self.sizes, SimpleNamespace(labels=np.asarray(self.labels)))
+
+    def images_of(self, split):
+        return split
+
+    def batches(self, split, device, images=None):
+        for index in (torch.arange(COUNT) if images is None else images).split(self.batch_size):
+            yield Batch(self.images[index], self.labels[index], index, torch.ones(len(index), dtype=torch.bool))
+
+
+def shown(units, model=None):
+    """A loud network with gates, its layout, and images of a pruning that it was shown."""
+    model = (tiny_vit(depth=3) if model is None else model).eval()
+    make_loud(model, 0.3)
+    layout = mhprobe.attach(model, units=units).layout
+    images = Images(Data(model), torch.device("cpu"))
+    images.show(model)
+    return model, layout, images

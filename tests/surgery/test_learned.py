@@ -6,50 +6,17 @@ import copy
 import itertools
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 import mhprobe
-from mhprobe.data.batch import Batch
 from mhprobe.errors import UserError
 from mhprobe.heads import KINDS
 from mhprobe.run.pruning import source_of
 from mhprobe.surgery.costs import count_flops, head_shares
 from mhprobe.surgery.learned import LearnedGates
-from mhprobe.surgery.pruning import Images, Shown, prune
-from models import images_for, make_loud, tiny_vit
-
-COUNT = 48
-
-
-class Data:
-    """Images whose labels are what the network says, as if it had been trained on them."""
-
-    unlabelled = False
-
-    def __init__(self, model):
-        self.sizes = {"train": COUNT, "test": COUNT}
-        self.images = images_for(model, COUNT)
-        with torch.no_grad():
-            self.labels = model(self.images).argmax(1)
-        self.splits = dict.fromkeys(self.sizes, SimpleNamespace(labels=np.asarray(self.labels)))
-
-    def images_of(self, split):
-        return split
-
-    def batches(self, split, device, images=None):
-        for index in (torch.arange(COUNT) if images is None else images).split(20):
-            yield Batch(self.images[index], self.labels[index], index, torch.ones(len(index), dtype=torch.bool))
-
-
-def shown(units):
-    model = tiny_vit(depth=3).eval()
-    make_loud(model, 0.3)
-    layout = mhprobe.attach(model, units=units).layout
-    images = Images(Data(model), torch.device("cpu"))
-    images.show(model)
-    return model, layout, images
+from mhprobe.surgery.pruning import Shown, prune
+from pruned import COUNT, shown
 
 
 def test_the_expected_flops_and_those_that_are_left_are_within_a_percent_of_the_budget():
