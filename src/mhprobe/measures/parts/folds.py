@@ -47,6 +47,7 @@ from mhprobe.measures.parts.moments import CHUNK, Moments, Parts
 Null = Literal["images", "rolled", "rows"]
 
 SHIFTS = 2  # each fold meets so many others
+AT_ONCE = 2**20  # numbers of products of folds that are multiplied together
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Folds:
         turned_GTC = _turned(apart_GTC, heads.direction)
         placed_TC *= (images / (images * tokens - 1)) ** 0.5
         generator = torch.Generator().manual_seed(seed)
-        known: dict[tuple[int, int], Tensor] = {}
+        known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for draw in range(draws):
             place = slice(None) if site is None else _rolled(site, generator).to(held.device)
             drawn = _Drawn(heads, turned_GTC, placed_TC, (seed, draw), known if site is None else {}, place)
@@ -106,37 +107,43 @@ class Folds:
 class _Drawn:
     """The covariances of one draw, by runs of channels of whole heads.
 
-    known: standard deviations by where their run begins, which all draws share. place: tokens of the other images.
+    known: standard deviations, and what the means at the tokens share, by where their run begins: all draws have the
+    same. place: tokens of the other images.
     """
 
     heads: Parts
     turned_GTC: Tensor
     placed_TC: Tensor
     seed: tuple[int, int]
-    known: dict[tuple[int, int], Tensor]
+    known: dict[tuple[int, int], tuple[Tensor, Tensor]]
     place: slice | Tensor
 
     def __call__(self, one: slice, others: slice) -> Tensor:
         where = (one.start, others.start)
         if where not in self.known:
-            self.known[where] = self._deviations(one, others)
-        noise = np.random.default_rng([*self.seed, *where]).standard_normal(self.known[where].shape)
+            shared = self.placed_TC[:, one].mT @ self.placed_TC[self.place][:, others]
+            self.known[where] = self._deviations(one, others), shared
+        deviation, shared = self.known[where]
+        noise = np.random.default_rng([*self.seed, *where]).standard_normal(deviation.shape)
         width = self.heads.spectrum.shape[1]
         left, right = (self.heads.direction[run.start // width : run.stop // width] for run in (one, others))
         # drawn as channels: the signs of the directions cancel, and the basis of equal eigenvalues hardly matters
-        drawn = _rotated(left.mT, torch.from_numpy(noise).to(left.device), right.mT) * self.known[where]
-        shared = self.placed_TC[:, one].mT @ self.placed_TC[self.place][:, others]
+        drawn = _rotated(left.mT, torch.from_numpy(noise).to(left.device), right.mT) * deviation
         return _rotated(left, drawn, right).add_(shared)
 
     def _deviations(self, one: slice, others: slice) -> Tensor:
         """Standard deviation of each entry along principal directions."""
         folds = len(self.turned_GTC)
         shifts = range(1, min(SHIFTS, folds - 1) + 1)
-        square = self.turned_GTC.new_zeros(one.stop - one.start, others.stop - others.start)
+        ours_GDT, theirs_GTE = self.turned_GTC[..., one].mT, self.turned_GTC[:, self.place][..., others]
+        square = ours_GDT.new_zeros(ours_GDT.shape[1], theirs_GTE.shape[2])
+        at_once = max(1, AT_ONCE // square.numel())
         for shift in shifts:
-            for fold in range(folds):
-                theirs_TC = self.turned_GTC[(fold + shift) % folds][self.place]
-                square += (self.turned_GTC[fold][:, one].mT @ theirs_TC[:, others]).square_()
+            # each fold meets the one so many places behind it, the last ones meet the first
+            for some, behind in ((slice(-shift), slice(shift, None)), (slice(-shift, None), slice(shift))):
+                pairs = zip(ours_GDT[some].split(at_once), theirs_GTE[behind].split(at_once), strict=True)
+                for ours, theirs in pairs:
+                    square += (ours @ theirs).square_().sum(0)
         return (square / (folds * len(shifts))).sqrt()
 
 
