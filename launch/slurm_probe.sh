@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures of trained weights on several machines under SLURM, the images shared out; from the clone's folder:
 #   sbatch launch/slurm_probe.sh weights=FILE +experiment=probe_all cache_dir=/shared/cache
-# A job that runs into its time limit is queued again, and measures anew.
+# A job that runs into its time limit is queued again, and finds in cache_dir what it had measured.
 #SBATCH --job-name=mhprobe-probe
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
