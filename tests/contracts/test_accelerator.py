@@ -16,7 +16,6 @@ import pytest
 import test_ranks
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch import nn
 
 import mhprobe
@@ -33,7 +32,7 @@ from mhprobe.run import builders, launch, sections
 from mhprobe.training.finite import StopAtNonFinite
 from mhprobe.weights import twin
 from models import images_for, labels_for, tiny_swin, tiny_vit
-from pieces import CONF, FEW, PIECES, names, run_piece
+from pieces import FEW, PIECES, names, run_piece
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def search_fill_and_score() -> None:
     model = tiny_vit().to(pretend.start())
     options: list[dict[str, Any]] = [{"fill": fill} for fill in get_args(FillName)]
     options += [{"score": score} for score in names("score") if score != "auto"]
-    searches = [OmegaConf.load(CONF / "search" / f"{name}.yaml") for name in names("search")]
+    searches = [runs.checked("mask", f"search={name}").search for name in names("search")]
     options += [{"search": instantiate(search)} for search in searches if search]
     for some in options:
         curves = mhprobe.masking_curve(model, loader(model), "head", steps=1, **some)

@@ -1,6 +1,6 @@
 """What every order and every search promises: held for each file of masking/ and of masking/search.
 
-A new one is tested by being there, with a curve in a yaml of conf/masking (a search: a yaml in conf/search).
+A new one is tested by being there, with a curve in a yaml of conf/masking (a search needs none).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 import mhprobe
 import mhprobe.masking.search
+import runs
 from layouts import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.heads import HeadLayout
@@ -28,12 +29,13 @@ from mhprobe.masking.parts.curve import known_orders
 from mhprobe.masking.parts.limits import Limits
 from mhprobe.masking.parts.units import constrain, make_units, target_of
 from mhprobe.masking.search.base import Step
+from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
 from models import images_for, labels_for, make_loud, tiny_swin, tiny_vit
 from oracles import masking as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
-SEARCHES = {path.stem: OmegaConf.load(path) for path in sorted((CONF / "search").glob("*.yaml"))}
+SEARCHES = {name: runs.checked("mask", f"search={name}").search for name in names_of("search")}
 
 
 def _orders() -> dict[str, Order]:

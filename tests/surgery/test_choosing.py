@@ -7,9 +7,9 @@ import csv
 import pytest
 import timm
 import torch
-from omegaconf import OmegaConf
 
 import mhprobe
+import runs
 from mhprobe.backbones import layout_of
 from mhprobe.data.batch import Batch
 from mhprobe.masking.beam import Beam
@@ -19,7 +19,7 @@ from mhprobe.masking.keep_best import KeepBest
 from mhprobe.masking.parts.curve import CurveSpec, known_orders, masking_curve
 from mhprobe.masking.random import Random
 from mhprobe.report import tables
-from mhprobe.run.cli import CONF
+from mhprobe.run.sections import options as names_of
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.surgery.costs import count_flops
 from mhprobe.surgery.given import Given
@@ -304,6 +304,9 @@ def test_a_head_that_is_closed_already_costs_nothing_to_remove(model):
 
 
 def test_conf_has_every_order():
-    targets = {OmegaConf.load(path)._target_ for path in (CONF / "prune" / "order").glob("*.yaml")}
+    targets = {
+        runs.composed("prune", "prune=order", f"prune/order={name}").prune.order._target_
+        for name in names_of("prune/order")
+    }
     orders = {target.split(".")[-2] for target in targets if target.startswith("mhprobe.masking.")}
     assert orders == set(known_orders()) and len(targets) > len(orders)  # and methods that are shown the network

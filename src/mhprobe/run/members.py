@@ -1,12 +1,13 @@
 """Options without a yaml: the members of a folder, each by the name of its file, for Hydra's ConfigStore.
 
-A measure, a kind of map and a score say in their own file what they are, and their constructors have the options. A
-yaml could only repeat that; one that is in conf/ nevertheless wins.
+A measure, a kind of map, a score, an order and a search say in their own file what they are, and their constructors
+have the options. A yaml could only repeat that; one that is in conf/ says more, and wins.
 """
 
 import ast
 import functools
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
@@ -26,6 +27,8 @@ FOLDERS = {
     "measure": Folder("measures", partial=True, several=True),
     "maps": Folder("maps", partial=False, several=True),
     "score": Folder("scoring", partial=True, several=False),
+    "prune/order": Folder("masking", partial=False, several=False),
+    "search": Folder("masking/search", partial=False, several=False),
 }
 
 
@@ -44,7 +47,7 @@ def members(group: str) -> dict[str, dict[str, Any]]:
         for name, base in re.findall(r"^class (\w+)\((\w+)", text, re.M):
             ours = re.search(rf"^from {OURS}\S+ import (?:\([^)]*|.*)\b{base}\b", text, re.M)
             if ours and name.lower() == path.stem.replace("_", ""):
-                made = {"_target_": f"{OURS}{folder}.{path.stem}.{name}"}
+                made = {"_target_": f"{OURS}{folder.replace('/', '.')}.{path.stem}.{name}"}
                 found[path.stem] = {**made, "_partial_": True} if partial else made
     return found
 
@@ -60,8 +63,9 @@ def meaning(group: str, name: str) -> str:
     return (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
 
 
-def register() -> None:
-    """Tell Hydra of all members."""
+def register(conf: Path) -> None:
+    """Tell Hydra of all members that have no yaml in ``conf``."""
     for group in FOLDERS:
         for name, part in members(group).items():
-            ConfigStore.instance().store(name=name, node=part, group=group, package=place(group, name))
+            if not (conf / group / f"{name}.yaml").is_file():
+                ConfigStore.instance().store(name=name, node=part, group=group, package=place(group, name))

@@ -131,7 +131,7 @@ def _refuse_others(command: str, own: set[str], overrides: Sequence[str]) -> Non
 def install() -> None:
     """From now on Hydra composes a command's own sections only."""
     machinery.ConfigLoaderImpl = OwnSections  # type: ignore[misc]
-    members.register()
+    members.register(CONF)
     OmegaConf.register_new_resolver("mhprobe.groups", _groups, replace=True)
     OmegaConf.register_new_resolver("mhprobe.claim", claim, replace=True)
     OmegaConf.register_new_resolver("mhprobe.network", _network, replace=True)

@@ -16,7 +16,7 @@ from mhprobe.masking.search.screened import Screened
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Search):
     """Choose the search by the size of the units.
 
     several: for units of several heads. single: for units of one head.

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate, Scores
-from mhprobe.masking.search.base import Choice, Seen, Step
+from mhprobe.masking.search.base import Choice, Search, Seen, Step
 
 ABREAST = 1 / 8  # of a piece: who is so close behind goes on too, since masks that share blocks cost less together
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Search):
     """Evaluate every candidate until it cannot win any more.
 
     parts: a piece is one of so many parts of the images. With 1 every candidate is tried on every image.

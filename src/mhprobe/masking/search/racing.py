@@ -32,14 +32,14 @@ from torch import Tensor
 
 from mhprobe.errors import UserError
 from mhprobe.masking.base import Evaluate
-from mhprobe.masking.search.base import Choice, Seen, Step
+from mhprobe.masking.search.base import Choice, Search, Seen, Step
 
 BETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
 DARING = 0.9  # share of the largest bet that cannot ruin
 
 
 @dataclass(frozen=True)
-class Racing:
+class Racing(Search):
     """Race candidates on random images until one is ahead.
 
     epsilon: of accuracy, in [0, 1]. delta: per step. batch: images between two looks at the candidates.

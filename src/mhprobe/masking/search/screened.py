@@ -26,7 +26,7 @@ SLOPES = 2  # evaluations that a recorded backward pass costs
 
 
 @dataclass(frozen=True)
-class Screened:
+class Screened(Search):
     """Rank candidates by predicted loss; ``then`` chooses among the ``best`` lowest.
 
     With at most ``best + 2`` candidates all are evaluated.
