@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mhprobe.backbones import attach as attach
     from mhprobe.backbones import detach as detach
     from mhprobe.errors import UserError as UserError
-    from mhprobe.looking.live import live as live
+    from mhprobe.looking.page import live as live
     from mhprobe.looking.page import look as look
     from mhprobe.maps.of_heads import attention as attention
     from mhprobe.recording.record import record as record
@@ -33,7 +33,7 @@ _HOME = {
     "attach": "backbones",
     "attention": "maps.of_heads",
     "detach": "backbones",
-    "live": "looking.live",
+    "live": "looking.page",
     "load": "api",
     "load_pruned": "weights.checkpoint",
     "look": "looking.page",

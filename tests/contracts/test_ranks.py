@@ -29,7 +29,7 @@ from mhprobe import ranks
 from mhprobe.data.batch import Batch
 from mhprobe.data.loader import EvalOrder
 from mhprobe.errors import UserError
-from mhprobe.io import outcomes
+from mhprobe.io.tensors import OUTCOMES
 from mhprobe.masking.parts.curve import CurveSpec, masking_curve
 from mhprobe.recording.measuring import measure
 from mhprobe.run import launch
@@ -235,7 +235,7 @@ def test_studies_and_maps_run_on_two_processes_and_pruning_says_that_it_does_not
         for mine, theirs in zip(one, two, strict=True):
             assert same_row(mine, theirs), (table, mine, theirs)
     one, two = (json.loads((where / "studies.causal" / "metrics.json").read_text()) for where in (tmp_path, folder))
-    written = [(where / "studies.causal" / outcomes.FILE).read_bytes() for where in (tmp_path, folder)]
+    written = [(where / "studies.causal" / OUTCOMES).read_bytes() for where in (tmp_path, folder)]
     assert written[0] == written[1]
     assert one["test/accuracy"] == two["test/accuracy"] and one["test/images"] == two["test/images"] == 101
     rows = runs.rows(folder / "studies.voita" / "tables" / "voita.csv")  # trained with batches twice as large

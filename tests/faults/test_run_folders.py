@@ -281,11 +281,11 @@ def test_the_loader_takes_what_runs_write():
 def test_outcomes_that_contradict_the_metrics_are_none(run):
     import torch
 
-    from mhprobe.io import outcomes
+    from mhprobe.io.tensors import write_outcomes
 
-    outcomes.write(run, torch.arange(10) < 9, torch.arange(10), "x")
+    write_outcomes(run, torch.arange(10) < 9, torch.arange(10), "x")
     assert read_run(run).outcomes() is not None
-    outcomes.write(run, torch.arange(10) < 2, torch.arange(10), "x")
+    write_outcomes(run, torch.arange(10) < 2, torch.arange(10), "x")
     theirs = read_run(run)
     assert theirs.outcomes() is None and "another accuracy" in theirs.unread[-1]
     (run / "metrics.json").write_text(json.dumps({"test/accuracy": 1.7, "test/images": 300}))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from mhprobe.io import outcomes
-from mhprobe.io.tensors import packed, unpacked
+from mhprobe.io.tensors import packed, read_outcomes, unpacked, write_outcomes
 from mhprobe.questions import stored
 
 VALUES = {"value": torch.tensor([0.5, torch.nan, 2.0], dtype=torch.float64), "images": torch.tensor(7)}
@@ -58,11 +57,11 @@ def test_every_bit_that_flips_is_seen(tmp_path):
 
 
 def test_outcomes_that_were_edited_are_none(tmp_path):
-    path = outcomes.write(tmp_path, RIGHT, torch.arange(4), "same")
-    assert torch.equal(outcomes.read(tmp_path).right, RIGHT)
+    path = write_outcomes(tmp_path, RIGHT, torch.arange(4), "same")
+    assert torch.equal(read_outcomes(tmp_path).right, RIGHT)
     save_file({**load_file(path), "right": torch.ones(4, dtype=torch.uint8)}, path, {"images": "same"})
-    assert outcomes.read(tmp_path) is None
-    assert outcomes.read(tmp_path / "nowhere") is None
+    assert read_outcomes(tmp_path) is None
+    assert read_outcomes(tmp_path / "nowhere") is None
 
 
 def test_the_same_content_is_the_same_bytes():

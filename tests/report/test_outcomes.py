@@ -16,7 +16,7 @@ import mhprobe
 import mhprobe.compare
 import mhprobe.probe
 import runs
-from mhprobe.io import outcomes
+from mhprobe.io.tensors import OUTCOMES, read_outcomes, write_outcomes
 from mhprobe.report.html import write_comparison
 from mhprobe.report.several import pairs, several
 from report.test_several import rows, seeded
@@ -31,7 +31,7 @@ def four(tmp_path):
     """Runs on the same images, the last right where the first is."""
     for seed, (name, wrong) in enumerate(WRONG.items()):
         folder = seeded(tmp_path / name, seed, 1 - len(wrong) / N)
-        outcomes.write(folder, torch.tensor([image not in wrong for image in range(N)]), torch.arange(N), "same")
+        write_outcomes(folder, torch.tensor([image not in wrong for image in range(N)]), torch.arange(N), "same")
     return [tmp_path / name for name in WRONG]
 
 
@@ -56,10 +56,10 @@ def test_every_pair_has_an_exact_test_and_holms_correction(four):
 
 def test_runs_on_other_images_or_without_outcomes_are_not_tested(four):
     _, b, c, d = four
-    outcomes.write(b, outcomes.read(b).right, torch.arange(N), "others")
-    (c / outcomes.FILE).unlink()
-    (d / outcomes.FILE).write_bytes((d / outcomes.FILE).read_bytes()[:-1])  # half written
-    found = pairs([outcomes.read(run) for run in four], "abcd")
+    write_outcomes(b, read_outcomes(b).right, torch.arange(N), "others")
+    (c / OUTCOMES).unlink()
+    (d / OUTCOMES).write_bytes((d / OUTCOMES).read_bytes()[:-1])  # half written
+    found = pairs([read_outcomes(run) for run in four], "abcd")
     said = {row["run_a"] + row["run_b"]: row["untested"] for row in found}
     assert said["ab"] == "they were tested on different images"
     assert said["ac"] == "c did not write which test images were right"
@@ -73,7 +73,7 @@ def test_the_page_and_the_terminal_say_it(four, tmp_path, monkeypatch, capsys):
     (table,) = [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
     assert len(table["rows"]) == 6
     assert "+10.0 points" in page.text and "on the same 200 images" in page.text and "told apart" not in page.text
-    (four[1] / outcomes.FILE).unlink()
+    (four[1] / OUTCOMES).unlink()
     page = Page(write_comparison(four[:2], tmp_path / "c.html").read_text())
     assert "did not write which test images were right" in page.text and "told apart from 0" in page.text
     assert not [each for each in page.data["tables"] if each["name"] == "accuracies on the same images"]
@@ -89,18 +89,18 @@ def test_a_run_writes_its_outcomes_and_runs_of_one_network_are_equal(trained, tm
     common = ("measure=[]", f"weights={trained.folder / 'model.safetensors'}", "trainer.precision=32-true")
     for name, more in {"again": ["data.batch_size=7"], "fewer": ["data.limit_test=50"]}.items():
         mhprobe.probe.run(runs.checked("probe", *runs.TINY, *common, *more), tmp_path / name)
-    first, again, fewer = (outcomes.read(folder) for folder in (trained.folder, tmp_path / "again", tmp_path / "fewer"))
+    first, again, fewer = (read_outcomes(folder) for folder in (trained.folder, tmp_path / "again", tmp_path / "fewer"))
     for found, folder in ((first, trained.folder), (fewer, tmp_path / "fewer")):
         metrics = json.loads((folder / "metrics.json").read_text())
         assert len(found.right) == metrics["test/images"]
         assert found.right.double().mean().item() == metrics["test/accuracy"] and 0 < metrics["test/accuracy"] < 1
     assert torch.equal(first.right, again.right) and first.images == again.images != fewer.images
-    positions = [load_file(folder / outcomes.FILE)["positions"] for folder in (trained.folder, tmp_path / "fewer")]
+    positions = [load_file(folder / OUTCOMES)["positions"] for folder in (trained.folder, tmp_path / "fewer")]
     assert [len(each) for each in positions] == [101, 50]
     everywhere = dict(zip(positions[0].tolist(), first.right.tolist(), strict=True))
     shared = [(everywhere[at], right) for at, right in zip(positions[1].tolist(), fewer.right.tolist(), strict=True)
               if at in everywhere]  # fmt: skip
     assert len(shared) > 10 and all(one == other for one, other in shared)
     copied = shutil.copytree(tmp_path / "again", tmp_path / "copied")
-    (row,) = pairs([outcomes.read(run) for run in (trained.folder, copied)], ["trained", "copied"])
+    (row,) = pairs([read_outcomes(run) for run in (trained.folder, copied)], ["trained", "copied"])
     assert row["p"] == 1 and row["difference"] == 0

@@ -12,7 +12,7 @@ import mhprobe
 from mhprobe.backbones import attach, backbone_of, input_spec
 from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError
-from mhprobe.questions.live import keep, keep_live
+from mhprobe.questions.beside import keep, keep_live
 from mhprobe.recording.outputs import logits_of
 from mhprobe.report.html import live as module
 from mhprobe.report.html import write_report
@@ -300,7 +300,7 @@ def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):
 
 def smaller(kept, tmp_path, monkeypatch, most):
     """The same run, where a page holds a network of ``most`` bytes."""
-    for module_name in ("mhprobe.questions.live", "mhprobe.report.html.live"):
+    for module_name in ("mhprobe.questions.beside", "mhprobe.report.html.live"):
         monkeypatch.setattr(f"{module_name}.MOST", most)
     folder = make_run(tmp_path / "run")
     _, model, images, labels = kept
@@ -351,7 +351,7 @@ def test_what_cannot_be_live_is_a_line_and_no_page(tmp_path, monkeypatch):
     images, labels = torch.zeros(3, 3, 16, 16, dtype=torch.uint8), torch.zeros(3)
     with pytest.raises(UserError, match="logits of the classes"):
         keep(tmp_path, model, images, labels, CLASSES, [], SPEC)
-    monkeypatch.setattr("mhprobe.questions.live.MOST", 1000)
+    monkeypatch.setattr("mhprobe.questions.beside.MOST", 1000)
     whole = tiny_vit(num_classes=len(CLASSES))
     attach(whole)
     with pytest.raises(UserError, match="MB as int8, expected at most 0"):

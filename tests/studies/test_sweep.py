@@ -13,7 +13,7 @@ from PIL import Image
 
 import runs
 from mhprobe.errors import UserError
-from mhprobe.io import outcomes
+from mhprobe.io.tensors import write_outcomes
 from mhprobe.report.figures import pruned
 from mhprobe.report.report import Report, Result
 from mhprobe.report.tables import Table, write_csv
@@ -168,10 +168,10 @@ def test_rare_patches_and_objects_are_functions_that_may_survive(swept, tmp_path
 def test_a_probed_run_of_the_same_images_says_how_good_the_whole_model_is(swept, tmp_path, monkeypatch, images, whole):
     (tmp_path / "whole.json").unlink()
     probe = probed(tmp_path / "probed", [1.0, 5.0, 9.5, 7.0])
-    outcomes.write(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
+    write_outcomes(probe, torch.tensor([True, False, True, True]), torch.arange(4), images)
     for run in sweep.collect(swept):
         right = torch.arange(100) < round(100 * run.metrics["test/accuracy"])
-        outcomes.write(swept / run.name, right, torch.arange(100), "the same")
+        write_outcomes(swept / run.name, right, torch.arange(100), "the same")
     drawn = []
     draw = pruned.retained
     monkeypatch.setattr(pruned, "retained", lambda *given: drawn.append(given[3]) or draw(*given))

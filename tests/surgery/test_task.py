@@ -15,7 +15,7 @@ import mhprobe.prune
 import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
-from mhprobe.io import outcomes
+from mhprobe.io.tensors import read_outcomes
 from mhprobe.report.html.attention import maps
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
@@ -250,7 +250,7 @@ def test_the_command_line_prunes_in_one_process_only(trained, tmp_path):
     assert "dense 6 heads " in fine.out and "-> pruned 5 heads " in fine.out and "of 101 test images" in fine.out
     assert "saved: pruned.safetensors, pruned.json" in fine.out
     folder = runs.newest(tmp_path)
-    found = [outcomes.read(run) for run in (trained.folder, folder)]
+    found = [read_outcomes(run) for run in (trained.folder, folder)]
     (compared,) = pairs(found, ["dense", "pruned"])  # both on the same images
     *_, pruned = runs.rows(folder / "tables" / "pruning.csv")
     assert (compared["difference"], compared["p"]) == (float(pruned["difference"]), float(pruned["p"]))

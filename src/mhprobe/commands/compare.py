@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import outlive_readers
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mhprobe.errors import UserError, whole_number
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import outlive_readers
 
 if TYPE_CHECKING:
     from mhprobe.report.tables import Table

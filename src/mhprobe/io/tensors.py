@@ -1,17 +1,25 @@
-"""Tensors in a file with a digest of all that it says: a damaged or edited one is not taken for what was written."""
+"""Tensors in a file with a digest of all that it says: a damaged or edited one is not taken for what was written.
+
+One such file holds a run's outcomes, which test images are right, so that runs are compared image by image.
+
+Shapes: N test images.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mhprobe.io import files
+
 DIGEST = "sha256"
+OUTCOMES = "outcomes.safetensors"
 
 
 def packed(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
@@ -43,3 +51,30 @@ def digest(tensors: Mapping[str, Any], about: Mapping[str, str] | None = None) -
         found.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+class Outcomes(NamedTuple):
+    """Outcomes of N test images.
+
+    right: (N,) bool. images: a digest of their pixels, labels and places; equal for the same images.
+    """
+
+    right: Tensor
+    images: str
+
+
+def write_outcomes(folder: Path, right: Tensor, positions: Tensor, images: str) -> Path:
+    """``folder/outcomes.safetensors``: ``right`` and ``positions``, (N,) each.
+
+    positions: of the images in the whole test set, as the data set orders it.
+    """
+    tensors = {"right": right.to("cpu", torch.uint8), "positions": positions.to("cpu", torch.int32)}
+    return files.write(folder / OUTCOMES, packed(tensors, {"images": images}))
+
+
+def read_outcomes(folder: Path) -> Outcomes | None:
+    """Read the outcomes of a run; None if there are none that can be read."""
+    found = unpacked(folder / OUTCOMES)
+    if found is None or "right" not in found[0] or "images" not in found[1]:
+        return None
+    return Outcomes(found[0]["right"].bool(), found[1]["images"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mhprobe.errors import UserError
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import outlive_readers
 from mhprobe.report.html import write_comparison, write_report
 from mhprobe.report.runs.run import expand
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mhprobe.errors import UserError
-from mhprobe.io.outcomes import Outcomes
+from mhprobe.io.tensors import Outcomes
 from mhprobe.report.figures import runs as figure
 from mhprobe.report.figures.claims import claims_matrix
 from mhprobe.report.report import Result, Sample

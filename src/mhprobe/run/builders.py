@@ -21,11 +21,10 @@ from mhprobe.backbones.parts.timm_models import registered
 from mhprobe.data.base import ImageData, InputSpec
 from mhprobe.errors import UserError, quoted
 from mhprobe.heads import HeadLayout
-from mhprobe.io import outcomes
 from mhprobe.io.head_tables import read_kept
+from mhprobe.io.tensors import write_outcomes
 from mhprobe.measures.base import Measure, fitted
-from mhprobe.questions.attention import keep_attention
-from mhprobe.questions.live import keep_live
+from mhprobe.questions.beside import keep_attention, keep_live
 from mhprobe.report.html import finish_report
 from mhprobe.report.report import Report, Sample
 from mhprobe.report.runs.facts import origin
@@ -270,7 +269,7 @@ def test(trainer: L.Trainer, model: GatedClassifier, data: ImageData, report: Re
 def keep_outcomes(folder: Path, right: torch.Tensor, data: ImageData) -> None:
     """Write the right test images, (N,) bool, for ``mhprobe.compare``; nothing where nobody knows their labels."""
     if len(right) and not data.unlabelled:  # a network that labels the images itself is right about all of them
-        outcomes.write(folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test"))
+        write_outcomes(folder, right, torch.from_numpy(data.splits["test"].positions), data.images_of("test"))
 
 
 def save(cfg: Config, trainer: L.Trainer, model: GatedClassifier, data: ImageData, folder: Path) -> None:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mhprobe.errors import UserError
 from mhprobe.io.files import reason
-from mhprobe.io.stopping import Stopped, listen, stop
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import Stopped, listen, outlive_readers, stop
 from mhprobe.run import jobs, sections
 from mhprobe.run.sections import CONF, options
 

@@ -28,8 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mhprobe.errors import UserError, quoted
 from mhprobe.io.progress import screen
-from mhprobe.io.stopping import Stopped, handle, listen, stop
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import Stopped, handle, listen, outlive_readers, stop
 from mhprobe.run.jobs import rank
 from mhprobe.run.quiet import quiet
 from mhprobe.run.shortage import explained

@@ -20,7 +20,7 @@ IMAGES = 4  # as many are shown
 SIDE = 14  # a larger grid is averaged down to it
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 LEVELS = len(LETTERS)
-KEPT = "attention.safetensors"  # what questions/attention.py leaves in every run that tests a model, or prunes it
+KEPT = "attention.safetensors"  # what questions/beside.py leaves in every run that tests a model, or prunes it
 MAPS = "maps.safetensors"  # what mhprobe.maps leaves
 
 

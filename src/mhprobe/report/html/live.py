@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mhprobe.report.html.pictures import packed
 from mhprobe.report.runs.run import Run
 
-KEPT = "live.safetensors"  # what questions/live.py leaves
+KEPT = "live.safetensors"  # what questions/beside.py leaves
 MOST = 25_000_000  # bytes of a network that a page can hold
 VENDOR = Path(__file__).parent / "vendor"
 _EXPORTED = re.compile(r"export\{([^}]*)\};?\s*(//# sourceMappingURL=\S+\s*)?$")

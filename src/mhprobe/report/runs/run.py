@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mhprobe.errors import UserError
-from mhprobe.io import outcomes
 from mhprobe.io.head_tables import DIGEST, read_cells
+from mhprobe.io.tensors import OUTCOMES, Outcomes, read_outcomes
 from mhprobe.report import ledger
 from mhprobe.report.ledger import Entry
 from mhprobe.report.runs.folder import MB, Folder, reading
@@ -61,18 +61,18 @@ class Run:
         table = next((table for _, _, table in self.of_kind(kind)), None)
         return [] if table is None else table.dicts()
 
-    def outcomes(self) -> outcomes.Outcomes | None:
+    def outcomes(self) -> Outcomes | None:
         """Return the right test images of the run, if it has kept them."""
         right = self.files.tried(_right_images, self.files)
         share = self.metrics.get("test/accuracy")
         if right is not None and share is not None and abs(float(right.right.double().mean()) - share) > 1e-6:
-            self.unread.append(f"{outcomes.FILE}: another accuracy than test/accuracy in metrics.json")
+            self.unread.append(f"{OUTCOMES}: another accuracy than test/accuracy in metrics.json")
             return None
         return right
 
 
-def _right_images(files: Folder) -> outcomes.Outcomes | None:
-    return outcomes.read(files.root) if files.path(outcomes.FILE, 100 * MB) else None
+def _right_images(files: Folder) -> Outcomes | None:
+    return read_outcomes(files.root) if files.path(OUTCOMES, 100 * MB) else None
 
 
 def read_run(folder: Path) -> Run:

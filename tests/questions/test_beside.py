@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import mhprobe
 from mhprobe.data.batch import Batch
-from mhprobe.questions.attention import IMAGES, keep_attention
+from mhprobe.questions.beside import IMAGES, keep_attention
 from models import images_for, tiny_swin, tiny_vit
 
 CHOSEN = [0, 2, 4]  # evenly from five

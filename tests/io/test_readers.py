@@ -9,7 +9,7 @@ import pytest
 
 LINES = """
 import sys
-from mhprobe.io.streams import outlive_readers
+from mhprobe.io.stopping import outlive_readers
 outlive_readers()
 for number in range(20000):
     print("line", number, flush=True)
@@ -38,6 +38,6 @@ def test_without_it_the_work_is_lost(tmp_path):
 
 
 def test_a_file_that_is_opened_later_is_not_standard_output(tmp_path):
-    code = "from mhprobe.io.streams import outlive_readers as o; o(); f = open('x', 'w'); print('lost'); f.close()"
+    code = "from mhprobe.io.stopping import outlive_readers as o; o(); f = open('x', 'w'); print('lost'); f.close()"
     subprocess.run(["bash", "-c", f'{sys.executable} -c "{code}" >&-'], cwd=tmp_path, check=True)
     assert (tmp_path / "x").read_text() == ""

@@ -1,0 +1,168 @@
+"""Keep beside a run's results what its pages show: attention of every head, and the network with test images.
+
+Attention is for the head atlas of report.html, the network for a page in which heads are switched live. Neither fails
+the run, whose results are there.
+
+Shapes: B images, T tokens, h x w token grid.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from mhprobe.backbones import attach, gives_features, puts_out_features
+from mhprobe.data.augment import normalise
+from mhprobe.data.base import ImageData, InputSpec
+from mhprobe.data.draws import evenly
+from mhprobe.errors import UserError
+from mhprobe.gates import gates_of
+from mhprobe.heads import HeadSite
+from mhprobe.io.files import write
+from mhprobe.recording.looks import Query, looked_at, who_looks
+from mhprobe.recording.outputs import logits_of
+from mhprobe.recording.record import record
+from mhprobe.recording.state import inspecting
+from mhprobe.report.html.attention import KEPT, levels
+from mhprobe.report.html.live import KEPT as KEPT_LIVE
+from mhprobe.report.html.live import MOST
+from mhprobe.surgery.live import Stored, pieces, stored
+
+IMAGES = 3  # of the test split, evenly, whose attention is kept
+IMAGES_LIVE = 500  # with the network; a page answers in seconds
+_PICTURE = 64  # pixels of a picture's longer side
+
+log = logging.getLogger(__name__)
+
+
+def keep_attention(folder: Path, model: nn.Module, data: ImageData) -> Path | None:
+    """``folder/attention.safetensors``: a map per head, image and query. None after a line where that fails.
+
+    model: with gates, on any device; left in eval mode. The images are taken evenly from the test split.
+    """
+    try:
+        return _keep(folder, model.eval(), data)
+    except Exception as error:  # the results are there: pictures for the atlas are no reason to lose the run
+        log.warning("report.html is without attention maps: %s", error)
+        return None
+
+
+def queries(site: HeadSite) -> dict[str, Query]:
+    """Return queries by name: the class token and registers where there are any, or all patches; and one patch."""
+    height, width = site.token_grid
+    registers = site.prefix_tokens > site.class_token
+    first: dict[str, Query] = {"the class token": "class"} if site.class_token else {"all patches (mean)": "mean"}
+    return {
+        **first,
+        **({"the registers (mean)": "registers"} if registers else {}),
+        "the patch in the middle": (height // 2, width // 2),
+    }
+
+
+@torch.no_grad()
+def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
+    from safetensors.torch import save
+
+    features = gives_features(model)
+    chosen = evenly(IMAGES, data.sizes["test"])
+    batch = data.some("test", IMAGES, next(model.parameters()).device)
+    recorded = record(model, batch.images, needs={"attn"})
+    attn = recorded.need("attn", "attention")
+    taken = recorded.logits.argmax(1).tolist()
+    titles = [
+        f"image {image}" + _classes(data.class_names, label, None if features else found)
+        for image, label, found in zip(chosen, batch.labels.tolist(), taken, strict=True)
+    ]
+    arrays = {"pictures": _small(data.stored("test", chosen).images)}
+    asked: dict[str, list[str]] = {}  # by query, the tensors of the sites
+    for number, site in enumerate(gates_of(model).layout.of("head").sites):
+        for name, query in queries(site).items():
+            arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
+            asked.setdefault(name, []).append(site.name)
+    return write(folder / KEPT, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
+
+
+def _classes(names: Sequence[str], label: int, taken: int | None) -> str:
+    """Return the label of an image and its predicted class, where they are known."""
+    shown = f": {names[label]}" if names else ""
+    return shown if taken is None else f"{shown}, taken for {names[taken]}"
+
+
+def _small(images: Tensor) -> Tensor:
+    """(B, 3, height, width) uint8, no longer than _PICTURE."""
+    longest = max(images.shape[2:])
+    if longest <= _PICTURE:
+        return images.contiguous()
+    size = [max(1, round(side * _PICTURE / longest)) for side in images.shape[2:]]
+    return interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
+
+
+def keep_live(folder: Path, model: nn.Module, data: ImageData) -> str:
+    """Write ``folder/live.safetensors``, of a run's test images. Return why it could not."""
+    try:
+        chosen = evenly(IMAGES_LIVE, data.sizes["test"])
+        batch = data.stored("test", chosen)
+        names = [f"image {number}" for number in chosen]
+        spec = dataclasses.asdict(data.spec or InputSpec(data.stored_size))
+        keep(folder, model, batch.images, batch.labels, data.class_names, names, spec)
+    except Exception as error:  # the results are there: a live page is no reason to lose the run
+        return str(error) or type(error).__name__
+    return ""
+
+
+def keep(
+    folder: Path, model: nn.Module, images: Tensor, labels: Tensor, classes: Sequence[str], titles: Sequence[str],
+    spec: dict[str, Any], beside: bool = True,
+) -> Path:  # fmt: skip
+    """Write the network as ONNX, the images as the network sees them, and what torch says of them.
+
+    Weights are float32, or float16 or int8 where they have room in a page only so; where they have not even then,
+    float16, and the page asks for this file. model: with gates. images: (N, 3, height, width) uint8. labels: (N,)
+    int64. classes: names; their numbers if empty. spec: size, mean and std. beside: whether the page can ask. UserError
+    for a network that gives features, has no room, or cannot be exported.
+    """
+    pixels = _resized(images.cpu(), tuple(spec["size"]))
+    seen = normalise(pixels, spec["size"], spec["mean"], spec["std"])
+    device = next(model.parameters()).device
+    with inspecting(model, gradients=False):
+        logits = torch.cat([logits_of(model(some.to(device))).cpu() for some in seen.split(100)]).float()
+    classes = classes or [str(number) for number in range(0 if puts_out_features(model) else logits.shape[-1])]
+    if logits.dim() != 2 or logits.shape[1] != len(classes):
+        raise UserError("live: expected a network with logits of the classes, got one that gives features.")
+    made, sites = pieces(model, seen[:2]), attach(model).layout.of("head").sites
+    kinds: tuple[Stored, ...] = ("float32", "float16", "int8")
+    for kind in kinds:
+        small = [stored(piece, kind) for piece in made]
+        if (size := sum(len(piece.onnx) for piece in small)) <= MOST:
+            break
+    else:
+        if not beside:
+            raise UserError(f"live: the network has {size / 1e6:.0f} MB as int8, expected at most {MOST / 1e6:.0f}.")
+        kind = "float16"
+        small = [stored(piece, kind) for piece in made]
+    about = {
+        "stored": kind,
+        "pieces": [[piece.first, piece.heads, piece.sites] for piece in made],
+        "spec": {key: list(value) for key, value in spec.items()},
+        "sites": [None if site.windows else [*site.token_grid, site.prefix_tokens, site.class_token] for site in sites],
+        "classes": list(classes),
+        "titles": list(titles),
+    }
+    arrays = {f"piece/{n}": torch.frombuffer(bytearray(piece.onnx), dtype=torch.uint8) for n, piece in enumerate(small)}
+    arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
+    from safetensors.torch import save
+
+    return write(folder / KEPT_LIVE, save(arrays, {"live": json.dumps(about)}))
+
+
+def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
+    """(N, 3, *size) uint8: whole numbers, so that the page has exactly what torch is asked about."""
+    if tuple(images.shape[-2:]) == size:
+        return images
+    return interpolate(images.float(), size=size, mode="bicubic", antialias=True).clamp(0, 255).round().byte()
