@@ -11,15 +11,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hydra.utils import get_class
-from omegaconf import OmegaConf
 
 import runs
 from mhprobe.claims.parts.evidence import Evidence
 from mhprobe.masking.base import Order
 from mhprobe.run import builders, launch, sections
 from mhprobe.weights.checkpoint import save_weights
-
-CONF = sections.CONF
 
 # scenes have masks of objects, which some figures and measures need
 FEW = ("data=scenes", "data.source.size=16", "data.source.train=100", "data.source.test=20", "data.eval_batch_size=20")
@@ -46,7 +43,8 @@ def pieces() -> Iterator[tuple[str, tuple[str, ...]]]:
     few = ("weights=weights.safetensors", "prune.images=20")
     yield "prune", ("prune=given", "prune.heads=[0]", "prune.fold=mean", "prune.tune_epochs=1", *few)
     for order in names("prune/order"):
-        ordered = issubclass(get_class(OmegaConf.load(CONF / "prune" / "order" / f"{order}.yaml")._target_), Order)
+        target = runs.composed("prune", "prune=order", f"prune/order={order}").prune.order._target_
+        ordered = issubclass(get_class(target), Order)
         table = ("prune.order.table=scores.csv",) if order == "by_table" else ("prune.repair.per=weights",)
         table += ("prune.order.generations=1",) if order == "snapvit" else ()
         budget = "prune.remove=1" if ordered else "prune.target={flops: .8}"
