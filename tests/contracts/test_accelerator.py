@@ -68,7 +68,8 @@ def search_fill_and_score() -> None:
     warnings.simplefilter("ignore")  # so few images say little about heads
     model = tiny_vit().to(pretend.start())
     options: list[dict[str, Any]] = [{"fill": fill} for fill in get_args(FillName)]
-    options += [{"score": score} for score in names("score") if score != "auto"]
+    apart = ("auto", "knn_train")  # the second asks for training images: `mhprobe.mask` gives it these
+    options += [{"score": score} for score in names("score") if score not in apart]
     searches = [runs.checked("mask", f"search={name}").search for name in names("search")]
     options += [{"search": instantiate(search)} for search in searches if search]
     for some in options:

@@ -14,7 +14,7 @@ from mhprobe.data.augment import normalise
 from mhprobe.errors import UserError
 from mhprobe.questions.beside import keep, keep_live
 from mhprobe.recording.outputs import logits_of
-from mhprobe.report.html import live as module
+from mhprobe.report.html import kept as module
 from mhprobe.report.html import write_report
 from mhprobe.report.runs.run import read_run
 from mhprobe.surgery.live import Piece, stored
@@ -300,7 +300,7 @@ def test_a_cell_shows_live_heads_as_it_shows_a_look(visit, kept, tmp_path):
 
 def smaller(kept, tmp_path, monkeypatch, most):
     """The same run, where a page holds a network of ``most`` bytes."""
-    for module_name in ("mhprobe.questions.beside", "mhprobe.report.html.live"):
+    for module_name in ("mhprobe.questions.beside", "mhprobe.report.html.kept"):
         monkeypatch.setattr(f"{module_name}.MOST", most)
     folder = make_run(tmp_path / "run")
     _, model, images, labels = kept
@@ -310,7 +310,7 @@ def smaller(kept, tmp_path, monkeypatch, most):
 
 
 def size_of(folder, kind):
-    found, _ = read_run(folder).files.tensors(module.KEPT)
+    found, _ = read_run(folder).files.tensors(module.NETWORK)
     whole = [Piece(each.numpy().tobytes(), 0, 0, []) for name, each in found.items() if name.startswith("piece/")]
     return sum(len(stored(piece, kind).onnx) for piece in whole)
 

@@ -33,10 +33,10 @@ from mhprobe.report.figures.frequencies import noise as noise_figure
 from mhprobe.report.figures.pairs import Group, behaviours
 from mhprobe.report.result import Sample
 from mhprobe.studies import voita
+from mhprobe.studies.panels.attention import around_the_favourite
 from mhprobe.studies.panels.clusters import alike, cluster, scaled
 from mhprobe.studies.panels.columns import functions, pairs_of
 from mhprobe.studies.panels.correspondence import between, other_way
-from mhprobe.studies.panels.covering import around_the_favourite
 from mhprobe.studies.panels.frequencies import accuracies, halves, log_amplitude, ring_noise, without
 from mhprobe.studies.panels.kernels import reach, slopes_of, strongest
 from mhprobe.studies.panels.loss import direction, eigenvalues, losses

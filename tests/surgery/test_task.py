@@ -16,7 +16,7 @@ import runs
 from data_sets import encoded, write_zip
 from mhprobe.backbones import layout_of
 from mhprobe.io.tensors import read_outcomes
-from mhprobe.report.html.attention import maps
+from mhprobe.report.html.kept import maps
 from mhprobe.report.runs import atlas
 from mhprobe.report.runs.run import read_run
 from mhprobe.report.several import pairs

@@ -29,9 +29,7 @@ from mhprobe.recording.looks import Query, looked_at, who_looks
 from mhprobe.recording.outputs import logits_of
 from mhprobe.recording.record import record
 from mhprobe.recording.state import inspecting
-from mhprobe.report.html.attention import KEPT, levels
-from mhprobe.report.html.live import KEPT as KEPT_LIVE
-from mhprobe.report.html.live import MOST
+from mhprobe.report.html.kept import ATTENTION, MOST, NETWORK, levels
 from mhprobe.surgery.live import Stored, pieces, stored
 
 IMAGES = 3  # of the test split, evenly, whose attention is kept
@@ -85,7 +83,7 @@ def _keep(folder: Path, model: nn.Module, data: ImageData) -> Path:
         for name, query in queries(site).items():
             arrays[f"{name}/{site.name}"] = levels(looked_at(attn[number], site, who_looks(site, query)))
             asked.setdefault(name, []).append(site.name)
-    return write(folder / KEPT, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
+    return write(folder / ATTENTION, save(arrays, {"titles": json.dumps(titles), "queries": json.dumps(asked)}))
 
 
 def _classes(names: Sequence[str], label: int, taken: int | None) -> str:
@@ -158,7 +156,7 @@ def keep(
     arrays |= {"images": pixels.contiguous(), "labels": labels.cpu().long(), "logits": logits.contiguous()}
     from safetensors.torch import save
 
-    return write(folder / KEPT_LIVE, save(arrays, {"live": json.dumps(about)}))
+    return write(folder / NETWORK, save(arrays, {"live": json.dumps(about)}))
 
 
 def _resized(images: Tensor, size: tuple[int, ...]) -> Tensor:

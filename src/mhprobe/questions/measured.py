@@ -1,8 +1,8 @@
-"""Questions about measures, how they agree and what they cost; and about learned gates."""
+"""Questions about measures, how they agree and what they cost; about learned gates, and masking curves."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +11,18 @@ from mhprobe.data.base import ImageData
 from mhprobe.gates import gates_of
 from mhprobe.gates.hard_concrete import HardConcreteGates
 from mhprobe.heads import Ablation, Patching
+from mhprobe.masking.parts.trace import totals
 from mhprobe.measures.base import Measure
 from mhprobe.questions.material import Material
 from mhprobe.recording.cost import forward_equivalents
 from mhprobe.recording.measuring import label_of, needs_of
 from mhprobe.report import tables
 from mhprobe.report.figures.gates import BINS, gate_density
+from mhprobe.report.figures.masking import curves as draw_curves
+from mhprobe.report.masking import answer, of_curves, of_masked_heads
 from mhprobe.report.measured import agreement_of, of_measure, two_data_sets
 from mhprobe.report.result import Result, Sample
+from mhprobe.scoring.labels import Labels
 from mhprobe.scoring.parts.tally import tally
 
 log = logging.getLogger(__name__)
@@ -139,4 +143,22 @@ def learned_gates(material: Material, keep: int | None = None, threshold: float 
         spread = gates.distribution.binned(gates.log_alpha.detach(), BINS)
         drawn = gate_density({}, (gates.effective().cpu(), spread.mean(0)))
         results["gate_density"] = Result(figure=drawn, of=Sample(), drawn="gate_density")
+    return results
+
+
+def masking_curves(material: Material, over: Literal["heads", "steps"] = "heads") -> dict[str, Result]:
+    """Accuracy as heads go, the totals, and what the heads were that could go. over: what the x axis counts."""
+    curves, layout = material.curves(), material.layout
+    heads = material.masked_heads(curves)
+    found = totals(curves)
+    chance = material.chance if curves and curves[0].scored == Labels.scored else None
+    results = of_curves(curves, found, layout, chance)
+    if over == "steps" and curves:
+        drawn = draw_curves(curves, layout.num_heads, chance, over)
+        results["masking_curves"] = results["masking_curves"]._replace(figure=drawn)
+    if material.masking is not None and material.masking.join is not None:
+        results |= of_masked_heads(heads, material.masking.join)
+    if material.first:
+        for line in answer(found, heads, curves, chance):
+            log.info("%s", line)
     return results

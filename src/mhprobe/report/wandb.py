@@ -18,8 +18,8 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from mhprobe.errors import short
-from mhprobe.io.typed import typed
 from mhprobe.masking.parts.trace import Curve
+from mhprobe.report.runs.folder import Folder
 from mhprobe.report.tables import Table
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class RunLogger(WandbLogger):
                 group=group or folder.parent.name,
                 job_type=job_type,
                 tags=list(tags),
-                notes="\n".join(typed(folder)) or None,
+                notes="\n".join(Folder(folder).overrides()) or None,
             )
         self.folder, self.model_aliases = Path(folder), model_aliases
         super().__init__(save_dir=str(folder), project=project, experiment=run)
@@ -212,7 +212,7 @@ def _no_stderr() -> Iterator[None]:
 
 def _name(folder: Path) -> str:
     """Name the run by its folder and the words typed, without the experiment. W&B takes 128 characters."""
-    words = [word for word in typed(folder) if not word.startswith("+experiment=")]
+    words = [word for word in Folder(folder).overrides() if not word.startswith("+experiment=")]
     return short(" ".join([f"{folder.parent.name}/{folder.name}", *words]), 128)
 
 

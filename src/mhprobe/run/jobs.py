@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from mhprobe.errors import UserError
-from mhprobe.io.typed import typed
+from mhprobe.report.runs.folder import Folder
 
 FAILED = "failed.json"
 _claimed: dict[str, str] = {}  # what was asked for -> what this process has got
@@ -151,7 +151,7 @@ class SaysWhatFailed(Callback):
             return
         print(f"mhprobe: {len(failed)} of {len(jobs)} jobs failed, the others are in {folder}:", file=sys.stderr)
         for job, end in failed.items():
-            print(f"  {job.name} ({' '.join(typed(job))}): {end['message']}", file=sys.stderr)
+            print(f"  {job.name} ({' '.join(Folder(job).overrides())}): {end['message']}", file=sys.stderr)
         sys.exit(2 if all(end["code"] == 2 for end in failed.values()) else 1)
 
 

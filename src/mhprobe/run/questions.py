@@ -14,10 +14,9 @@ from mhprobe.heads import FillName
 from mhprobe.masking.parts.curve import CurveSpec
 from mhprobe.masking.parts.units import make_units
 from mhprobe.questions.ask import Answers
-from mhprobe.questions.curves import masking_curves
 from mhprobe.questions.masking import Masking
 from mhprobe.questions.material import Material
-from mhprobe.questions.measured import agreement, cost, learned_gates, measured, on_another_data_set
+from mhprobe.questions.measured import agreement, cost, learned_gates, masking_curves, measured, on_another_data_set
 from mhprobe.questions.plan import Question
 from mhprobe.report.report import Report
 from mhprobe.run import builders

@@ -15,9 +15,8 @@ from mhprobe.io import files
 from mhprobe.io.code import stands_on
 from mhprobe.masking.parts.cache import cache_key
 from mhprobe.questions.ask import Answers
-from mhprobe.questions.curves import masking_curves
 from mhprobe.questions.material import Material, Panel
-from mhprobe.questions.measured import measured
+from mhprobe.questions.measured import masking_curves, measured
 from mhprobe.questions.plan import Question
 from mhprobe.report.result import Result
 

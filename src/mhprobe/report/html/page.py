@@ -16,8 +16,7 @@ import jinja2
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
 from mhprobe.masking.base import LABELS
-from mhprobe.report.html.attention import maps
-from mhprobe.report.html.live import Live, live, runtime
+from mhprobe.report.html.kept import Live, live, maps, runtime
 from mhprobe.report.html.pictures import embed
 from mhprobe.report.runs import atlas, curves, words
 from mhprobe.report.runs.facts import write_facts

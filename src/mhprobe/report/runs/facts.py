@@ -17,7 +17,7 @@ from typing import Any
 from mhprobe import __version__
 from mhprobe.heads import HeadLayout
 from mhprobe.io.files import write
-from mhprobe.io.typed import typed
+from mhprobe.report.runs.folder import Folder
 
 PACKAGES = ("torch", "timm", "lightning", "torchmetrics", "numpy")
 
@@ -46,7 +46,7 @@ def write_facts(folder: Path, task: str, layout: HeadLayout, network: Mapping[st
 
 def command(task: str, folder: Path) -> str:
     """The line that makes this run again; a sweep's job is named as a run of its own."""
-    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *typed(folder)])
+    return shlex.join(["python", "-m", f"mhprobe.{task.removesuffix('.__main__')}", *Folder(folder).overrides()])
 
 
 def origin(task: str, folder: Path) -> dict[str, str]:

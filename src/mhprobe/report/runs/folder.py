@@ -91,6 +91,11 @@ class Folder:
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             raise ValueError(f"{name}: {_line(error)}") from error
 
+    def overrides(self) -> list[str]:
+        """Words of the command line that made the run, with references as they were typed; none where none are kept."""
+        found = self.yaml("config/overrides.yaml")
+        return [str(line) for line in found] if isinstance(found, list) else []
+
     def tensors(self, name: str, most: int = 50 * MB) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The tensors of a safetensors file, and its metadata; both empty if there is none."""
         from safetensors import SafetensorError

@@ -87,7 +87,6 @@ def read_run(folder: Path) -> Run:
 def _read(files: Folder) -> Run:
     results = _ledger(files)
     config = files.tried(files.yaml, "config/config.yaml")
-    overrides = files.tried(files.yaml, "config/overrides.yaml")
     facts = files.tried(files.json, "run.json") or {}
     network = facts.get("network")
     described = (about for name in ("model.json", "pruned.json") if (about := files.tried(files.json, name)))
@@ -102,7 +101,7 @@ def _read(files: Folder) -> Run:
         tables,
         _metrics(files.tried(files.json, "metrics.json") or {}, files.unread),
         config if isinstance(config, dict) else {},
-        [str(value) for value in overrides] if isinstance(overrides, list) else [],
+        files.tried(files.overrides) or [],
         facts,
         next(described, {}) or (dict(network) if isinstance(network, Mapping) else {}),
     )

@@ -7,18 +7,18 @@ import shutil
 import pytest
 
 import runs
-from mhprobe.io.typed import typed
+from mhprobe.report.runs.folder import Folder
 
 
 def test_references_are_kept_and_nothing_is_no_override(tmp_path):
-    assert typed(tmp_path) == []
+    assert Folder(tmp_path).overrides() == []
     (tmp_path / "config").mkdir()
     file = tmp_path / "config" / "overrides.yaml"
     file.write_text("- seed=1\n- weights=a/${seed}/model.safetensors\n- data.root='b c'\n")
-    assert typed(tmp_path) == ["seed=1", "weights=a/${seed}/model.safetensors", "data.root='b c'"]
+    assert Folder(tmp_path).overrides() == ["seed=1", "weights=a/${seed}/model.safetensors", "data.root='b c'"]
     file.write_text("- [seed=1\n")
     with pytest.raises(ValueError, match=r"overrides\.yaml"):
-        typed(tmp_path)
+        Folder(tmp_path).overrides()
 
 
 @pytest.mark.slow

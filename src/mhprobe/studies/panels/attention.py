@@ -1,23 +1,67 @@
-"""The covering range on the grid: how much attention falls at each offset from the key that a head likes best.
+"""Attention over the grid of patches (Byun & Kim, "What does the multi-head do?").
 
-Byun & Kim's covering range, in two dimensions. For every query the key of the largest weight is put in the middle; the
-mean over queries and images is taken at each offset, over the queries for which there is a key. Prefix tokens and
-padding are left out, and rows renormalised.
+Masks, their Figure 5: which patches a block reads, and the image with the others darkened. The mask is the weight on
+each patch, from the class token where the logits are read off it, otherwise the mean over queries; here the mean, or
+the maximum, over the heads of a block.
 
-Shapes: b images, W windows, H heads of one site, Q queries, K keys, Y, X offsets, A heads of all sites.
+The covering range, in two dimensions: how much attention falls at each offset from the key that a head likes best. For
+every query the key of the largest weight is put in the middle; the mean over queries and images is taken at each
+offset, over the queries for which there is a key. Prefix tokens and padding are left out, and rows renormalised.
+
+Shapes: B images (b in a batch), W windows, H heads of one site, Q queries, K keys, h x w patches, Y, X offsets, A heads
+of all sites.
 """
+
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mhprobe import ranks
+from mhprobe.errors import one_of
 from mhprobe.heads import HeadLayout
+from mhprobe.maps.attention import readers
 from mhprobe.measures.parts.places import Piece, attention, shares
 from mhprobe.questions.material import Material
+from mhprobe.recording.looks import looked_at
 from mhprobe.recording.measuring import recorded
+from mhprobe.recording.record import record
 from mhprobe.report import tables
-from mhprobe.report.figures import attention as figure
-from mhprobe.report.result import Result
+from mhprobe.report.figures import attention as offsets
+from mhprobe.report.figures import maps as figure
+from mhprobe.report.report import Result, Sample
+
+OverHeads = Literal["mean", "max"]
+
+
+def attention_masks(material: Material, images: int = 2, over_heads: OverHeads = "mean") -> dict[str, Result]:
+    """Draw masks and maps of test images, evenly from all, block by block.
+
+    over_heads: how the heads of a block are made one; UserError for another. Table: image (position in the test split),
+    label, site, block, least and greatest weight of a patch, as multiples of even attention to all tokens.
+    """
+    one_of("attention_masks", "over_heads", over_heads, OverHeads)
+    layout, data = material.layout, material.data
+    batch = data.some("test", images, material.model.device)
+    attn = record(material.model, batch.images, needs={"attn"}).need("attn", "attention_masks")
+    masks: list[Tensor] = []  # per site (B, h, w), 1 for even attention
+    for weights, site in zip(attn, layout.sites, strict=True):
+        of_heads = looked_at(weights, site, readers(site)).double().cpu()
+        even = 1 / (site.prefix_tokens + of_heads[0, 0].numel())
+        masks.append((of_heads.mean(1) if over_heads == "mean" else of_heads.amax(1)) / even)
+    positions, labels = batch.index.tolist(), [data.class_names[label] for label in batch.labels.tolist()]
+    rows: list[dict[str, Any]] = [
+        {
+            **{"image": position, "label": labels[number], "site": site.name, "block": site.block},
+            **{"least": mask[number].min().item(), "greatest": mask[number].max().item()},
+        }
+        for number, position in enumerate(positions)
+        for site, mask in zip(layout.sites, masks, strict=True)
+    ]
+    pictures = data.stored("test", positions).images.float() / 255
+    titles = [f"image {position}: {label}" for position, label in zip(positions, labels, strict=True)]
+    drawn = figure.attention_masks(pictures, titles, [f"block {site.block}" for site in layout.sites], masks)
+    return {"masks": Result(tables.from_rows(rows), drawn, of=Sample(len(positions), "test"))}
 
 
 def covering(material: Material, images: int = 500) -> dict[str, Result]:
@@ -34,7 +78,7 @@ def covering(material: Material, images: int = 500) -> dict[str, Result]:
     there = queries.clone()
     there[:, *middle] = 0  # the favourite key itself would outshine the rest
     columns = {"counts": mass, "exists": there, "positional": torch.zeros(layout.num_heads)}
-    drawn = figure.offset_maps(
+    drawn = offsets.offset_maps(
         layout, columns, "mean attention", words=("head (the middle, the favourite key, is left out)", "mean attention")
     )
     sites = [site for _, _, site in layout]
