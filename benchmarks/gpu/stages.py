@@ -31,7 +31,7 @@ from mhprobe.masking.search.racing import Racing
 from mhprobe.masking.search.screened import Screened
 from mhprobe.surgery.speed import speed_table
 from mhprobe.training.classifier import GatedClassifier
-from mhprobe.training.finite import StopAtNonFinite
+from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.same_run import SeedEachStep
 from mhprobe.training.screen import ShowsTraining
 

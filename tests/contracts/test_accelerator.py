@@ -29,7 +29,7 @@ from mhprobe.measures.base import Measure
 from mhprobe.measures.entropy import Entropy
 from mhprobe.questions import material
 from mhprobe.run import builders, launch, sections
-from mhprobe.training.finite import StopAtNonFinite
+from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.weights import twin
 from models import images_for, labels_for, tiny_swin, tiny_vit
 from pieces import FEW, PIECES, names, run_piece

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mhprobe.errors import UserError
 from mhprobe.gates.base import nearest_target
-from mhprobe.gates.ramp import check_ramp, ramp
+from mhprobe.gates.weighted import check_ramp, ramp
 
 
 class Lagrangian(nn.Module):

@@ -12,14 +12,13 @@ import math
 from torch import Tensor, nn
 
 from mhprobe.errors import UserError
-from mhprobe.gates.ramp import check_ramp, ramp
 
 
 class Weighted(nn.Module):
     """The penalty with a fixed price per open head.
 
     weight: lambda, in nats of loss per open head; UserError if it is below 0 or not finite.
-    begin, rise: when it comes in, as in ``ramp``.
+    begin, rise: shares of the run when it comes in, as in ``ramp``.
     """
 
     def __init__(self, weight: float, begin: float = 0.0, rise: float = 0.0) -> None:
@@ -32,3 +31,19 @@ class Weighted(nn.Module):
     def forward(self, amount: Tensor, progress: float) -> Tensor:
         """(): what is added to the loss, in nats. amount: (A,). progress: share of the run that is done."""
         return self.weight * ramp(progress, self.begin, self.rise) * amount.sum()
+
+
+def ramp(progress: float, begin: float, rise: float) -> float:
+    """0 until the share ``begin`` of the run, then up to 1 over the share ``rise``, then 1."""
+    if progress < begin:
+        return 0.0
+    return min(1.0, (progress - begin) / rise) if rise else 1.0
+
+
+def check_ramp(begin: float, rise: float) -> None:
+    """Refuse shares that do not fit into the run."""
+    if not (begin >= 0 and rise >= 0 and begin + rise <= 1):
+        raise UserError(
+            f"begin: begin and rise are shares of the run, expected begin + rise <= 1 and neither below 0, "
+            f"got begin={begin}, rise={rise}."
+        )

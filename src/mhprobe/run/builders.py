@@ -38,7 +38,7 @@ from mhprobe.run.sections import network
 from mhprobe.scoring.base import Score, score_for
 from mhprobe.training.checkpoints import AtomicCheckpointIO, SaveOnTerminate, StopAtOnce, best_and_last
 from mhprobe.training.classifier import GatedClassifier
-from mhprobe.training.finite import StopAtNonFinite
+from mhprobe.training.ends import StopAtNonFinite
 from mhprobe.training.history import GateHistory, History
 from mhprobe.training.same_run import SameRun, SeedEachStep
 from mhprobe.training.screen import ShowsTraining
@@ -200,13 +200,14 @@ def callbacks(
 ) -> list[L.Callback]:
     """Everything that watches a run, in the order in which Lightning calls it. checkpoints: where they go."""
     checkpoints = checkpoints or report.folder / "checkpoints"
+    learns = cfg.optim is not None and learns_gates(model)
     return [
         # before whoever saves a checkpoint: what they noted after a step or an epoch is to be in it
         *_history(cfg, model, report),
-        *_extra(cfg, report),
+        *(explained(construct(part, key := f"callback.{name}"), key)(report) for name, part in cfg.callback.items()),
         ShowsTraining(),
         *(_of_training(cfg, cfg.optim, model, data, checkpoints) if cfg.optim is not None else ()),
-        *_gate_history(cfg, model, report),
+        *([GateHistory(report, cfg.gates.keep, cfg.gates.threshold)] if learns else []),
     ]
 
 
@@ -423,16 +424,6 @@ def measures(parts: Mapping[str, Any], layout: HeadLayout, where: str) -> dict[s
         except UserError as error:
             built[name] = error
     return built
-
-
-def _gate_history(cfg: Config, model: GatedClassifier, report: Report) -> Iterator[L.Callback]:
-    if cfg.optim is not None and learns_gates(model):
-        yield GateHistory(report, cfg.gates.keep, cfg.gates.threshold)
-
-
-def _extra(cfg: Config, report: Report) -> Iterator[L.Callback]:
-    for name, part in cfg.callback.items():
-        yield explained(construct(part, f"callback.{name}"), f"callback.{name}")(report)
 
 
 # data and hardware

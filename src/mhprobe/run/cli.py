@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -206,7 +206,9 @@ def _unknown_key(command: str, text: str) -> str:
     """``Could not override 'trainer.max_epoch'`` plus the keys that are there."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     key = text.split("'")[1] if "'" in text else ""
     parent, _, leaf = key.rpartition(".")
@@ -214,6 +216,13 @@ def _unknown_key(command: str, text: str) -> str:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose(command, overrides=experiment)
+        # e.g. prune=order for prune.remove
+        others = [f"{group}={option}" for group in [key.partition(".")[0]] if group != key for option in options(group)]
+        having = []
+        for other in others:
+            with contextlib.suppress(HydraException, OmegaConfBaseException):  # no group of this command
+                part = OmegaConf.select(compose(command, overrides=[*experiment, other]), parent)
+                having += [other] if OmegaConf.is_dict(part) and leaf in part else []
     while parent and not isinstance(OmegaConf.select(cfg, parent), DictConfig):
         parent, _, leaf = parent.rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
@@ -226,26 +235,5 @@ def _unknown_key(command: str, text: str) -> str:
         # the experiments may have the key; Hydra asks for it before it reads them
         new = f" In a sweep over experiments write ++{key}=..."
     known = ", ".join(k for k in keys if k != "_target_") or "no settings"
-    return f"unknown key {key!r}: {_other_option(command, key, experiment)}{hint}{where} has {known}.{new}"
-
-
-def _other_option(command: str, key: str, experiment: Sequence[str]) -> str:
-    """Name the options of the key's group that do have it, e.g. prune=order for prune.remove; empty if none has."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    group = key.partition(".")[0]
-    having = []
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for option in options(group) if group != key else ():
-            try:
-                cfg = compose(command, overrides=[*experiment, f"{group}={option}"])
-            except (HydraException, OmegaConfBaseException):  # a group that this command does not choose from
-                continue
-            parent, _, leaf = key.rpartition(".")
-            part = OmegaConf.select(cfg, parent)
-            if OmegaConf.is_dict(part) and leaf in part:
-                having.append(f"{group}={option}")
-    return f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
+    told = f"{' and '.join(having)} {'has' if len(having) == 1 else 'have'} it. " if having else ""
+    return f"unknown key {key!r}: {told}{hint}{where} has {known}.{new}"

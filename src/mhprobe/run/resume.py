@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 
 from mhprobe.errors import UserError
+from mhprobe.io.code import file_digest
 from mhprobe.run.constructors import options
 from mhprobe.run.schema import Config
 from mhprobe.training.same_run import SameRun
@@ -151,7 +152,8 @@ def judge(theirs: Facts | None, ours: Facts, allow: Sequence[str], path: Path) -
     if unknown := [name for name in allow if name != "run" and not any(_under(key, [name]) for key in ours)]:
         raise UserError(f"resume.allow: no part of a run is called {', '.join(unknown)}; parts: {', '.join(ours)}.")
     found = differences(theirs, ours)
-    longer = {key for key, (was, now) in found.items() if key == "trainer.max_epochs" and _less(was, now)}
+    was, now = found.get("trainer.max_epochs", (None, None))
+    longer = {"trainer.max_epochs"} if isinstance(was, int) and isinstance(now, int) and was < now else set()
     fixed = [key for key in found if _under(key, FIXED)]
     refused = [key for key in found if key not in longer and not _under(key, allow) and key not in fixed]
     said = {key: f"{key} was {was}, is {now}{WHY.get(key, '')}" for key, (was, now) in found.items()}
@@ -196,10 +198,6 @@ def _under(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _less(was: Any, now: Any) -> bool:
-    return isinstance(was, int) and isinstance(now, int) and was < now
-
-
 def _without(part: Any, keys: set[str]) -> Any:
     if not isinstance(part, Mapping):
         return part
@@ -216,9 +214,4 @@ def _flat(part: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]
 
 def _digest(file: str | None) -> str | None:
     """Of a file that makes the run, wherever it lies."""
-    import hashlib
-
-    if file is None or not Path(file).is_file():
-        return file
-    with Path(file).open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:16]
+    return file if file is None or not Path(file).is_file() else file_digest(file)[:16]
