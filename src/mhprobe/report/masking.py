@@ -1,14 +1,13 @@
-"""Results of masking for a report: curves, what became of the heads, and when importance settles."""
+"""Results of masking for a report: curves, and what became of the heads."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from mhprobe.heads import HeadLayout
 from mhprobe.masking.parts.trace import Curve, Totals, summary
 from mhprobe.masking.redundant_or_inert import MaskedHead, RedundantOrInert, control
 from mhprobe.report import tables
-from mhprobe.report.figures import masking, training
+from mhprobe.report.figures import masking
 from mhprobe.report.report import Result
 
 
@@ -41,16 +40,6 @@ def of_masked_heads(heads: Sequence[MaskedHead], question: RedundantOrInert) -> 
         figure = masking.maskable(heads, name, question.inert)
         results[f"maskable_heads_{name}"] = Result(figure=figure, drawn="maskable", part_of="maskable_heads")
     return results
-
-
-def of_settling(
-    rows: Sequence[Mapping[str, Any]], agreement: Sequence[Mapping[str, Any]], images: int
-) -> dict[str, Result]:
-    """Accuracy on so many images after one-shot removal, epoch by epoch, and how alike the epochs' scores are."""
-    return {
-        "settling": Result(tables.from_rows(rows), training.settling(rows, agreement, images), drawn="settling"),
-        "settling_agreement": Result(tables.from_rows(agreement)),
-    }
 
 
 def answer(

@@ -19,8 +19,9 @@ from mhprobe.errors import UserError
 from mhprobe.gates import gates_of
 from mhprobe.heads import HeadLayout
 from mhprobe.measures.base import Measure
-from mhprobe.report.masking import of_settling
-from mhprobe.report.report import Report, Sample
+from mhprobe.report import tables
+from mhprobe.report.figures import training
+from mhprobe.report.report import Report, Result, Sample
 from mhprobe.scoring.parts.evaluate import Evaluator
 from mhprobe.stats.agreement import lowest, spearman
 
@@ -90,9 +91,10 @@ class Settling(L.Callback):
     def _write(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero and self.rows:
             data: ImageData = trainer.datamodule  # type: ignore[attr-defined]
-            self.report.data, images = data.source.name, data.sizes["val"]
-            results, of = of_settling(self.rows, agreement(self.scores), images), Sample(images, "validation")
-            self.report.add_all({name: result._replace(of=of) for name, result in results.items()})
+            alike, of = agreement(self.scores), Sample(data.sizes["val"], "validation")
+            self.report.data, drawn = data.source.name, training.settling(self.rows, alike, of.images)
+            settling = Result(tables.from_rows(self.rows), drawn, of=of, drawn="settling")
+            self.report.add_all({"settling": settling, "settling_agreement": Result(tables.from_rows(alike), of=of)})
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "scores": self.scores}
