@@ -97,8 +97,8 @@ def causal_gates(
     batches: starts epoch 0, 1, ... of (images, labels), shuffled: heads are judged by what is in a batch. Under several
     processes each gets its share of every batch, which may be none, and all get the gates of one process.
     weight: nats per unit of a head's logit. steps: of each of the two fits; start_steps: of the one before them. lr:
-    Adam's, on logits, falling linearly to 0. threshold: a gate above it is open. step: called after each step. keep:
-    called with the name of a fit and what finds its logits (A,), which it may know from before.
+    Adam's, on logits, falling linearly to 0 behind the last step. threshold: a gate above it is open. step: called
+    after each step. keep: called with the name of a fit and what finds its logits (A,), which it may know from before.
 
     Columns, each (A,): role, an index into ROLES (unsettled: open at a price but closed for a reward, so the fits have
     not settled; closed: off before, and NaN in the other columns); plus and minus, the gates under +L1 and -L1; start,
